@@ -109,7 +109,11 @@ def apply(event: ev.Event, turn: Turn) -> Decision:
 def give_up(job: Job, event: ev.Event, actions: tuple[do.Action, ...] = ()) -> Decision:
     """No rank can save the newest step: the newest copy in memory is saved, if there is one."""
     copy = unsaved_copy(job)
-    if copy is None or job.state is JobState.COMMITTING:  # no better place is known
+    if job.state is JobState.COMMITTING:
+        is_state = isinstance(event, ev.CommitFailed) and event.is_state
+        if not is_state or job.present_dump().is_copy:  # no better place is known
+            copy = None
+    if copy is None:
         return drained(job, event, Condition.GIVEN_UP, actions)
     turn = write_copy(job, copy)
     return Decision(move(turn.job, event, turn.condition), actions + turn.actions)

@@ -34,7 +34,7 @@ from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.layout import CheckpointLayout, DumpLayout
 from worker_hooks.contract.status_page import Page
 from worker_hooks.storage.durable_file import ThrottledProgress
-from worker_hooks.storage.late_randomness import UnknownStateError
+from worker_hooks.storage.late_entries import UnknownStateError
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.one_state import IncompleteStateError
 

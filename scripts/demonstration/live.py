@@ -97,6 +97,8 @@ def by_itself(demo: Demo) -> Iterator[tuple[str, Sight]]:
 
 def undisturbed(demo: Demo) -> Iterator[tuple[str, Sight]]:
     """All moments of the training without kills."""
+    if demo.last is not None:  # the other one may have gone further before it read the file
+        demo.last.write_text(str(demo.struck.look().step))
     demo.undisturbed.start()
     while not demo.undisturbed.is_over:
         yield UNDISTURBED_TITLE, demo.undisturbed.look()

@@ -66,6 +66,7 @@ CASES = {
     "encoder_data": "rank=2,step=7,phase=forward",
     "queue": "rank=1,step=7,phase=backward",
     "noise": "rank=1,step=7,phase=update",
+    "late_table": "rank=1,step=7,phase=update",
     "clip_vector": "rank=1,step=7,phase=backward",
 }
 

@@ -102,6 +102,24 @@ def test_a_step_with_draws_that_nobody_knows_is_refused(torchrun: Run, launcher:
     assert done.results("late_luck") == torchrun.results("late_luck", out=PLAIN)
 
 
+def test_a_step_with_buffers_that_nobody_knows_is_said_before_and_refused(
+    torchrun: Run, launcher: Launcher
+) -> None:
+    done = killed(launcher, "late_stats", "rank=1,step=7,phase=update")
+    assert done.ended.code == 0, done.ended.out
+    before_death, _, _ = done.ended.out.partition("was killed by SIGKILL")
+    assert "buffer `slow.1.running_mean` (and " in before_death
+    assert "if a rank dies between its backward and its commit, the step is not saved" in (
+        before_death
+    )
+    history = read(done.folder)
+    assert len(history.strikes) == 1
+    # the others may have been stopped in front of their commit, and then nothing is lost
+    is_replaced = any(one["event"] == "ReplaceRanks" for one in history.events)
+    assert ("did not reach the commit of step 7" in done.ended.out) != is_replaced
+    assert done.results("late_stats") == torchrun.results("late_stats", out=PLAIN)
+
+
 def test_updates_that_are_replayed_from_a_graph_are_said_and_never_saved(
     torchrun: Run, launcher: Launcher
 ) -> None:

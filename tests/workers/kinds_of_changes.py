@@ -146,6 +146,29 @@ def late_luck(job):
     steps(job, network(nn.Dropout(0.3)), after=lambda _: torch.randn(3))
 
 
+def late_stats(job):
+    """A slow copy with the statistics of each rank's own batches, averaged behind the update."""
+    net, slow = network(nn.BatchNorm1d(16)), network(nn.BatchNorm1d(16))
+
+    def after(_):
+        with torch.no_grad():
+            for each, other in zip(slow.buffers(), net.buffers(), strict=True):
+                each.copy_(each * 0.9 + other * 0.1)
+
+    steps(job, net, after=after, slow=slow)
+
+
+def late_table(job):
+    """A large buffer that all ranks change in the same way behind the update."""
+    net, table = network(nn.BatchNorm1d(16)), nn.Module()
+    table.register_buffer("rows", torch.ones(300, 100))
+
+    def after(_):
+        table.rows.mul_(0.9).add_(torch.arange(100.0))
+
+    steps(job, net, after=after, table=table)
+
+
 def clip_vector(job):
     """All weights are cut to a length at the top of a step, by way of a vector."""
     net = deep()
@@ -198,6 +221,8 @@ KINDS = {
         queue,
         noise,
         late_luck,
+        late_stats,
+        late_table,
         clip_vector,
         captured,
     )

@@ -66,6 +66,10 @@ RANDOMNESS = "rng."
 BEFORE = "before:"
 """Prefix of the names of entries about randomness, see :class:`LateDraws`."""
 
+LATE_BUFFERS = "late_buffers"
+"""The name of an entry with a byte for each buffer in host memory, which are the first entries: 1
+if it was ever changed between backward and commit, 2 if so in the step of this commit."""
+
 UNDER_WAY = 2
 """The slot of the record of the step in progress."""
 
@@ -180,7 +184,7 @@ class CommitRecord(NamedTuple):
     payload: bytes
     is_commit: bool
     has_early_buffers: bool = False
-    """A commit whose buffers on a device are as backward began; all else is as of the commit."""
+    """Its buffers on a device are as backward began, also where all else is as of the commit."""
 
 
 class Page:
@@ -425,8 +429,9 @@ class Page:
         for is_commit in (record.is_commit, not record.is_commit):
             part = self.device_part(record.step, is_commit=is_commit)
             if part is not None:
-                is_early = record.is_commit and not is_commit
-                return record._replace(payload=record.payload + part, has_early_buffers=is_early)
+                return record._replace(
+                    payload=record.payload + part, has_early_buffers=not is_commit
+                )
         return None
 
 

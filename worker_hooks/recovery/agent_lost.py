@@ -30,7 +30,7 @@ from worker_hooks.contract.layout import DUMP, UNFINISHED, DumpLayout
 from worker_hooks.guard.guard import Guard
 from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes
 from worker_hooks.storage import commit, manifest, private_records, safetensors_file
-from worker_hooks.storage.late_randomness import UnknownStateError
+from worker_hooks.storage.late_entries import UnknownStateError
 from worker_hooks.storage.manifest import DUMP_KIND, REPLICATED, Manifest, Shard
 from worker_hooks.storage.memory_dump import HeldDump
 

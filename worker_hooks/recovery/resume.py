@@ -49,7 +49,7 @@ class LoadedPrivate(NamedTuple):
     is_commit: bool  # else as of the last backward of the step
     meta: dict[str, Any]
     tensors: dict[str, Tensor]
-    has_early_buffers: bool = False  # they alone are as of that backward, although it is a commit
+    has_early_buffers: bool = False  # those on a device are as of that backward
 
     @property
     def loop(self) -> int:
@@ -159,10 +159,9 @@ def restore_replicated(
     )
     own = _private(saved, env.rank)
     late_buffers = frozenset(facts.get("late", ()))
-    if own is not None and (not own.is_commit or own.has_early_buffers):
-        own.tensors.update(
-            (name, saved.tensors[name]) for name in late_buffers & saved.tensors.keys()
-        )
+    if own is not None and own.has_early_buffers:
+        on_device = late_buffers.intersection(facts.get("late_on_device", late_buffers))
+        own.tensors.update((name, saved.tensors[name]) for name in on_device & saved.tensors.keys())
     was, step = manifest.world_size, manifest.step
     if env.rank < was and own is None:
         log.warning("rank %d: its randomness was not saved and begins anew", env.rank)

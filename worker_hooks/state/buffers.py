@@ -89,6 +89,14 @@ class _Constant:
         ctypes.memmove(target, source, len(octets))
         self.written[slot] = now
 
+    def differs(self, slots: tuple[int, int], addresses: tuple[int, int]) -> bool:
+        """Whether two records that it was written to have other bytes."""
+        one, other = map(self.written.get, slots)
+        if self.is_counted and self.trials >= _TRIALS and one == other:
+            return False
+        one_at, other_at = (address + self.kept.offset for address in addresses)
+        return bool(_memcmp(one_at, other_at, self.kept.entry.nbytes))
+
 
 class _DeviceConstant:
     """The same on a device. The main thread looks at its bytes when the device has copied them."""
@@ -240,6 +248,25 @@ class Buffers:
         for constant in self._constants:
             constant.fill(address, slot)
         return self.nbytes
+
+    def differing(self, slots: tuple[int, int], addresses: tuple[int, int]) -> Iterator[str]:
+        """Names of the buffers in host memory of which two records have other bytes.
+
+        Args:
+            slots: of two records that were filled one after the other.
+            addresses: of the first byte of each.
+        """
+        one, other = addresses
+        for run in self._runs:
+            if _memcmp(one + run.offset, other + run.offset, run.nbytes):
+                for kept in self._kept:
+                    at, nbytes = kept.offset, kept.entry.nbytes
+                    is_inside = kept.is_host and run.offset <= at < run.offset + run.nbytes
+                    if is_inside and _memcmp(one + at, other + at, nbytes):
+                        yield kept.entry.name
+        for constant in self._constants:
+            if constant.differs(slots, addresses):
+                yield constant.kept.entry.name
 
     def device_copies(self, page: Page, held: Sequence[torch.device]) -> StampedCopies | None:
         """What copies to a page; ``None``: no buffer is on a device.

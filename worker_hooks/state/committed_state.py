@@ -547,6 +547,7 @@ class CommittedState:
             "step": step,
             "usual": self.typical_changes,
             "late": late,
+            "late_on_device": [each.name for each in self.buffers.device_entries],
             "changing": self.changes.changing,
             "reshaped": self.reshaped(),
             **self._extra_facts(),

@@ -8,6 +8,7 @@ the next commit: some ranks may still be in the first loop, and all must resume 
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import struct
 import zlib
@@ -19,9 +20,11 @@ from typing import NamedTuple, Protocol
 import torch
 
 from worker_hooks.contract import status_page as pages
+from worker_hooks.contract.fingerprint import LATE
 from worker_hooks.contract.script_record import SCRIPT
 from worker_hooks.contract.status_page import (
     BEFORE,
+    LATE_BUFFERS,
     LATE_BYTES,
     META_BYTES,
     UNDER_WAY,
@@ -47,7 +50,7 @@ EPOCH = "epoch:"
 
 _SCRIPT_BYTES = 16 << 10  # room for the script's own values at first
 
-_LATE_BYTES = 64 << 10  # of buffers, compared once a step
+_LATE_BYTES = 64 << 10  # of buffers on a device, compared once a step
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -97,6 +100,7 @@ class PrivateState:
         self.page: Page | None = None
         self.late_buffers: set[str] = set()
         """Buffers that have changed between the last backward of a step and its commit."""
+        self._moved_late: set[str] = set()  # those that have in the step of the newest commit
         self._copies: StampedCopies | None = None  # of buffers on a device to the page
         self._retired: list[StampedCopies] = []  # to pages before it
         self._has_compared = False  # buffers on a device, as of a backward and of its commit
@@ -191,6 +195,8 @@ class PrivateState:
         luck = self.randomness.entries
         entries += [entry._replace(name=EPOCH + entry.name) for entry in luck]
         entries += [Entry(BEFORE + entry.name, "U8", (LATE_BYTES,), LATE_BYTES) for entry in luck]
+        if count := len(self.buffers.host_entries):
+            entries.append(Entry(LATE_BUFFERS, "U8", (count,), count))
         for prefix, each in zip(PREFIXES, self._sources, strict=True):
             sources = () if each is None else each.entries
             entries += [entry._replace(name=prefix + entry.name) for entry in sources]
@@ -283,8 +289,6 @@ class PrivateState:
         self._steps[slot] = step
         if is_commit:
             self._committed = self._place
-            if self.buffers.nbytes:
-                self._find_late_buffers(step)
 
     def read(self, step: int) -> list[tuple[Entry, memoryview]]:
         """What the page has of a step, by entry; empty if it has no record of it."""
@@ -299,6 +303,8 @@ class PrivateState:
         writer = self._writers.get(slot) or self._writer(address, slot)
         if self.buffers.nbytes:
             self.buffers.fill(address, slot)
+            if slot != UNDER_WAY:
+                self._find_late_buffers(slot, address)
         writer.randomness.write()
         # what does not change in each step is not written in each step
         before = self._unmoved if slot == UNDER_WAY else self._late_draws(writer)
@@ -401,7 +407,10 @@ class PrivateState:
 
     def _draws(self, crcs: Sequence[tuple[int, bool]]) -> bytes:
         known = zip(crcs, self._drawn_late, strict=True)
-        return self._packed(*chain.from_iterable((*pair, late) for pair, late in known))
+        draws = self._packed(*chain.from_iterable((*pair, late) for pair, late in known))
+        late, moved = self.late_buffers, self._moved_late
+        names = (entry.name for entry in self.buffers.host_entries)
+        return draws + bytes((name in late) + (name in moved) for name in names)
 
     def has_drawn_late(self) -> bool:
         """Whether random numbers were drawn after backward began, now or in any step before."""
@@ -412,23 +421,30 @@ class PrivateState:
             return True
         return self.randomness.capture() != b"".join(map(bytes, under_way.states))
 
-    def _find_late_buffers(self, step: int) -> None:
-        """Find the buffers that changed after the record of this step under way was written."""
-        page = self.page
-        if page is None or self._steps.get(UNDER_WAY) != step:
+    def _find_late_buffers(self, slot: int, address: int) -> None:
+        """A commit: find the buffers that changed after the record of the step under way."""
+        under_way = self._writers.get(UNDER_WAY)
+        if under_way is None or self._steps.get(UNDER_WAY) != self._step:
             return
-        slot = page.slot(step, is_commit=True)
-        commit, under_way = self._writers[slot].address, self._writers[UNDER_WAY].address
-        size = min(self.buffers.nbytes, _LATE_BYTES)
-        if not _memcmp(commit, under_way, size):
-            return
-        at = 0
-        for entry in self.buffers.host_entries:
-            if at + entry.nbytes > size:
-                break
-            if _memcmp(commit + at, under_way + at, entry.nbytes):
-                self.late_buffers.add(entry.name)
-            at += entry.nbytes
+        found = {*self.buffers.differing((slot, UNDER_WAY), (address, under_way.address))}
+        if found != self._moved_late:
+            self._moved_late = found
+            self.late_buffers |= found
+            self._unmoved = self._draws([(0, False)] * len(self._drawn_late))
+
+    def late_values(self) -> dict[str, str]:
+        """The buffers that change between a backward and its commit, as a text to be compared."""
+        page, late = self.page, self.late_buffers
+        if page is None or not late:
+            return {}
+        record = page.newest()
+        parts = [] if record is None else _parts(page.entries, record.payload)
+        found = [(entry.name, octets) for entry, octets in parts if entry.name in late]
+        if not found:
+            return {}
+        more = f" (and {len(found) - 1} more)" * (len(found) > 1)
+        crc = functools.reduce(lambda crc, each: zlib.crc32(each[1], crc), found, 0)
+        return {f"{LATE}buffer `{found[0][0]}`{more}": f"{crc:08x}"}
 
     def _look_at_device(self, step: int) -> None:
         """A commit: look at what the device has written as of the one before, if it has.

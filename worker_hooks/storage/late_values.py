@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from worker_hooks.contract import script_record
 from worker_hooks.contract.script_record import SCRIPT, ScriptRecord
 from worker_hooks.contract.status_page import CommitRecord, Entry
-from worker_hooks.storage.late_randomness import UnknownStateError
+from worker_hooks.storage.late_entries import UnknownStateError
 
 _MISSING = object()
 

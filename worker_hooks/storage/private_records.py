@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable, Mapping
 
 from worker_hooks.contract.status_page import CommitRecord, Page
-from worker_hooks.storage import late_randomness, late_values
+from worker_hooks.storage import late_entries, late_values
 
 UNSOUND = (ValueError, TypeError, IndexError, RecursionError, struct.error)
 """What reading a page raises that is none."""
@@ -45,5 +45,5 @@ def completed(
         found = record(pages.get(rank), step)
         return found if found is not None and found.is_commit and found.step == step else None
 
-    records = late_randomness.completed(there, entries, step)
+    records = late_entries.completed(there, earlier, entries, step)
     return late_values.completed(records, earlier, entries, step)

@@ -356,7 +356,9 @@ class DataLoop:
         return Position(self.epoch, self.batch, joined)
 
     def _late_values(self) -> dict[str, str]:
-        return {**self._committed.private.script.late_values(), **self._variables.late_values()}
+        private = self._committed.private
+        late = (private, private.script, self._variables)
+        return {name: text for each in late for name, text in each.late_values().items()}
 
     def _settled(self) -> Position | None:
         """The place as the commit will have it; ``None``: a variable has yet to change."""

@@ -42,6 +42,10 @@ def unsaved(dump=2, why="no space left", place=True):
     return ev.CommitFailed(dump, why, place)
 
 
+def unknown(dump, why):
+    return ev.CommitFailed(dump, why, is_place=False, is_state=True)
+
+
 def at(rank, step, attempt=0):
     """A rank is killed whose newest commit its status page shows."""
     return ev.WorkerExited(rank, attempt, -9, step)
@@ -74,6 +78,11 @@ NOR = "step 7 is not saved: nor is the copy of step 5 (no space left; read-only)
 HELD = (ask(SIGTERM), "holding", "hold 1: 0; deadline holding 20", "graceful exit")
 HUNG = (hangs(0), "freezing", f"freeze 1: 0; {FREEZE_S}", "rank 0 made no progress")
 WRITING = [*after(2), died(2), (froze(0, 7), "dumping", f"save 7 by 0; {PROGRESS}", "step 7")]
+UNKNOWN = [
+    *WRITING,
+    (wrote(0, "b"), "committing", f"commit 7 by 0; {COMMITS}", "step 7 is written"),
+    (unknown(1, "rank 1 has drawn"), "committing", instead(), "step 7 is not saved: rank 1 has"),
+]
 WRITING_3 = [
     *after(3),
     died(3),
@@ -142,6 +151,8 @@ HISTORIES = [
     ("those that were right are dead", SIX, [*WRITING_6, (holds(4, "c"), "committing", instead(), "those that held the majority's state are gone")]),
     ("no folder takes what the ranks hold, and perhaps one takes the copy", TWO, [
         *WRITING, (full(0), "dumping", f"save 7 by 0 place 1; {PROGRESS}", "no space"), (full(0, 1), "committing", instead(), "step 7 is not saved: no space left; no space left")]),
+    ("what a dead rank has drawn is not known", TWO, UNKNOWN),
+    ("and the copy does not help either", TWO, [*UNKNOWN, (unknown(2, "bad"), "stopping", f"forget; abandon; TERM 0; {STOP}", "nor is the copy of step 5 (bad)")]),
     # --- parts
     ("a rank that no other one can replace takes its part with it", THREE, [
         *OWN, (at(1, 7), "freezing", f"freeze 1: 0,2; {FREEZE_S}", "rank 1"), (froze(0, 7), "freezing"), (froze(2, 7), "committing", instead(5, "0/1/2"), "no other rank holds what rank 2 has"),

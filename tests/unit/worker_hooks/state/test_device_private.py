@@ -260,8 +260,8 @@ def judge(job: Job, victim: Rank) -> str:
         record = victim.reader.record(place.step)
         assert record is not None, f"nothing of step {place.step}"
         check(victim, record, is_needed=True)
-        kind = "under way" if not record.is_commit else "commit"
-        kind = "early" if record.has_early_buffers else kind
+        kind = "early" if record.has_early_buffers else "commit"
+        kind = kind if record.is_commit else "under way"
     newest = max((place.step for place in whole.values()), default=0)
     for rank in places if whole else ():  # the newest step is repeated by all
         place = whole.get(rank)

@@ -8,7 +8,7 @@ import pytest
 
 from worker_hooks.contract import script_record
 from worker_hooks.contract.status_page import CommitRecord, Entry
-from worker_hooks.storage.late_randomness import UnknownStateError
+from worker_hooks.storage.late_entries import UnknownStateError
 from worker_hooks.storage.late_values import completed
 
 STEP = 7
