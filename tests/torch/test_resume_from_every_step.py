@@ -45,6 +45,7 @@ LATE = (19, 24)  # in the second epoch: what changes between epochs was seen
 NEVER_LATE = {
     *("closure", "early", "seldom", "variables", "swapped", "weights_by_epoch"),
     *("catches", "new_loaders", "tied", "types", "average_logged", "noise", "late_luck"),
+    "late_stats",
 }
 # Their schedules' lengths are those of three ranks.
 FOR_THREE = {"schedules"}
