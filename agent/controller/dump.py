@@ -536,7 +536,8 @@ def commit_memory(job: Job, dump: DumpProgress, place: int, why: str) -> Turn:
 def note_commit(job: Job, event: ev.DumpCommitted) -> Job:
     """The dump is complete, even if it was given up before that is known."""
     dump = job.present_dump()._replace(is_committed=True)
-    job = job._replace(dump=dump, resume=event.path, saved_step=dump.step)
+    job = job._replace(dump=dump, resume=event.path)
+    job = job._replace(saved_step=dump.step, is_disputed=dump.is_disputed)
     if job.state in {JobState.COMMITTING, JobState.STOPPING, JobState.KILLING}:
         return job._replace(now=job.now._replace(outcome=f"{job.kept()}{dump.remark}"))
     return job  # the next attempt has begun

@@ -189,6 +189,7 @@ class Job(NamedTuple):
     remembers: bool = False  # the agent has memory for that, complete or not
     resume: str | None = None  # the newest checkpoint folder
     saved_step: int = NEVER  # that it holds; known whenever ``resume`` is
+    is_disputed: bool = False  # replicas disagreed about what it holds, so none resumes from it
     best_step: int = 0  # the newest commit that an earlier attempt reached; 0: none
     stalled: int = 0  # attempts in a row that reached no newer one
     has_hooks: bool = False  # some rank's state could be saved, ever
@@ -256,7 +257,7 @@ class Job(NamedTuple):
     def resuming(self, path: str, step: int) -> Job:
         """The job once a checkpoint that holds ``step`` is known: only newer ones are progress."""
         best = max(self.best_step, step)
-        return self._replace(resume=path, saved_step=step, best_step=best)
+        return self._replace(resume=path, saved_step=step, is_disputed=False, best_step=best)
 
     def present_dump(self) -> DumpProgress:
         """The newest dump; there must be one."""
@@ -301,15 +302,10 @@ class Job(NamedTuple):
             exit_ is not None
             and exit_.is_held
             and self.now.failure is None
-            and not self.is_disputed()
+            and not self.is_disputed
             and self.is_saved(exit_.step)
             and all(state is RankState.SUCCEEDED for state in self.ranks.values())
         )
-
-    def is_disputed(self) -> bool:
-        """Whether the newest checkpoint holds what replicas disagreed about, so none resumes."""
-        dump = self.dump
-        return dump is not None and dump.is_committed and dump.is_disputed
 
     def kept(self) -> str:
         """The newest checkpoint as text; empty: there is none."""

@@ -26,7 +26,7 @@ def decide_restart(job: Job) -> RestartVerdict:
     policy, failure, outcome = job.policy, job.now.failure or "unknown", describe_outcome(job)
     if job.now.refusal:
         return RestartVerdict(job, Condition.HOPELESS, f"{job.now.refusal}{outcome}")
-    if job.is_disputed():
+    if job.is_disputed:
         why = "the replicas disagree without a majority, so nothing is resumed from"
         return _give_up(job, why, f"{failure}: {why}{outcome}")
     if job.stalled >= policy.stalls:

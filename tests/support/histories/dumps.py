@@ -24,6 +24,7 @@ TWO, THREE = rules(), rules(ranks=(0, 1, 2))
 FOUR, FIVE, SIX = (rules(ranks=tuple(range(count))) for count in (4, 5, 6))
 ONE_PLACE = rules(ranks=(0, 1, 2), places=1)
 SPLIT = rules(ranks=(0, 1, 2, 3), split=True)
+TWICE = rules(ranks=(0, 1, 2), max_restarts=2)
 PROGRESS = "deadline dumping 20"
 STOP_02 = "TERM 0,2; deadline stopping 30"
 
@@ -293,6 +294,12 @@ HISTORIES = [
         *WRITTEN, (holds(2, "b"), "dumping", f"save 5 by 2; {PROGRESS}", "rank 2"), (wrote(2, "b", 1), "committing", "commit 5 by 0/2; deadline committing 20", "each state is kept"),
         (undone(), "dumping", f"save 5 by 2 place 1; {PROGRESS}", "no space"), (wrote(2, "b", 2), "dumping", f"save 5 by 0 place 1; {PROGRESS}", "rank 0"),
         (wrote(0, "a", 3), "committing", "commit 5 by 0/2 place 1; deadline committing 20", "each state is kept")]),
+    ("no majority, complete after a restart: none follows before a newer step is saved", TWICE, [
+        *WRITTEN, (holds(2, "b"), "dumping", f"save 5 by 2; {PROGRESS}", "rank 2"), (wrote(2, "b", 1), "committing", "commit 5 by 0/2; deadline committing 20", "each state is kept"),
+        (late("committing"), "stopping", "abandon; TERM 0,2; deadline stopping 30", "no progress"), (gone(0, -15), "stopping"), (gone(2, -15), "starting", "sweep; start 1; deadline starting 600", "rank 1 was killed"),
+        (up(0, 1), "starting"), (up(1, 1), "starting"), (up(2, 1), "running"), (done(), "running"), *((reg(rank, 0, 1), "running") for rank in range(3)),
+        (gone(0, -9, 1), "freezing", "freeze 2: 1,2; deadline freezing 15", "rank 0"), (gone(1, -9, 1), "freezing"),
+        (gone(2, -9, 1), "failed", "abandon; sweep; finish failed 1", "step 5 is saved in /d")]),
     ("the majority died before it wrote", SIX, [
         *dumping(6), (wrote(0, "b"), "dumping", PROGRESS), *((holds(rank), "dumping", PROGRESS) for rank in (2, 3, 4)), *((gone(rank, -9), "dumping", PROGRESS) for rank in (2, 3, 4)),
         (holds(5, "c"), "stopping", "abandon; TERM 0,5; deadline stopping 30", "step 5 is not saved: those that held the majority's state are gone")]),
