@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from worker_hooks.state.mismatch import compared, listed
-from worker_hooks.state.snapshot import copied, version
+from worker_hooks.state.snapshot import copied, put, version
 from worker_hooks.tensors import placements, state_json
 from worker_hooks.tensors.placements import Box, Distributed, part_of
 from worker_hooks.tensors.state_json import Json
@@ -213,12 +213,8 @@ class ModulePiece:
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
         """Put the parameters' values back, bit for bit, into the present tensors."""
-        put = getattr(tensors, "put", None)  # avoids a copy in new memory
         for name, parameter in self.tensors().items():
-            if put is not None:
-                put(name, parameter)
-            else:
-                parameter.copy_(tensors[name])
+            put(tensors, name, parameter)
         extra = state_json.decode(value["extra"], tensors)
         for path, each in self._found.extra:
             each.set_extra_state(extra[path])
@@ -234,7 +230,7 @@ class ModulePiece:
         for name, parameter in self.tensors().items():
             then = like.get(name)
             if then is not None and (then.shape, then.dtype) == (parameter.shape, parameter.dtype):
-                parameter.copy_(tensors[name])
+                put(tensors, name, parameter)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

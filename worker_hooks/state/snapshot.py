@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -59,6 +60,15 @@ def tensors_in(value: Any) -> list[Tensor]:
         elif isinstance(each, list | tuple):
             waiting += [inner for inner in each if inner.__class__ not in FIXED]
     return found
+
+
+def put(tensors: Mapping[str, Tensor], name: str, target: Tensor) -> None:
+    """Copy one of some tensors into another one; read from a file without a copy in new memory."""
+    reader = getattr(tensors, "put", None)
+    if reader is not None:
+        reader(name, target)
+    else:
+        target.copy_(tensors[name])
 
 
 def version(tensor: Tensor) -> int:

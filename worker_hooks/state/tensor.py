@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from worker_hooks.state.mismatch import compared
-from worker_hooks.state.snapshot import version
+from worker_hooks.state.snapshot import put, version
 from worker_hooks.tensors import state_json
 from worker_hooks.tensors.placements import Box, box_of, is_distributed, part_of
 from worker_hooks.tensors.state_json import Json
@@ -74,4 +74,4 @@ class TensorPiece:
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:  # noqa: ARG002
         """Put its value back, bit for bit."""
-        part_of(self.tensor).copy_(tensors[self.name])
+        put(tensors, self.name, part_of(self.tensor))

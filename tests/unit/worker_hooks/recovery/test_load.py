@@ -232,8 +232,10 @@ def test_buffers_from_before_a_commit_are_replaced_where_they_change_late(tmp_pa
     assert point.private.tensors["model.ema"].tolist() == ([9, 9] if is_early else [1, 1])
 
 
-def test_one_tensor_is_in_memory_at_a_time(tmp_path, monkeypatch):
+def test_tensors_are_read_to_where_they_are_else_one_is_in_memory_at_a_time(tmp_path, monkeypatch):
     one, two = objects(1, 3), objects(2, 0)
+    for each in (one, two):
+        each["turned"], each["other"] = each["table"].clone().t(), each["table"][:5].clone().t()
     saved = restores.open_dump(tmp_path, write(tmp_path, pieces_of(one), 2))
     read, held = restores.StoredTensor.read, []
 
@@ -244,9 +246,9 @@ def test_one_tensor_is_in_memory_at_a_time(tmp_path, monkeypatch):
         return tensor
 
     monkeypatch.setattr(restores.StoredTensor, "read", counted)
-    kept = ("model", "table", "flat")  # an optimizer's state becomes its own memory
+    kept = ("model", "table", "flat", "turned", "other")  # an optimizer's state is adopted
     two = {name: two[name] for name in kept}
     saved = saved._replace(values={name: saved.values[name] for name in kept})
     restores.restore(pieces_of(two), saved)
-    assert len(held) == 2  # parameters are read to where they are
+    assert len(held) == 2  # which do not lie in memory in their order
     assert bits(one["flat"]) == bits(two["flat"])
