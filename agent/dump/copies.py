@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Mapping
 from statistics import median
 from typing import NamedTuple
@@ -39,14 +40,20 @@ UNKNOWN_STEP_S = 0.01
 Groups = tuple[tuple[int, ...], ...]
 
 
-def ahead(step_s: float, misses: int) -> int:
-    """How many steps before its commit a copy is ordered.
+def ahead(step_s: float, since_s: float, misses: int) -> int:
+    """How many steps behind the newest commit the commit is of which a copy is ordered.
 
     Args:
         step_s: seconds that a step takes.
+        since_s: seconds since the newest commit.
         misses: how many orders in a row came too late.
     """
-    return min(MOST_AHEAD, (2 + math.ceil(NOTICE_S / step_s)) << min(misses, 6))
+    doubled = min(misses, 6)
+    # the newest commit may be older than it looks, so that the next one is right ahead
+    sure = min(MOST_AHEAD, (2 + math.ceil(NOTICE_S / step_s)) << doubled)
+    # a step may be done in half of its time
+    likely = math.ceil(2 * (since_s + (NOTICE_S * 2**doubled)) / step_s)
+    return min(sure, likely)
 
 
 def interval(step_s: float, cpu_s: float, every: int) -> int:
@@ -135,12 +142,14 @@ class MemoryCopies:
         self._waiting = None
         if not self._groups or self._next is not None:
             return
-        steps = [self._pages.newest_step(rank) for rank in self._spec.ranks_here]
-        newest, step_s = max(step or 0 for step in steps), self._step_s()
-        soonest = newest + ahead(step_s, self._misses)
+        commits, step_s = self._pages.newest_commits(self._spec.ranks_here), self._step_s()
+        newest = max((step for step, _ in commits), default=0)
+        began_ns = min((at_ns for step, at_ns in commits if step == newest), default=0)
+        since_s = time.monotonic() - began_ns / 1e9
+        soonest = newest + ahead(step_s, since_s, self._misses)
         last = 0 if self._newest is None else self._newest.step
         step = max(last + interval(step_s, self._cpu_s, self._spec.dump.copy_every), soonest)
-        if self._newest is None and not any(steps):
+        if self._newest is None and not newest:
             self._wait(LOOK_S)
         elif (wait_s := (step - soonest) * step_s) > LOOK_S:
             self._wait(wait_s / 2)

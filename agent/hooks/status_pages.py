@@ -74,6 +74,16 @@ class StatusPages:
         except UNSOUND:
             return None
 
+    def newest_commits(self, ranks: Iterable[int]) -> list[tuple[int, int]]:
+        """The newest commit of each of these ranks that has one, and its time in monotonic ns."""
+        found = []
+        for rank in ranks:
+            with contextlib.suppress(*UNSOUND):
+                page = self._pages.get(rank)
+                if page is not None and (commit := page.newest_commit()) is not None:
+                    found.append(commit)
+        return found
+
     def position(self, ranks: Iterable[int], step: int) -> tuple[int, int] | None:
         """Epoch, counted from 1, and batch of a step, as the first of these ranks knows them."""
         for rank in ranks:

@@ -386,8 +386,13 @@ class Page:
 
     def newest_step(self) -> int | None:
         """The step of the newest commit, without its payload."""
-        heads = [head for slot in self._commits if (head := self._head(slot)) is not None]
-        return max((head[1] for head in heads), default=None)
+        found = self.newest_commit()
+        return None if found is None else found[0]
+
+    def newest_commit(self) -> tuple[int, int] | None:
+        """The step of the newest commit, and when it was made, in monotonic ns."""
+        heads = (self._head(slot) for slot in self._commits)
+        return max(((head[1], head[5]) for head in heads if head is not None), default=None)
 
     def newest(self) -> CommitRecord | None:
         """The newest commit."""

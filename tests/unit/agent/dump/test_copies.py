@@ -1,6 +1,7 @@
 """Copies of the state in memory: when one is ordered, when it counts, and what becomes of it."""
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,10 +22,11 @@ class Pages:
     """Both ranks are as far, and a step takes as long."""
 
     def __init__(self):
-        self.step, self.step_s = 5, 0.1
+        self.step, self.step_s, self.since_s = 5, 0.1, 0.3
 
-    def newest_step(self, _rank):
-        return self.step
+    def newest_commits(self, ranks):
+        at_ns = time.monotonic_ns() - int(self.since_s * 1e9)
+        return [(self.step, at_ns) for _ in ranks] if self.step else []
 
     def paces(self, ranks):
         return {rank: [SimpleNamespace(step_ns=int(self.step_s * 1e9))] for rank in ranks}
@@ -242,8 +244,14 @@ def test_no_descriptor_is_left(room, monkeypatch):
 
 
 def test_an_order_is_ahead_of_its_commit():
-    assert (ahead(1.0, 0), ahead(0.05, 0), ahead(0.01, 0)) == (3, 3, 7)
-    assert [ahead(1.0, misses) for misses in range(7)] == [3, 6, 12, 24, 48, MOST_AHEAD, MOST_AHEAD]
+    assert (ahead(1.0, 1.0, 0), ahead(0.05, 0.0, 0), ahead(0.01, 0.0, 0)) == (3, 2, 7)
+    late = [ahead(0.05, 0.05, misses) for misses in range(7)]
+    assert late == [3, 6, 10, 18, 34, 66 - 2, MOST_AHEAD]
+
+
+def test_where_the_next_commit_is_far_away_the_copy_is_of_that():
+    assert [ahead(10.0, since_s, 0) for since_s in (0.1, 3.0, 4.9, 9.0, 60.0)] == [1, 1, 1, 2, 3]
+    assert [ahead(1.0, 0.1, misses) for misses in range(7)] == [1, 1, 1, 1, 2, 4, 7]
 
 
 def test_copies_take_a_share_of_the_time():
