@@ -52,7 +52,7 @@ def ahead(step_s: float, since_s: float, misses: int) -> int:
     # the newest commit may be older than it looks, so that the next one is right ahead
     sure = min(MOST_AHEAD, (2 + math.ceil(NOTICE_S / step_s)) << doubled)
     # a step may be done in half of its time
-    likely = math.ceil(2 * (since_s + (NOTICE_S * 2**doubled)) / step_s)
+    likely = math.ceil(2 * (since_s + NOTICE_S * (1 << doubled)) / step_s)
     return min(sure, likely)
 
 
