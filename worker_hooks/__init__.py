@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         TFTRegister,
         TrainFaultTolerance,
     )
+    from worker_hooks.adapters.strategy_file import ParallelStrategy
     from worker_hooks.callbacks.graceful_exit import GracefulExit
     from worker_hooks.callbacks.monitors import LossMonitor, TimeMonitor
     from worker_hooks.callbacks.on_request_exit import OnRequestExit
@@ -37,6 +38,7 @@ __all__ = [
     "ModelCheckpoint",
     "OnRequestExit",
     "OptTFTWrapper",
+    "ParallelStrategy",
     "TFTRegister",
     "TimeMonitor",
     "TrainFaultTolerance",
@@ -54,6 +56,7 @@ _HOMES = {
     "ModelCheckpoint": "checkpoint.model_checkpoint",
     "OnRequestExit": "callbacks.on_request_exit",
     "OptTFTWrapper": "adapters.mindspore",
+    "ParallelStrategy": "adapters.strategy_file",
     "TFTRegister": "adapters.mindspore",
     "TimeMonitor": "callbacks.monitors",
     "TrainFaultTolerance": "adapters.mindspore",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
@@ -103,6 +103,27 @@ def box_of(name: str, tensor: Tensor) -> Box | None:
             f"{list(shape)} give this rank no consecutive rows"
         )
     return Box(shape, tuple(one[0][0] for one in spans), mine)
+
+
+def boxes_by_rank(tensor: Any) -> dict[int, Box]:
+    """The parts of a distributed tensor that all ranks of its mesh have, by rank.
+
+    If the mesh is a part of another one, along some of its dimensions, those of all ranks there.
+    """
+    mesh, whole = tensor.device_mesh, tuple(tensor.shape)
+    get_root = getattr(mesh, "_get_root_mesh", None)
+    root, names = mesh, mesh.mesh_dim_names or ()
+    if get_root is not None and {*names} <= {*(get_root().mesh_dim_names or ())}:
+        root = get_root() if names else mesh
+    dims = [root.mesh_dim_names.index(name) for name in names] if names else range(mesh.ndim)
+    found = {}
+    for place in product(*map(range, root.mesh.shape)):
+        coordinate = [place[dim] for dim in dims]
+        spans = spans_of(whole, tuple(mesh.shape), coordinate, tensor.placements)
+        first = tuple(one[0][0] for one in spans)
+        size = tuple(sum(stop - start for start, stop in one) for one in spans)
+        found[int(root.mesh[place])] = Box(whole, first, size)
+    return found
 
 
 def spans_of(
@@ -206,6 +227,14 @@ def _taken_by(inside: Any) -> Iterator[tuple[tuple[int, str], ManagedParameter]]
             keys = [info.param_name, *info.shared_param_names]
             for owner, key in zip(owners, keys, strict=True):
                 yield (id(owner), key), one
+
+
+def fsdp_dims(module: nn.Module) -> dict[int, int]:
+    """How many dimensions of its mesh are FSDP's, by the ``id`` of each parameter that it has cut.
+
+    They come first; those behind them cut the parameter for its layer.
+    """
+    return {id(one.tensor): one.holder["mesh_info"].mesh.ndim for one in managed(module).values()}
 
 
 def why_no_iteration_drop(modules: Iterable[nn.Module]) -> str:
