@@ -1,7 +1,7 @@
 """Trainings in which ranks hold different states, or keep something that no TrainState knows of.
 
 `train_parts.py KIND STEPS`: `tensor_parallel`, each rank has a slice of the weight; `copies`, two copies of two
-slices; `fsdp1`, torch's FullyShardedDataParallel, and `fsdp1_orig`, the same with the model's own parameters;
+slices; `fsdp1`, torch's FullyShardedDataParallel, and `fsdp1_orig`, the same with the model's own parameters, and `fsdp1_hybrid`, two copies of its parts;
 `fsdp1_inside`, `fsdp2_inside`, `tp_inside`: the model is sharded within `train`, as FSDP and as DTensors;
 `refused`, what is sharded before `TrainState`;
 `rate_by_hand`, the learning rate follows a counter where msrun does not look; `drifts`, equal until a step.
@@ -19,7 +19,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -43,9 +43,19 @@ slices = 2 if options.kind == "copies" else world
 
 torch.manual_seed(1 + rank % slices if is_sliced else 1)
 net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
-if options.kind in {"fsdp1", "fsdp1_orig"}:
+if options.kind in {"fsdp1", "fsdp1_orig", "fsdp1_hybrid"}:
+    hybrid = {}
+    if options.kind == "fsdp1_hybrid":
+        names = ("copies", "parts")
+        hybrid = {
+            "device_mesh": dist.init_device_mesh("cpu", (2, world // 2), mesh_dim_names=names),
+            "sharding_strategy": ShardingStrategy.HYBRID_SHARD,
+        }
     net = FullyShardedDataParallel(
-        net, device_id=torch.device("cpu"), use_orig_params=options.kind == "fsdp1_orig"
+        net,
+        device_id=torch.device("cpu"),
+        use_orig_params=options.kind == "fsdp1_orig",
+        **hybrid,
     )
 
 

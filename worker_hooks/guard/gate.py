@@ -331,6 +331,11 @@ class Gate:
         return self._held or self._raised
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the main thread waits at a commit."""
+        return self._held
+
+    @property
     def is_stopping(self) -> bool:
         """Whether the main thread is to be held at a certain commit, or to exit."""
         return self._hold_at is not None or self._exiting

@@ -98,6 +98,7 @@ class Guard:
         self.not_replaceable_why = ""  # why this rank can join no other group; empty: it can
         self.rehearses = False  # a new rank in this place has to run the script alone, up to run()
         self.why_cut_inside: Callable[[], str] = str  # as not_replaceable_why, once it has trained
+        self.why_held_only = ""  # why the state can be read only while the main thread waits
         self._unsafe_why = ""  # why no moment of this training is known to be whole
         self.peers = KnownPeers()
         self.memory: HeldDump | None = None
@@ -515,7 +516,11 @@ class Guard:
 
     def freeze(self, grace_s: float, newest: int = 0) -> tuple[int, bool, str]:
         """Close the gate, as :meth:`worker_hooks.guard.frozen_state.FrozenState.freeze` says."""
-        return self._frozen.freeze(grace_s, newest, self._unsafe_why)
+        why = self._unsafe_why
+        result = self._frozen.freeze(grace_s, newest, why)
+        if self.why_held_only and not (why or self.is_done or self.gate.is_waiting):
+            return result[0], False, self.why_held_only
+        return result
 
     def _freeze(self, order: protocol.Freeze) -> None:
         step, is_whole, why = self.freeze(order.update_grace_s, order.step)

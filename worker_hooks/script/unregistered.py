@@ -22,11 +22,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from worker_hooks.script.values import FIXED
 from worker_hooks.script.watch import Group, local_modules
+from worker_hooks.tensors.placements import ZERO, is_zero
 
 CHANGES = (
     "`{name}` ({kind}) changes while training and is not registered, so it begins anew after a "
-    "replacement or resume: give it to TrainState({key}={name})"
+    "replacement or resume: "
 )
+CURE = "give it to TrainState({key}={name})"
 TRAINED = (
     "the optimizer updates a parameter of shape {shape} that is in no registered module, so it "
     "begins anew after a replacement or resume: give it to TrainState, too"
@@ -115,7 +117,8 @@ class Unregistered:
                 unchanged.append(each)
             else:
                 kind, key = type(thing).__name__, each.name.rpartition(".")[2]
-                told.append(CHANGES.format(name=each.name, kind=kind, key=key))
+                cure = ZERO if is_zero(thing) else CURE.format(name=each.name, key=key)
+                told.append(CHANGES.format(name=each.name, kind=kind) + cure)
         self._candidates = unchanged
         return told
 
@@ -154,7 +157,12 @@ def _read(thing: Any, registered: Collection[int], covered: Collection[int]) -> 
             if id(thing.state) in covered:  # it wraps a registered one
                 return None
             states = [each.values() for each in thing.state.values()]
-            return len(states), _versions(e for some in states for e in some)
+            groups = [value for group in thing.param_groups for value in group.values()]
+            rates = [value for value in groups if type(value) in FIXED]
+            inner = [each for each in _attributes(thing).values() if isinstance(each, Optimizer)]
+            inside = [_read(each, registered, covered) for each in inner]  # ZeRO's state is there
+            of_state = _versions(e for some in states for e in some)
+            return len(states), of_state, rates, _versions(groups), inside
         case LRScheduler():
             return thing.last_epoch, getattr(thing, "_step_count", 0)
     values = list(_attributes(thing).values())
@@ -210,7 +218,10 @@ def _covered(registered: Iterable[Any]) -> set[int]:
         elif isinstance(thing, dict | list | tuple):
             waiting += [(each, depth) for each in _items(thing) if each is not thing]
         elif depth < _DEPTH:
-            waiting += [(each, depth + 1) for each in list(_attributes(thing).values())]
+            attributes = list(_attributes(thing).items())
+            if isinstance(thing, LRScheduler):  # which saves nothing of its optimizer
+                attributes = [(key, each) for key, each in attributes if key != "optimizer"]
+            waiting += [(each, depth + 1) for _, each in attributes]
     return {*found}
 
 

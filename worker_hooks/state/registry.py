@@ -21,7 +21,7 @@ from worker_hooks.state.stateful import ObjectPiece
 from worker_hooks.state.tensor import TensorPiece
 from worker_hooks.tensors import placements, state_json
 from worker_hooks.tensors.part_versions import PartVersions
-from worker_hooks.tensors.placements import Box, part_of
+from worker_hooks.tensors.placements import ZERO, Box, is_zero, part_of
 from worker_hooks.tensors.state_json import Json
 
 
@@ -261,4 +261,6 @@ def _tried(piece: Piece) -> dict[str, Tensor]:
     except TypeError:
         raise
     except Exception as error:
+        if any(map(is_zero, piece.optimizers)):
+            raise TypeError(f"{piece.name} cannot be saved: {ZERO}") from None
         raise TypeError(f"{piece.name} cannot be saved: reading its state: {error!r}") from error

@@ -27,7 +27,7 @@ from worker_hooks.state.scheduler import SchedulerPiece
 from worker_hooks.tensors import state_json
 from worker_hooks.tensors.device_digest import add_tensor
 from worker_hooks.tensors.fast_digest import FastDigest
-from worker_hooks.tensors.placements import Box, part_of
+from worker_hooks.tensors.placements import Box, part_of, why_gathered
 from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.tensor_bytes import entry_of
 
@@ -137,7 +137,7 @@ class Replication:
                 entry_of(name, tensor)
         except TypeError as error:
             return str(error)
-        return ""
+        return why_gathered(module for piece in self._pieces for module in piece.modules)
 
     def _updated(self) -> list[Tensor]:
         groups = [group for each in self._optimizers for group in each.param_groups]

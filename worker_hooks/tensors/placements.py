@@ -237,6 +237,42 @@ def fsdp_dims(module: nn.Module) -> dict[int, int]:
     return {id(one.tensor): one.holder["mesh_info"].mesh.ndim for one in managed(module).values()}
 
 
+GATHERED = (
+    "the script uses FullyShardedDataParallel, whose parameters cannot be read within a step "
+    "(those of fully_shard can)"
+)
+
+
+def why_gathered(modules: Iterable[nn.Module]) -> str:
+    """Why the parameters can be read between steps only; empty: at any time.
+
+    FSDP's first version exchanges the memory of a parameter, or the parameter itself, for that of
+    the whole one, and back, as a forward or backward comes to it.
+    """
+    api = sys.modules.get("torch.distributed.fsdp")
+    if api is None:
+        return ""
+    for module in modules:
+        for each in module.modules():
+            if isinstance(each, api.FullyShardedDataParallel):
+                handle = getattr(each, "_handle", each)  # none: it has no parameters of its own
+                if handle is not None and getattr(handle, "uses_sharded_strategy", True):
+                    return GATHERED
+    return ""
+
+
+ZERO = (
+    "ZeroRedundancyOptimizer keeps each rank's part of its state to itself, and msrun cannot save "
+    "it: use an optimizer of torch.optim, with fully_shard where memory is short"
+)
+
+
+def is_zero(optimizer: object) -> bool:
+    """Whether it is torch's optimizer that cuts its state over the ranks."""
+    api = sys.modules.get("torch.distributed.optim")
+    return isinstance(optimizer, getattr(api, "ZeroRedundancyOptimizer", ()))
+
+
 def why_no_iteration_drop(modules: Iterable[nn.Module]) -> str:
     """Why :func:`drop_iteration` cannot be called; empty: it can."""
     api = sys.modules.get("torch.distributed.fsdp")

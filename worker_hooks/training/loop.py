@@ -32,6 +32,7 @@ from worker_hooks.script.unregistered import Unregistered
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.registry import scripts_tensors
 from worker_hooks.state.replication import Replication
+from worker_hooks.tensors.placements import why_gathered
 from worker_hooks.training.loop_variables import LoopVariables
 from worker_hooks.training.own_loop import OwnLoop
 from worker_hooks.training.script_frames import advance, consumers, frames_of_script
@@ -485,6 +486,7 @@ class DataLoop:
             if self._guard.is_on:
                 self._committed.changes.begin(self._guard.env.audit)
             self._make_page(feed)
+            self._guard.why_held_only = why_gathered(self._committed.modules())
             if self._guard.compares:
                 self._replication.training_begins(self._committed.step)
         self._callbacks.tell("armed", self._training)

@@ -98,6 +98,53 @@ def test_schedulers_optimizers_and_scalers_in_variables_are_named(script):
     assert "TrainState(sched=sched)" in said[1]
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+def test_an_optimizer_is_not_registered_with_its_scheduler(script, kind):
+    """Plain SGD has nothing but the rate, which the scheduler sets."""
+    model = Model(script)
+    model.opt = script.opt = kind(model.net.parameters(), lr=0.1)
+    model.watch = Unregistered(
+        [model.net, scheduler := torch.optim.lr_scheduler.StepLR(model.opt, 1)]
+    )
+    model.begin()
+    (said,) = model.step(scheduler=scheduler)
+    assert said.startswith(f"`opt` ({kind.__name__}) changes while training and is not registered")
+
+
+class Shares(torch.optim.Optimizer):
+    """As ``ZeroRedundancyOptimizer``: another one has its state."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+        self.optim = torch.optim.Adam(self.param_groups[0]["params"])
+
+    def step(self, closure=None):
+        self.optim.step(closure)
+
+
+def test_an_optimizer_whose_state_another_one_has_is_named(script):
+    model = Model(script)
+    model.opt = script.opt = Shares(model.net.parameters())
+    model.watch = Unregistered([model.net])
+    model.begin()
+    (said,) = model.step()
+    assert said.startswith("`opt` (Shares) changes while training and is not registered")
+
+
+def test_so_is_one_of_which_only_that_other_one_is_registered_once_its_rate_changes(script):
+    model = Model(script)
+    model.opt = script.opt = Shares(model.net.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(model.opt, 1)
+    model.watch = Unregistered([model.net, model.opt.optim, scheduler])
+    model.begin()
+    (said,) = model.step(scheduler=scheduler)
+    assert said.startswith("`opt` (Shares) changes while training and is not registered")
+    model.watch = Unregistered([model.net, model.opt, scheduler])
+    model.said = []
+    model.begin()
+    assert model.step(scheduler=scheduler) == []
+
+
 def test_a_global_scheduler_is_saved_as_the_scripts_own_values_are(script):
     model = Model(script)
     model.begin(sched=torch.optim.lr_scheduler.StepLR(model.opt, 1))
