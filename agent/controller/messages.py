@@ -26,8 +26,10 @@ TONES = {
 
 _NAMED = 6  # values of the script's own in one sentence
 _DIES = "by rank: if a rank dies between its backward and its commit,"
-_LATE = f"{{}} differs {_DIES} the step is not saved; change it before backward"
-_LATES = f"{{}} differ {_DIES} the step is not saved; change them before backward"
+_LOSES = "the step is not saved, and training resumes from the newest"
+_LATE = f"{{}} differs {_DIES} {_LOSES} {{}}; change it before backward"
+_LATES = f"{{}} differ {_DIES} {_LOSES} {{}}; change them before backward"
+_COPY, _CHECKPOINT = "copy", "ModelCheckpoint, else from its beginning"
 _RESULT = (
     f"{{}} differs {_DIES} it lacks that step, and what training returns may be another; change it "
     "before backward"
@@ -42,7 +44,9 @@ def sentence(before: Job, after: Job, actions: Sequence[do.Action]) -> str:
         _of_start(actions)
         or _of_stop(before, after)
         or _of_replacement(before, after)
-        or "; ".join(filter(None, (_of_protection(before, after), _of_own_values(before, after))))
+        or "; but ".join(
+            filter(None, (_of_protection(before, after), _of_own_values(before, after)))
+        )
     )
 
 
@@ -133,14 +137,20 @@ def _of_protection(before: Job, after: Job) -> str:
 def _of_own_values(before: Job, after: Job) -> str:
     """Values of the script's own turned out to differ by rank."""
     news = after.differing - before.differing
-    return "; ".join(_of_values(news)) if news else ""
+    newest = _COPY if after.policy.dump.copies else _CHECKPOINT
+    return "; ".join(_of_values(news, newest)) if news else ""
 
 
-def _of_values(news: Collection[str]) -> Iterator[str]:
-    """What is not known of the script's own values if a rank dies in the last part of its step."""
+def _of_values(news: Collection[str], newest: str) -> Iterator[str]:
+    """What is not known of the script's own values if a rank dies in the last part of its step.
+
+    Args:
+        news: the values.
+        newest: what training resumes from then.
+    """
     for prefix, one, many in ((LATE, _LATE, _LATES), (RESULT, _RESULT, _RESULTS)):
         names = sorted(each.removeprefix(prefix) for each in news if each.startswith(prefix))
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         if names:
             text = one if len(names) == 1 else many
-            yield text.format(f"{', '.join(names[:_NAMED])}{more}")
+            yield text.format(f"{', '.join(names[:_NAMED])}{more}", newest)

@@ -244,7 +244,9 @@ class MemoryCopies:
         self._newest = copy
         answers = copy.answers.values()
         self._cpu_s = max(each.cpu_s for each in answers)
-        every = interval(self._step_s(), self._cpu_s, self._spec.dump.copy_every)
+        step_s = self._step_s()
+        every = interval(step_s, self._cpu_s, self._spec.dump.copy_every)
+        every = max(every, ahead(step_s, self._cpu_s, 0))  # short steps are not copied one by one
         nbytes = sum(each.nbytes + each.private_nbytes for each in answers)
         self._services.post(ev.StateCopied(self._attempt, copy.step, every, copy.groups, nbytes))
 

@@ -47,7 +47,7 @@ def test_values_of_the_scripts_own_that_differ_are_said_and_the_state_stays_prot
         decision = told(job, rank, 1, "a", "b" if rank else "c")
         job = decision.job
     assert decision.say == (
-        "protected: a rank that dies is replaced, no step is lost; "
+        "protected: a rank that dies is replaced, no step is lost; but "
         "t.py:4 `mean` differs by rank: if a rank dies between its backward and its commit, it "
         "lacks that step, and what training returns may be another; change it before backward"
     )
@@ -56,7 +56,8 @@ def test_values_of_the_scripts_own_that_differ_are_said_and_the_state_stays_prot
         job = decision.job
     assert decision.say == (
         "t.py:3 `best` differs by rank: if a rank dies between its backward and its commit, the "
-        "step is not saved; change it before backward"
+        "step is not saved, and training resumes from the newest ModelCheckpoint, else from its "
+        "beginning; change it before backward"
     )
     comparison = job.since_restart.comparison
     assert (comparison.unprotected, comparison.compared) == ("", 2)

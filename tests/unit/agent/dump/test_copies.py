@@ -243,6 +243,16 @@ def test_no_descriptor_is_left(room, monkeypatch):
     assert said.why_not == "the agent has no descriptor left"
 
 
+def test_how_often_short_steps_are_copied_is_said_as_it_is():
+    made = Room(every=1)
+    made.pages.step_s = 0.02
+    made.run()
+    made.answer(made.orders())
+    (said,) = made.posted
+    assert said.every == ahead(0.02, 0.001, 0) == 5
+    made.copies.forget()
+
+
 def test_an_order_is_ahead_of_its_commit():
     assert (ahead(1.0, 1.0, 0), ahead(0.05, 0.0, 0), ahead(0.01, 0.0, 0)) == (3, 2, 7)
     late = [ahead(0.05, 0.05, misses) for misses in range(7)]

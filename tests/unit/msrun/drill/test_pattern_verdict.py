@@ -113,7 +113,7 @@ msrun: not replaced: step 2 is not saved
     "sentence", [messages._LATE, messages._LATES, messages._RESULT, messages._RESULTS]
 )
 def test_whatever_msrun_says_of_values_that_differ_by_rank_is_said(sentence):
-    told = sentence.format("t.py:4 `mean`")
+    told = sentence.format("t.py:4 `mean`", "copy")
     assert read_said(f"msrun: {told}\n", history()) == (told,)
 
 
