@@ -137,7 +137,8 @@ def _of_protection(before: Job, after: Job) -> str:
 def _of_own_values(before: Job, after: Job) -> str:
     """Values of the script's own turned out to differ by rank."""
     news = after.differing - before.differing
-    newest = _COPY if after.policy.dump.copies else _CHECKPOINT
+    is_copied = after.policy.dump.copies and not after.since_restart.copies.why_not
+    newest = _COPY if is_copied else _CHECKPOINT
     return "; ".join(_of_values(news, newest)) if news else ""
 
 

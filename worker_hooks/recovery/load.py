@@ -286,7 +286,8 @@ def restore(
             else:
                 found += amiss
     if found:
-        raise ValueError(f"{saved.folder} does not fit this script: {'; '.join(found)}")
+        which = saved.folder if saved.held is None else "the state in msrun's memory"
+        raise ValueError(f"{which} does not fit this script: {'; '.join(found)}")
     for piece in pieces:  # one tensor at a time, so the extra memory is that of the largest
         if piece.name in unlike:
             restore_alike(piece, saved.tensors, unlike[piece.name], saved.values[piece.name])
