@@ -146,6 +146,7 @@ class Buffers:
         self._known: list[tuple[dict[str, Tensor | None], str, Tensor, int]] | None = None
         self._absent: list[Place] = []
         self._runs: list[_Run] = []
+        self._inside: list[list[tuple[str, int, int]]] = []  # names, offsets and bytes, by run
         self._constants: list[_Constant] = []
         self._gathered: list[Gathered] = []  # on a device
         self._device_constants: list[_DeviceConstant] = []
@@ -257,13 +258,11 @@ class Buffers:
             addresses: of the first byte of each.
         """
         one, other = addresses
-        for run in self._runs:
+        for run, inside in zip(self._runs, self._inside, strict=True):
             if _memcmp(one + run.offset, other + run.offset, run.nbytes):
-                for kept in self._kept:
-                    at, nbytes = kept.offset, kept.entry.nbytes
-                    is_inside = kept.is_host and run.offset <= at < run.offset + run.nbytes
-                    if is_inside and _memcmp(one + at, other + at, nbytes):
-                        yield kept.entry.name
+                for name, at, nbytes in inside:
+                    if _memcmp(one + at, other + at, nbytes):
+                        yield name
         for constant in self._constants:
             if constant.differs(slots, addresses):
                 yield constant.kept.entry.name
@@ -362,6 +361,15 @@ class Buffers:
         self._runs = list(
             _runs([pair for pair in host if not _is_constant(pair[0].place, pair[1])])
         )
+        ends = [(run.offset, run.offset + run.nbytes) for run in self._runs]
+        self._inside = [
+            [
+                (kept.entry.name, kept.offset, kept.entry.nbytes)
+                for kept in self._kept
+                if kept.is_host and start <= kept.offset < end
+            ]
+            for start, end in ends
+        ]
         always = [pair for pair in there if not _is_constant(pair[0].place, pair[1])]
         self._gathered = [
             Gathered(run.offset, run.nbytes, run.octets) for run in _runs(always, most=None)
