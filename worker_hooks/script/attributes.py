@@ -18,6 +18,7 @@ from torch import Tensor
 
 from worker_hooks.script.analysis import MUTATORS
 from worker_hooks.script.containers import CONTAINERS, Container, objects_in
+from worker_hooks.script.values import is_generator
 from worker_hooks.script.watch import Group, is_object, local_modules
 
 REGISTERED = "TrainState"
@@ -381,6 +382,8 @@ class Walk:
             names |= of_class.others & self._assigned.reads
         if isinstance(thing, torch.optim.Optimizer):
             names -= _OF_OPTIMIZERS
+        # who draws from one changes it, and assigns nothing
+        names |= {key for key in held if key not in _OF_MODULES and is_generator(held[key])}
         if names:
             self.groups.append(Group(f"{name}.", Attributes(thing, names)))
         return [

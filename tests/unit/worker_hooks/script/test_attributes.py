@@ -401,6 +401,22 @@ def test_a_tensor_that_is_too_large_is_said(rank, caplog):
     assert "TrainState.net.mean changes while training and is larger than 64 KiB" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "made", ["random.Random(5)", "numpy.random.default_rng(5)", "torch.Generator()"]
+)
+def test_a_generator_in_a_module_is_given_out_although_nothing_assigns_it(rank, made):
+    source = (
+        "import random, numpy, torch\nfrom torch import nn\n"
+        "class Drop(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        f"        self.luck, self.rate = {made}, 0.5\n"
+        "net = nn.Sequential(nn.Linear(2, 2), Drop())\n"
+    )
+    owners = rank(source).values.owners()
+    (found,) = (vars(each) for name, each in owners.items() if name.endswith("TrainState.net.1."))
+    assert found.keys() == {"luck"}
+
+
 def test_generators_in_attributes_are_given_out(rank):
     one = rank(GUMBEL)
     one.net.tau = nn.Identity()  # of any kind
