@@ -235,6 +235,20 @@ def test_a_layout_by_another_rule_is_seen_while_training(monkeypatch):
 
 
 @pytest.mark.usefixtures("group")
+def test_parameters_that_want_no_gradient_for_a_while_are_reduced_all_the_same():
+    """As a GAN's discriminator does, while its generator is trained."""
+    model, orders = DistributedDataParallel(net()), []
+    for _ in range(4):
+        model(torch.ones(2, 4)).sum().backward()
+        model.requires_grad_(False)
+        assert ours.learn(model) == ""
+        assert not any(each.requires_grad for each in model.parameters())
+        model.requires_grad_(True)
+        orders.append(ours.ready_order(model))
+    assert orders[-1] == ours.ready_order(trained(DistributedDataParallel(net()), 4))
+
+
+@pytest.mark.usefixtures("group")
 def test_uneven_inputs_are_not_rehearsed(said):
     model = DistributedDataParallel(net())
     with model.join():

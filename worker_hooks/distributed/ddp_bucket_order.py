@@ -203,7 +203,7 @@ def _prompter(group: dist.ProcessGroup, layout: list[list[int]]) -> dist.Process
 def _layout(ddp: DistributedDataParallel, order: Sequence[int]) -> list[list[int]]:
     """The buckets that the reducer makes of gradients that become ready in this order."""
     private: Any = ddp
-    parameters, is_sparse = private._build_params_for_reducer()
+    parameters, is_sparse = _reduced(ddp, len(order))
     if sorted(order) != list(range(len(parameters))):
         raise ValueError(f"it reduces {len(parameters)} parameters, {len(order)} were recorded")
     has_default = private.bucket_bytes_cap_default  # then the first bucket is smaller
@@ -217,6 +217,27 @@ def _layout(ddp: DistributedDataParallel, order: Sequence[int]) -> list[list[int
         [parameters[index] for index in order], list(limits), is_sparse, list(order)
     )[0]
     return buckets[::-1] if is_last_small else buckets
+
+
+def _reduced(ddp: DistributedDataParallel, count: int) -> tuple[list[Tensor], list[bool]]:
+    """The parameters that the reducer has, and of each whether its gradient is sparse.
+
+    DDP chose those that wanted a gradient when it was made. If that is another count by now, all of
+    them may want none for a while: a GAN's discriminator, while the generator is trained.
+    """
+    private: Any = ddp
+    found: tuple[list[Tensor], list[bool]] = private._build_params_for_reducer()
+    if len(found[0]) == count:
+        return found
+    idle = [each for each in ddp.module.parameters() if not each.requires_grad]
+    try:
+        for each in idle:
+            each.requires_grad_(True)
+        found = private._build_params_for_reducer()
+    finally:
+        for each in idle:
+            each.requires_grad_(False)
+    return found
 
 
 def _first_order(ddp: DistributedDataParallel) -> list[int] | None:
