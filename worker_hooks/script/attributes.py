@@ -342,6 +342,8 @@ class Walk:
         """``modules``: the names of the script's own."""
         self.groups: list[Group] = []
         self.containers: list[Container] = []
+        self.iterators: list[str] = []
+        """Names of modules' attributes that the script advances, and that nobody can put back."""
         self.things: list[tuple[str, Any]] = []
         """What registered modules hold, with names: perhaps objects of the script's own."""
         self.modules = modules
@@ -384,6 +386,7 @@ class Walk:
             names -= _OF_OPTIMIZERS
         # who draws from one changes it, and assigns nothing
         names |= {key for key in held if key not in _OF_MODULES and is_generator(held[key])}
+        self.iterators += [f"{name}.{key}" for key in names if _is_iterator(held.get(key))]
         if names:
             self.groups.append(Group(f"{name}.", Attributes(thing, names)))
         return [
@@ -436,6 +439,10 @@ class _OfClass(NamedTuple):
 
     mine: frozenset[str]  # assigned by methods, or a default of the class is changed for an object
     others: frozenset[str]  # assigned from outside, if an object has them
+
+
+def _is_iterator(value: Any) -> bool:
+    return hasattr(type(value), "__next__")
 
 
 def _key(kind: type) -> ClassName:

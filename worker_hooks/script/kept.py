@@ -85,6 +85,7 @@ class ScriptValues:
         self._containers: dict[str, Container] = {}  # of objects, by name
         self._own_modules: Collection[str] = ()  # names of the script's modules
         self._has_begun = False
+        self._advancing: list[str] = []  # iterators, which are to be named
         self._grown: list[str] = []  # those of another length, which are to be named
 
     def exclude(self, objects: Iterable[object]) -> None:
@@ -136,6 +137,9 @@ class ScriptValues:
         walk = self._finder.walk()
         groups = groups_of(self._entry, self._excluded, walk.things, walk.meet)
         self._own_modules = walk.modules
+        new = {name for name in walk.iterators if not self._is_skipped(name)} - self.large
+        self.large |= new
+        self._advancing += sorted(new)
         return [*groups, *walk.groups], {each.name: each for each in walk.containers}
 
     def read_from(self, loader: object) -> None:
@@ -149,7 +153,9 @@ class ScriptValues:
             is_first: this is the first step of a loop.
         """
         grown = [GROWS.format(name) for name in self._grown]
+        grown += [ITERATES.format(name) for name in self._advancing]
         self._grown.clear()
+        self._advancing.clear()
         if not self._data:
             return grown
         new: set[str] = set()
@@ -501,6 +507,10 @@ LACKS_CHANGE = (
 DATA_CHANGES = (
     "`{}` changes as data are read, and begins anew after a replacement or resume: compute it from "
     "the epoch or from state.step"
+)
+ITERATES = (
+    "`{}` is an iterator, and begins anew after a replacement or resume: count in a number, which "
+    "comes back, and make the iterator from that"
 )
 GROWS = (
     "`{}` gets or loses objects while training, and begins anew after a replacement or resume: "

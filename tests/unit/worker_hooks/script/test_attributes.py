@@ -417,6 +417,22 @@ def test_a_generator_in_a_module_is_given_out_although_nothing_assigns_it(rank, 
     assert found.keys() == {"luck"}
 
 
+def test_an_iterator_in_a_module_is_named_once(rank):
+    source = (
+        "import itertools, torch\nfrom torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.turns, self.names = itertools.count(), itertools.count()\n"
+        "    def forward(self, x):\n        return x * next(self.turns)\n"
+        "net = Net()\n"
+    )
+    one = rank(source)
+    (said,) = one.values.changes_of_data(is_first=True)
+    assert said.startswith("`TrainState.net.turns` is an iterator, and begins anew after a")
+    one.commit(FORWARD)
+    assert one.values.changes_of_data(is_first=False) == []
+
+
 def test_generators_in_attributes_are_given_out(rank):
     one = rank(GUMBEL)
     one.net.tau = nn.Identity()  # of any kind
