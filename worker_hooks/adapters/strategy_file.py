@@ -50,7 +50,9 @@ class ParallelStrategy:
             raise TypeError(f"strategy_ckpt_config must be a dict, not {strategy_ckpt_config!r}")
         config = dict(strategy_ckpt_config)
         if unknown := [key for key in config if key not in _KEYS]:
-            raise ValueError(f"strategy_ckpt_config has {unknown[0]!r}, but knows {_KEYS}")
+            raise ValueError(
+                f"strategy_ckpt_config has {unknown[0]!r}, but knows {', '.join(_KEYS)}"
+            )
         self._save_file = _path("save_file", config.get("save_file"))
         load_file = _path("load_file", config.get("load_file"))
         is_only = config.get("only_trainable_params", True)

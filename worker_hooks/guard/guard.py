@@ -516,11 +516,10 @@ class Guard:
 
     def freeze(self, grace_s: float, newest: int = 0) -> tuple[int, bool, str]:
         """Close the gate, as :meth:`worker_hooks.guard.frozen_state.FrozenState.freeze` says."""
-        why = self._unsafe_why
-        result = self._frozen.freeze(grace_s, newest, why)
-        if self.why_held_only and not (why or self.is_done or self.gate.is_waiting):
-            return result[0], False, self.why_held_only
-        return result
+        step, is_whole, why = self._frozen.freeze(grace_s, newest, self._unsafe_why)
+        if is_whole and self.why_held_only and not (self.is_done or self.gate.is_waiting):
+            return step, False, self.why_held_only
+        return step, is_whole, why
 
     def _freeze(self, order: protocol.Freeze) -> None:
         step, is_whole, why = self.freeze(order.update_grace_s, order.step)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from worker_hooks.script.analysis import MUTATORS
 from worker_hooks.script.containers import CONTAINERS, Container, objects_in
-from worker_hooks.script.values import is_generator
+from worker_hooks.script.values import FIXED, is_generator
 from worker_hooks.script.watch import Group, is_object, local_modules
 
 REGISTERED = "TrainState"
@@ -385,7 +385,8 @@ class Walk:
         if isinstance(thing, torch.optim.Optimizer):
             names -= _OF_OPTIMIZERS
         # who draws from one changes it, and assigns nothing
-        names |= {key for key in held if key not in _OF_MODULES and is_generator(held[key])}
+        others = {key for key in held.keys() - _OF_MODULES if type(held[key]) not in FIXED}
+        names |= {key for key in others if is_generator(held[key])}
         self.iterators += [f"{name}.{key}" for key in names if _is_iterator(held.get(key))]
         if names:
             self.groups.append(Group(f"{name}.", Attributes(thing, names)))

@@ -27,7 +27,7 @@ from worker_hooks.state.scheduler import SchedulerPiece
 from worker_hooks.tensors import state_json
 from worker_hooks.tensors.device_digest import add_tensor
 from worker_hooks.tensors.fast_digest import FastDigest
-from worker_hooks.tensors.placements import Box, part_of, why_gathered
+from worker_hooks.tensors.placements import Box, part_of
 from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.tensor_bytes import entry_of
 
@@ -121,9 +121,14 @@ class Replication:
         """Another attempt: the next commits are compared in full."""
         self._left = COMMITS
 
-    def training_begins(self, step: int) -> None:
-        """The script has made its wrappers: report at once if they took the state away."""
-        if problem := self._why_not_saved():
+    def training_begins(self, step: int, why: str) -> None:
+        """The script has made its wrappers: report at once if they took the state away.
+
+        Args:
+            step: the newest commit.
+            why: why the state cannot be saved for another reason; empty: there is none.
+        """
+        if problem := self._why_not_saved() or why:
             self._report(step, {}, False, problem, "")
 
     def _why_not_saved(self) -> str:
@@ -137,7 +142,7 @@ class Replication:
                 entry_of(name, tensor)
         except TypeError as error:
             return str(error)
-        return why_gathered(module for piece in self._pieces for module in piece.modules)
+        return ""
 
     def _updated(self) -> list[Tensor]:
         groups = [group for each in self._optimizers for group in each.param_groups]

@@ -45,10 +45,14 @@ class _Generator(NamedTuple):
 class _Buffers(NamedTuple):
     """The buffers of one rank, in the record of a step."""
 
-    octets: Mapping[str, bytes]
-    places: Mapping[str, int]  # in the payload
+    payload: bytes
+    places: Mapping[str, tuple[int, int]]  # where each begins and ends there
     late: frozenset[str]  # were ever changed between backward and commit
     moved: frozenset[str]  # may have been in this step
+
+    def get(self, name: str) -> bytes | None:
+        """The content of a buffer; ``None``: it is not known."""
+        return self.payload[slice(*self.places[name])] if name in self.places else None
 
 
 def completed(
@@ -74,26 +78,26 @@ def completed(
     if not behind:
         return dict(records)
     found = dict(records)
+
+    def who(rank: int) -> str:
+        return f"rank {rank} did not reach the commit of step {step}"
+
     if there:
         generators = {rank: _generators(one, entries[rank]) for rank, one in present.items()}
         peers = [generators[rank] for rank in there]
         for rank in behind:
-            changes = _late_states(
-                f"rank {rank} did not reach the commit of step {step}", generators[rank], peers
-            )
+            changes = _late_states(who(rank), generators[rank], peers)
             found[rank] = _changed(found[rank], changes)
     # who has made all changes of its step behind its update has changed its buffers, too
     there |= {rank for rank in behind if _is_settled(present[rank])}
     olds = [_buffers(earlier(rank, step - 1), entries[rank]) for rank in there]
     news = [_buffers(present[rank], entries[rank]) for rank in there]
-    for rank in present.keys() - there if there else ():
-        changes = _late_buffers(
-            f"rank {rank} did not reach the commit of step {step}",
-            _buffers(present[rank], entries[rank]),
-            [_buffers(earlier(rank, step - back), entries[rank]) for back in (1, 2)],
-            olds,
-            news,
-        )
+    if not there:
+        return found
+    for rank in present.keys() - there:
+        mine = _buffers(present[rank], entries[rank])
+        before = [_buffers(earlier(rank, step - back), entries[rank]) for back in (1, 2)]
+        changes = _late_buffers(who(rank), mine, before, olds, news)
         found[rank] = _changed(found[rank], changes)
     return found
 
@@ -172,16 +176,16 @@ def _late_buffers(
         news: the same as of the commit.
     """
     for name in sorted(mine.late.union(*(one.late for one in news))):
-        if name not in mine.octets:
+        if name not in mine.places:
             continue
-        had, earlier = (one.octets.get(name) for one in before)
-        then, now = ([one.octets.get(name) for one in each] for each in (olds, news))
+        had, earlier = (one.get(name) for one in before)
+        then, now = ([one.get(name) for one in each] for each in (olds, news))
         is_one = had is not None and {had} == {*then} and len({*now}) == 1
         # one peer alone proves little, unless both had made the same change in the step before
         is_known = is_one and (len(now) > 1 or earlier not in {None, had})
         is_alone = name in mine.late and not any(name in one.late for one in news)
         if is_known and now[0] is not None:
-            yield mine.places[name], now[0]
+            yield mine.places[name][0], now[0]
         elif is_alone or any(name in one.moved for one in news):
             raise UnknownStateError(
                 f"{who}, buffer {name} changes between backward and the commit, and what it would "
@@ -194,13 +198,12 @@ def _buffers(record: CommitRecord | None, entries: Sequence[Entry]) -> _Buffers:
     places = _places(entries)
     start, stop = places.get(LATE_BUFFERS, (0, 0))
     if record is None or start == stop:
-        return _Buffers({}, {}, frozenset(), frozenset())
+        return _Buffers(b"", {}, frozenset(), frozenset())
     names = [entry.name for entry in entries[: stop - start]]
-    octets = {name: record.payload[slice(*places[name])] for name in names}
     flags = dict(zip(names, record.payload[start:stop], strict=False))
     late = frozenset(name for name in names if flags.get(name))
     moved = frozenset(name for name in late if flags[name] > 1 or not record.is_commit)
-    return _Buffers(octets, {name: places[name][0] for name in names}, late, moved)
+    return _Buffers(record.payload, {name: places[name] for name in names}, late, moved)
 
 
 def _is_settled(record: CommitRecord) -> bool:

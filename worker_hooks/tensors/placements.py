@@ -95,14 +95,13 @@ def box_of(name: str, tensor: Tensor) -> Box | None:
             raise TypeError(f"tensor {name!r} cannot be saved: it is a sum that is not complete")
     shape = tuple(each.shape)
     spans = spans_of(shape, tuple(each.device_mesh.shape), coordinate, each.placements)
-    mine = tuple(_LOCAL(each).shape)
-    counts = tuple(sum(stop - start for start, stop in one) for one in spans)
-    if counts != mine or any(len(one) != 1 for one in spans):
+    box = _box(shape, spans)
+    if box.size != tuple(_LOCAL(each).shape) or any(len(one) != 1 for one in spans):
         raise TypeError(
             f"tensor {name!r} cannot be saved: the placements {tuple(each.placements)} of "
             f"{list(shape)} give this rank no consecutive rows"
         )
-    return Box(shape, tuple(one[0][0] for one in spans), mine)
+    return box
 
 
 def boxes_by_rank(tensor: Any) -> dict[int, Box]:
@@ -111,19 +110,22 @@ def boxes_by_rank(tensor: Any) -> dict[int, Box]:
     If the mesh is a part of another one, along some of its dimensions, those of all ranks there.
     """
     mesh, whole = tensor.device_mesh, tuple(tensor.shape)
-    get_root = getattr(mesh, "_get_root_mesh", None)
-    root, names = mesh, mesh.mesh_dim_names or ()
-    if get_root is not None and {*names} <= {*(get_root().mesh_dim_names or ())}:
-        root = get_root() if names else mesh
-    dims = [root.mesh_dim_names.index(name) for name in names] if names else range(mesh.ndim)
+    root, dims = mesh, [*range(mesh.ndim)]
+    if names := mesh.mesh_dim_names:
+        larger = getattr(mesh, "_get_root_mesh", lambda: mesh)()
+        if {*names} <= {*(larger.mesh_dim_names or ())}:
+            root, dims = larger, [larger.mesh_dim_names.index(name) for name in names]
     found = {}
     for place in product(*map(range, root.mesh.shape)):
         coordinate = [place[dim] for dim in dims]
         spans = spans_of(whole, tuple(mesh.shape), coordinate, tensor.placements)
-        first = tuple(one[0][0] for one in spans)
-        size = tuple(sum(stop - start for start, stop in one) for one in spans)
-        found[int(root.mesh[place])] = Box(whole, first, size)
+        found[int(root.mesh[place])] = _box(whole, spans)
     return found
+
+
+def _box(whole: tuple[int, ...], spans: list[Spans]) -> Box:
+    size = tuple(sum(stop - start for start, stop in one) for one in spans)
+    return Box(whole, tuple(one[0][0] for one in spans), size)
 
 
 def spans_of(
@@ -195,6 +197,14 @@ class ManagedParameter(NamedTuple):
     tensor: Tensor
 
 
+def _of_fsdp(kind: str, modules: Iterable[nn.Module]) -> Iterator[Any]:
+    """The modules inside of these that are of a class of FSDP's; none, if nobody imported it."""
+    api = sys.modules.get("torch.distributed.fsdp")
+    if api is not None:
+        for module in modules:
+            yield from (one for one in module.modules() if isinstance(one, getattr(api, kind)))
+
+
 def managed(module: nn.Module) -> Mapping[tuple[int, str], ManagedParameter]:
     """What FSDP has taken over, by the module's ``id`` and the parameter's name there.
 
@@ -203,14 +213,10 @@ def managed(module: nn.Module) -> Mapping[tuple[int, str], ManagedParameter]:
     Raises:
         TypeError: this version of torch keeps them elsewhere.
     """
-    api = sys.modules.get("torch.distributed.fsdp")
-    if api is None:
-        return {}
     found: dict[tuple[int, str], ManagedParameter] = {}
     try:
-        for inside in module.modules():
-            if isinstance(inside, api.FSDPModule):
-                found.update(_taken_by(inside))
+        for inside in _of_fsdp("FSDPModule", [module]):
+            found.update(_taken_by(inside))
     except AttributeError as error:
         raise TypeError(
             f"what FSDP has cut cannot be saved with torch {torch.__version__}: {error}"
@@ -249,15 +255,10 @@ def why_gathered(modules: Iterable[nn.Module]) -> str:
     FSDP's first version exchanges the memory of a parameter, or the parameter itself, for that of
     the whole one, and back, as a forward or backward comes to it.
     """
-    api = sys.modules.get("torch.distributed.fsdp")
-    if api is None:
-        return ""
-    for module in modules:
-        for each in module.modules():
-            if isinstance(each, api.FullyShardedDataParallel):
-                handle = getattr(each, "_handle", each)  # none: it has no parameters of its own
-                if handle is not None and getattr(handle, "uses_sharded_strategy", True):
-                    return GATHERED
+    for each in _of_fsdp("FullyShardedDataParallel", modules):
+        handle = getattr(each, "_handle", each)  # none: it has no parameters of its own
+        if handle is not None and getattr(handle, "uses_sharded_strategy", True):
+            return GATHERED
     return ""
 
 
@@ -275,27 +276,17 @@ def is_zero(optimizer: object) -> bool:
 
 def why_no_iteration_drop(modules: Iterable[nn.Module]) -> str:
     """Why :func:`drop_iteration` cannot be called; empty: it can."""
-    api = sys.modules.get("torch.distributed.fsdp")
-    if api is None:
-        return ""
-    for module in modules:
-        for each in module.modules():
-            if isinstance(each, api.FSDPModule):
-                state = each._get_fsdp_state()  # noqa: SLF001  torch has no public ones
-                is_known = hasattr(state, "_is_root") and hasattr(state, "_fsdp_param_groups")
-                if is_known and hasattr(each, "reset_iter_state"):
-                    continue
-                return f"uses FSDP of torch {torch.__version__}, which cannot forget a step"
+    for each in _of_fsdp("FSDPModule", modules):
+        state = each._get_fsdp_state()  # noqa: SLF001  torch has no public ones
+        is_known = hasattr(state, "_is_root") and hasattr(state, "_fsdp_param_groups")
+        if not (is_known and hasattr(each, "reset_iter_state")):
+            return f"uses FSDP of torch {torch.__version__}, which cannot forget a step"
     return ""
 
 
 def drop_iteration(modules: Iterable[nn.Module]) -> None:
     """Have FSDP forget a step that was interrupted, and whatever gradients it has kept of it."""
-    api = sys.modules.get("torch.distributed.fsdp")
-    if api is None:
-        return
-    inside = [each for module in modules for each in module.modules()]
-    for each in dict.fromkeys(one for one in inside if isinstance(one, api.FSDPModule)):
+    for each in dict.fromkeys(_of_fsdp("FSDPModule", modules)):
         state = each._get_fsdp_state()  # noqa: SLF001  torch has no public ones
         if state._is_root:  # noqa: SLF001  the only ones that can be asked
             each.reset_iter_state()

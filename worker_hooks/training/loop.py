@@ -486,9 +486,9 @@ class DataLoop:
             if self._guard.is_on:
                 self._committed.changes.begin(self._guard.env.audit)
             self._make_page(feed)
-            self._guard.why_held_only = why_gathered(self._committed.modules())
+            why = self._guard.why_held_only = why_gathered(self._committed.modules())
             if self._guard.compares:
-                self._replication.training_begins(self._committed.step)
+                self._replication.training_begins(self._committed.step, why)
         self._callbacks.tell("armed", self._training)
 
     def _make_page(self, feed: Feed) -> None:

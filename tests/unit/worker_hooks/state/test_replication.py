@@ -105,10 +105,10 @@ def test_another_attempt_is_compared_in_full():
 
 def test_a_model_that_lost_its_parameters_is_reported_before_the_first_step():
     training = Training()
-    training.replication.training_begins(0)
+    training.replication.training_begins(0, "")
     assert training.reports == []
     training.net[0].weight = nn.Parameter(torch.zeros(4, 4))
-    training.replication.training_begins(0)
+    training.replication.training_begins(0, "")
     ((step, texts, _, problem, _),) = training.reports
     assert (step, texts) == (0, {})
     assert (
