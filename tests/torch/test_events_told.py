@@ -42,6 +42,12 @@ def couriers(job):
     return found
 
 
+def is_running(job, attempt):
+    """Whether every rank trains in this attempt: who stops it sooner interrupts a replacement."""
+    status = job.status()
+    return (status["attempt"], status["state"]) == (attempt, "running")
+
+
 def steps(job, since):
     workers = job.status()["workers"]
     return len(workers) == 2 and all(each.get("step", 0) > since for each in workers)
@@ -97,7 +103,7 @@ def test_a_command_that_hangs_and_an_address_that_is_silent_hold_nothing_up(msru
         job = msrun.start("--worker_num=2", f"--on_event={tell}", f"--webhook={address}", *ENDLESS)
         poll(lambda: steps(job, 5))
         os.kill(job.pids()[1], signal.SIGKILL)
-        poll(lambda: job.status()["attempt"] == 1 and steps(job, 30))
+        poll(lambda: is_running(job, 1) and steps(job, 30))
         job.signal(signal.SIGTERM)
         job.await_state("stopped")
         began = time.monotonic()
@@ -123,7 +129,7 @@ def test_a_failing_command_is_said_once_and_a_killed_courier_too(msrun):
     os.kill(courier, signal.SIGKILL)
     poll(lambda: not couriers(job))
     os.kill(job.pids()[1], signal.SIGKILL)
-    poll(lambda: job.status()["attempt"] == 3 and steps(job, 5))
+    poll(lambda: is_running(job, 3) and steps(job, 5))
     job.signal(signal.SIGTERM)
     ended = job.wait()
     assert ended.code == 0, ended
