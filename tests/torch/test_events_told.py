@@ -69,7 +69,7 @@ def test_a_killed_rank_a_stop_and_the_end_are_told_everywhere(msrun, hook):
     )
     poll(lambda: steps(job, 5))
     os.kill(job.pids()[1], signal.SIGKILL)
-    poll(lambda: job.status()["attempt"] == 1 and steps(job, 30))
+    poll(lambda: is_running(job, 1) and steps(job, 30))
     poll(lambda: any(each["event"] == "replaced" for each in hook.got))
 
     def scraped():
