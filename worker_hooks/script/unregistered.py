@@ -20,6 +20,13 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from worker_hooks.script.left_out import (
+    Inner,
+    attributes,
+    inner_objects,
+    is_saved,
+    registered_objects,
+)
 from worker_hooks.script.values import FIXED
 from worker_hooks.script.watch import Group, local_modules
 from worker_hooks.tensors.placements import ZERO, is_zero
@@ -28,16 +35,19 @@ CHANGES = (
     "`{name}` ({kind}) changes while training and is not registered, so it begins anew after a "
     "replacement or resume: "
 )
+LEFT_OUT = "the state_dict of `{owner}` leaves it out: register it as well"
 CURE = "give it to TrainState({key}={name})"
 TRAINED = (
     "the optimizer updates a parameter of shape {shape} that is in no registered module, so it "
     "begins anew after a replacement or resume: give it to TrainState, too"
 )
-_DEPTH = 4  # objects within registered ones
 _SAMPLED = 64  # tensors of a module, of which one number each is compared
 _ITEMS = 64  # of a container in an object
-_NOTHING: Mapping[str, Any] = {}
 _PLAIN = {Tensor, nn.Parameter, nn.Buffer}
+
+
+def _unknown(_: str) -> Any:
+    return None
 
 
 class _Candidate(NamedTuple):
@@ -46,14 +56,23 @@ class _Candidate(NamedTuple):
     name: str
     thing: ReferenceType[Any]
     mark: Any  # as it was before the first step
+    owner: str | None = None  # the registered object that has it
 
 
 class Unregistered:
     """The objects of one rank that may be state and are not registered."""
 
-    def __init__(self, registered: Iterable[object]) -> None:
-        """Nothing is looked for before :meth:`begin`; ``registered``: modules, optimizers, ..."""
-        self._registered = list(registered)
+    def __init__(
+        self, registered: Mapping[str, object], state_of: Callable[[str], Any] = _unknown
+    ) -> None:
+        """Nothing is looked for before :meth:`begin`.
+
+        Args:
+            registered: modules, optimizers, ..., by name.
+            state_of: returns what is saved of one of these at a commit; ``None``: all that counts.
+        """
+        self._registered = dict(registered_objects(registered))
+        self._state_of = state_of
         self._candidates: list[_Candidate] = []
         self._commits = 0
 
@@ -73,8 +92,9 @@ class Unregistered:
         Returns:
             Sentences on parameters that an optimizer updates and that are not registered.
         """
-        covered, tensors = _covered(self._registered), _tensors_of(self._registered)
-        covered |= {id(group.holder) for group in groups}
+        tensors = _tensors_of(self._registered.values())
+        inner = list(self._inner())
+        covered = {id(each.thing) for each in inner} | {id(group.holder) for group in groups}
         own = {module.__name__ for module in local_modules()}
         found: dict[int, tuple[str, Any]] = {}
         for prefix, holder, is_local in [
@@ -83,18 +103,20 @@ class Unregistered:
         ]:
             for key in list(holder):
                 name, thing = f"{prefix}{key}", holder.get(key, None)
-                is_covered = {id(thing), id(_attributes(thing))} & covered
+                is_covered = {id(thing), id(attributes(thing))} & covered
                 is_own = is_local and type(thing).__module__ in own
                 if not is_covered and not is_ignored(name) and (is_own or _may_be_state(thing)):
                     found.setdefault(id(thing), (name, thing))
         for name, thing in found.values():
-            mark = _mark(thing, tensors, covered)
-            if mark is not None:
-                with contextlib.suppress(TypeError):  # no weak reference to it: it has only slots
-                    self._candidates.append(_Candidate(name, ref(thing), mark))
+            self._consider(name, thing, _mark(thing, tensors, covered))
+        given = {id(each) for each in self._registered.values()}
+        for each in inner:
+            is_owned = not each.is_part and id(each.thing) not in given
+            if is_owned and not is_ignored(each.name) and _may_be_state(each.thing):
+                self._consider(each.name, each.thing, _mark(each.thing, tensors, ()), each.owner)
         modules = [each for _, each in found.values() if isinstance(each, nn.Module)]
         theirs = tensors | {id(each) for module in modules for each in module.parameters()}
-        bare = [each for each in _updated(self._registered) if id(each) not in theirs]
+        bare = [each for each in _updated(self._registered.values()) if id(each) not in theirs]
         return [TRAINED.format(shape=tuple(each.shape)) for each in bare[:1]]
 
     def committed(self, is_kept: Callable[[str], bool]) -> list[str]:
@@ -106,21 +128,46 @@ class Unregistered:
         self._commits += 1
         if not self._candidates or self._commits & (self._commits - 1):
             return []
-        covered, tensors = _covered(self._registered), _tensors_of(self._registered)
+        covered = {id(each.thing) for each in self._inner()}
+        tensors = _tensors_of(self._registered.values())
         told, unchanged = list[str](), list[_Candidate]()
         for each in self._candidates:
             thing = each.thing()
             if thing is None or is_kept(each.name):
                 continue
-            mark = _mark(thing, tensors, covered)
+            mark = _mark(thing, tensors, covered if each.owner is None else ())
             if mark is None or mark == each.mark:
                 unchanged.append(each)
-            else:
+            elif each.owner is None or self._is_left_out(each.owner, thing):
                 kind, key = type(thing).__name__, each.name.rpartition(".")[2]
-                cure = ZERO if is_zero(thing) else CURE.format(name=each.name, key=key)
+                cure = CURE.format(name=each.name, key=key)
+                if is_zero(thing):
+                    cure = ZERO
+                elif each.owner is not None:
+                    cure = LEFT_OUT.format(owner=each.owner)
                 told.append(CHANGES.format(name=each.name, kind=kind) + cure)
         self._candidates = unchanged
         return told
+
+    def _inner(self) -> Iterator[Inner]:
+        """The registered objects and what they consist of."""
+        for name, thing in self._registered.items():
+            yield from inner_objects(name, thing)
+
+    def _consider(self, name: str, thing: Any, mark: Any, owner: str | None = None) -> None:
+        if mark is not None:
+            with contextlib.suppress(TypeError):  # no weak reference to it: it has only slots
+                self._candidates.append(_Candidate(name, ref(thing), mark, owner))
+
+    def _is_left_out(self, owner: str, thing: Any) -> bool:
+        """Whether what is saved of a registered object lacks the state of one within."""
+        state = self._state_of(owner)
+        if state is None:
+            return False
+        try:
+            return not is_saved(thing, state)
+        except Exception:  # noqa: BLE001  objects of any kind
+            return False
 
 
 def _may_be_state(thing: Any) -> bool:
@@ -159,13 +206,13 @@ def _read(thing: Any, registered: Collection[int], covered: Collection[int]) -> 
             states = [each.values() for each in thing.state.values()]
             groups = [value for group in thing.param_groups for value in group.values()]
             rates = [value for value in groups if type(value) in FIXED]
-            inner = [each for each in _attributes(thing).values() if isinstance(each, Optimizer)]
+            inner = [each for each in attributes(thing).values() if isinstance(each, Optimizer)]
             inside = [_read(each, registered, covered) for each in inner]  # ZeRO's state is there
             of_state = _versions(e for some in states for e in some)
             return len(states), of_state, rates, _versions(groups), inside
         case LRScheduler():
             return thing.last_epoch, getattr(thing, "_step_count", 0)
-    values = list(_attributes(thing).values())
+    values = list(attributes(thing).values())
     flat = [each for value in values for each in _items(value) if id(each) not in registered]
     plain = [each for each in flat if type(each) in FIXED]
     return plain, _versions(flat)
@@ -190,39 +237,10 @@ def _sample(tensors: list[Tensor]) -> tuple[float, ...]:
         return tuple(float(each.reshape(-1)[each.numel() // 2]) for each in some)
 
 
-def _attributes(thing: Any) -> Mapping[str, Any]:
-    try:
-        held: Mapping[str, Any] = vars(thing)
-    except TypeError:  # it has slots only
-        return _NOTHING
-    return held
-
-
 def _items(value: Any) -> Iterator[Any]:
     yield value
     if isinstance(value, dict | list | tuple) and len(value) <= _ITEMS:
         yield from value.values() if isinstance(value, dict) else value
-
-
-def _covered(registered: Iterable[Any]) -> set[int]:
-    """The ids of registered objects and of what they consist of."""
-    found: dict[int, Any] = {}  # alive, so that their ids stay theirs
-    waiting = [(each, 0) for each in registered]
-    for thing, depth in waiting:  # which grows
-        is_plain = type(thing) in FIXED or isinstance(thing, Tensor | type) or callable(thing)
-        if id(thing) in found or (is_plain and not isinstance(thing, nn.Module)):
-            continue
-        found[id(thing)] = thing
-        if isinstance(thing, nn.Module):
-            waiting += [(each, depth) for each in thing.modules()]
-        elif isinstance(thing, dict | list | tuple):
-            waiting += [(each, depth) for each in _items(thing) if each is not thing]
-        elif depth < _DEPTH:
-            attributes = list(_attributes(thing).items())
-            if isinstance(thing, LRScheduler):  # which saves nothing of its optimizer
-                attributes = [(key, each) for key, each in attributes if key != "optimizer"]
-            waiting += [(each, depth + 1) for _, each in attributes]
-    return {*found}
 
 
 def _tensors_of(registered: Iterable[Any]) -> set[int]:

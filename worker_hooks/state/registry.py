@@ -188,6 +188,22 @@ def named_objects(pieces: Iterable[Piece]) -> Iterator[tuple[str, object]]:
             yield (f"{piece.name}.{number}" if len(found) > 1 else piece.name), each
 
 
+def saved_state(pieces: Iterable[Piece], name: str) -> Any:
+    """What is saved of a registered object; ``None``: nothing is registered under this name.
+
+    Modules, tensors and scalers are read where they lie, so there is nothing to look into.
+    """
+    piece = next((each for each in pieces if each.name == name), None)
+    match piece:
+        case ObjectPiece():
+            return piece.held.state
+        case OptimizerPiece():
+            return [piece.tensors(), piece.snapshot()]
+        case SchedulerPiece():
+            return piece.snapshot()
+    return None if piece is None else {}
+
+
 def gradients_of(piece: Piece) -> list[int]:
     """What differs once a backward has added to the gradients that a piece's optimizer uses."""
     found: list[int] = []

@@ -45,9 +45,14 @@ class ObjectPiece:
         self._held: HeldTensor | None = None
         self._tensors: dict[str, Tensor] | None = None  # of what is held, if it is large
 
+    @property
+    def held(self) -> HeldTensor:
+        """The state at the newest commit."""
+        return self._held if self._held is not None else self.snapshot()
+
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of a large state, as the object returned them at the commit."""
-        held = self._held if self._held is not None else self.snapshot()
+        held = self.held
         if not held.is_large:
             return _NONE
         if self._tensors is None:

@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ from worker_hooks.script import notice, source
 from worker_hooks.script.source import Named
 from worker_hooks.script.unregistered import Unregistered
 from worker_hooks.state.committed_state import CommittedState, Position
-from worker_hooks.state.registry import scripts_tensors
+from worker_hooks.state.registry import saved_state, scripts_tensors
 from worker_hooks.state.replication import Replication
 from worker_hooks.tensors.placements import why_gathered
 from worker_hooks.training.loop_variables import LoopVariables
@@ -80,7 +81,7 @@ class DataLoop:
         exit_control: ExitControl,
         callbacks: CallbackList,
         observers: Sequence[StepObserver],
-        registered: Iterable[object] = (),
+        registered: Mapping[str, object] | None = None,
     ) -> None:
         """Begin before the first epoch.
 
@@ -91,7 +92,7 @@ class DataLoop:
             exit_control: asked for requests to exit.
             callbacks: of the script.
             observers: of a drill.
-            registered: the objects that were given to ``TrainState``.
+            registered: the objects that were given to ``TrainState``, by name.
         """
         self._training = training
         self._committed = committed
@@ -121,7 +122,7 @@ class DataLoop:
         self._variables = LoopVariables(self._registered, committed.private.script)
         self._unregistered: Unregistered | None = None  # from the first loop of the run on
         self._own_loop: OwnLoop | None = None  # if this rank says what begins anew in it
-        self._registered_objects = list(registered)
+        self._objects = dict(registered or {})
         self._has_committed = False  # a step of this run
         self._loops = 0  # calls of batches() in this epoch
         self._feeds = FeedCache()
@@ -414,8 +415,9 @@ class DataLoop:
         self._variables.capture(is_last=True)
         self._say_lost(self._variables.lost())
         if self._unregistered is None and self._may_say:
-            fed = [] if self._feed is None else self._feed.saved_objects
-            self._unregistered = Unregistered([*self._registered_objects, *fed])
+            fed = {} if self._feed is None else {"loader": self._feed.saved_objects}
+            state_of = partial(saved_state, self._committed.pieces)
+            self._unregistered = Unregistered(self._objects | fed, state_of)
             script = self._committed.private.script
             frames = frames_of_script(frame)
             told = self._unregistered.begin(script.groups, frames, script.is_ignored)

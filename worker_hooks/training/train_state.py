@@ -97,7 +97,7 @@ class TrainState:
             self.exit,
             self._callbacks,
             self._observers,
-            given.values(),
+            given,
         )
         self._membership = Membership(self._guard, self._committed.modules)
         self._is_done = False  # training is over

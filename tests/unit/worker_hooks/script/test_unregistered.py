@@ -10,6 +10,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from worker_hooks.script.unregistered import Unregistered
 from worker_hooks.script.watch import groups_of
+from worker_hooks.state.registry import pieces_of, saved_state
 
 never = frozenset().__contains__
 
@@ -30,7 +31,7 @@ class Model:
         self.opt = torch.optim.Adam(self.net.parameters())
         vars(main).update(net=self.net, opt=self.opt)
         self.main = main
-        self.watch = Unregistered([getattr(self, each) for each in registered])
+        self.watch = Unregistered({each: getattr(self, each) for each in registered})
         self.said = []
 
     def begin(self, is_ignored=never, **values):
@@ -103,9 +104,8 @@ def test_an_optimizer_is_not_registered_with_its_scheduler(script, kind):
     """Plain SGD has nothing but the rate, which the scheduler sets."""
     model = Model(script)
     model.opt = script.opt = kind(model.net.parameters(), lr=0.1)
-    model.watch = Unregistered(
-        [model.net, scheduler := torch.optim.lr_scheduler.StepLR(model.opt, 1)]
-    )
+    scheduler = torch.optim.lr_scheduler.StepLR(model.opt, 1)
+    model.watch = Unregistered({"net": model.net, "scheduler": scheduler})
     model.begin()
     (said,) = model.step(scheduler=scheduler)
     assert said.startswith(f"`opt` ({kind.__name__}) changes while training and is not registered")
@@ -125,7 +125,7 @@ class Shares(torch.optim.Optimizer):
 def test_an_optimizer_whose_state_another_one_has_is_named(script):
     model = Model(script)
     model.opt = script.opt = Shares(model.net.parameters())
-    model.watch = Unregistered([model.net])
+    model.watch = Unregistered({"net": model.net})
     model.begin()
     (said,) = model.step()
     assert said.startswith("`opt` (Shares) changes while training and is not registered")
@@ -135,14 +135,10 @@ def test_so_is_one_of_which_only_that_other_one_is_registered_once_its_rate_chan
     model = Model(script)
     model.opt = script.opt = Shares(model.net.parameters())
     scheduler = torch.optim.lr_scheduler.StepLR(model.opt, 1)
-    model.watch = Unregistered([model.net, model.opt.optim, scheduler])
+    model.watch = Unregistered({"all": [model.net, model.opt.optim, scheduler]})
     model.begin()
     (said,) = model.step(scheduler=scheduler)
     assert said.startswith("`opt` (Shares) changes while training and is not registered")
-    model.watch = Unregistered([model.net, model.opt, scheduler])
-    model.said = []
-    model.begin()
-    assert model.step(scheduler=scheduler) == []
 
 
 def test_a_global_scheduler_is_saved_as_the_scripts_own_values_are(script):
@@ -163,7 +159,7 @@ def test_wrappers_of_registered_objects_and_parts_of_them_are_no_state_of_their_
     model = Model(script)
     warmup = torch.optim.lr_scheduler.LinearLR(model.opt)
     both = torch.optim.lr_scheduler.ChainedScheduler([warmup])
-    model.watch = Unregistered([model.net, model.opt, both])
+    model.watch = Unregistered({"model": model.net, "opt": model.opt, "both": both})
     wrapped, part = Wrapper(model.opt), model.net[0]
     model.begin()
     assert model.step(scheduler=both) == []
@@ -241,3 +237,171 @@ def test_what_is_gone_is_not_kept_alive(script):
     del script.scratch
     assert model.step() == []
     assert not model.watch._candidates
+
+
+class Noam:
+    """The warm-up of "Attention is all you need", as it is written in many tutorials."""
+
+    def __init__(self, optimizer, *, saves):
+        self.optimizer, self.saves, self.n = optimizer, saves, 0
+
+    def step(self):
+        self.n += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.n / 100
+        self.optimizer.step()
+
+    def state_dict(self):
+        state = {"n": self.n}
+        match self.saves:
+            case "nested":
+                state["adam"] = {"of": self.optimizer.state_dict()}
+            case "copied":
+                state["adam"] = copy.deepcopy(self.optimizer.state_dict())
+            case "its state":
+                state |= self.optimizer.state_dict()["state"]
+            case "before":
+                state["adam"] = {"state": {}, "param_groups": [{"lr": 0.0}]}
+        return state
+
+    def load_state_dict(self, state):
+        raise NotImplementedError
+
+
+def of_pieces(objects):
+    """What is saved of these at a commit."""
+    pieces = pieces_of(objects)
+
+    def state_of(name):
+        for each in pieces:
+            each.snapshot()
+        return saved_state(pieces, name)
+
+    return state_of
+
+
+@pytest.mark.parametrize("saves", ["nested", "copied", "its state"])
+def test_a_wrapper_that_saves_its_optimizer_is_not_named(script, saves):
+    model = Model(script)
+    model.opt = script.opt = Noam(model.opt, saves=saves)
+    registered = {"model": model.net, "warm": model.opt}
+    model.watch = Unregistered(registered, of_pieces(registered))
+    model.begin()
+    assert [model.step() for _ in range(3)] == [[]] * 3
+
+
+@pytest.mark.parametrize("saves", ["nothing", "before"])
+def test_an_optimizer_that_a_registered_wrapper_leaves_out_is_named(script, saves):
+    model = Model(script)
+    adam = script.adam = model.opt
+    model.opt = script.opt = Noam(adam, saves=saves)
+    registered = {"model": model.net, "warm": model.opt}
+    model.watch = Unregistered(registered, of_pieces(registered))
+    model.begin()
+    (said,) = model.step()
+    assert said == (
+        "`warm.optimizer` (Adam) changes while training and is not registered, so it begins anew "
+        "after a replacement or resume: the state_dict of `warm` leaves it out: register it as well"
+    )
+    both = registered | {"adam": adam}
+    model.watch, model.said = Unregistered(both, of_pieces(both)), []
+    model.begin()
+    assert model.step() == model.step() == []
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+@pytest.mark.parametrize("is_wrapper", [False, True])
+def test_the_base_optimizer_of_one_that_saves_itself_alone_is_named(script, kind, is_wrapper):
+    """As SAM's ``base_optimizer``: torch's ``state_dict`` does not look into attributes."""
+
+    class Sam(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {"lr": 0.1})
+            settings = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+            self.base_optimizer = kind(self.param_groups, **settings)
+            self.param_groups = self.base_optimizer.param_groups
+
+        def step(self, closure=None):
+            self.base_optimizer.step(closure)
+
+    model = Model(script)
+    model.opt = script.opt = Sam(model.net.parameters())
+    registered = {"model": model.net, "optimizer": [model.opt] if is_wrapper else model.opt}
+    model.watch = Unregistered(registered, of_pieces(registered))
+    model.begin()
+    (said,) = model.step()
+    name = "optimizer.0" if is_wrapper else "optimizer"
+    assert said.startswith(f"`{name}.base_optimizer` ({kind.__name__}) changes while training")
+    assert said.endswith(f"the state_dict of `{name}` leaves it out: register it as well")
+
+
+def test_an_optimizer_that_shares_its_state_with_its_base_saves_it(script):
+    """As ``Lookahead`` of the usual kind."""
+
+    class Lookahead(torch.optim.Optimizer):
+        def __init__(self, base):
+            self.base = base
+            self.param_groups, self.state, self.defaults = base.param_groups, base.state, {}
+
+        def step(self, closure=None):
+            self.base.step(closure)
+
+        def state_dict(self):
+            return {"fast": self.base.state_dict(), "n": 1}
+
+        def load_state_dict(self, state):
+            raise NotImplementedError
+
+    model = Model(script)
+    model.opt = script.opt = Lookahead(model.opt)
+    registered = {"model": model.net, "optimizer": model.opt}
+    model.watch = Unregistered(registered, of_pieces(registered))
+    model.begin()
+    assert model.step() == model.step() == []
+
+
+def test_what_a_registered_trainer_or_module_hides_is_named(script):
+    class Trainer:
+        def __init__(self, net, opt):
+            self.net, self.opt = net, opt
+            self.averages = [AveragedModel(net)]
+            self.schedule = torch.optim.lr_scheduler.StepLR(opt, 1)
+
+        def state_dict(self):
+            return {"net": self.net.state_dict(), "opt": self.opt.state_dict()}
+
+        def load_state_dict(self, state):
+            raise NotImplementedError
+
+    model = Model(script)
+    trainer = script.trainer = Trainer(model.net, model.opt)
+    model.net.shadow = [copy.deepcopy(model.net)]  # which its state_dict does not see
+    registered = {"trainer": trainer}
+    model.watch = Unregistered(registered, of_pieces(registered))
+    model.begin()
+    trainer.averages[0].update_parameters(model.net)
+    with torch.no_grad():
+        model.net.shadow[0][0].weight.mul_(0.5)
+    said = model.step(scheduler=trainer.schedule)
+    names = {each.partition(" changes")[0] for each in said}
+    assert names == {
+        "`trainer.averages.0` (AveragedModel)",
+        "`trainer.schedule` (StepLR)",
+        "`trainer.net.shadow.0` (Sequential)",
+    }
+
+
+def test_schedulers_within_a_scheduler_are_saved_by_it(script):
+    model = Model(script)
+    both = torch.optim.lr_scheduler.SequentialLR(
+        model.opt,
+        [
+            torch.optim.lr_scheduler.LinearLR(model.opt),
+            torch.optim.lr_scheduler.StepLR(model.opt, 1),
+        ],
+        milestones=[2],
+    )
+    registered = {"model": model.net, "optimizer": model.opt, "scheduler": both}
+    model.watch = Unregistered(registered, of_pieces(registered))
+    model.begin()
+    assert [model.step(scheduler=both) for _ in range(4)] == [[]] * 4
