@@ -8,6 +8,7 @@ from agent.controller import actions as do
 from agent.controller.drain import DRAINING
 from agent.controller.job import NEVER, Job
 from agent.controller.protection import Level, protection
+from agent.controller.replication import are_copies_wanted
 from agent.controller.states import JobState
 from agent.spec import exit_budget
 from agent.text.tone import Tone
@@ -137,7 +138,7 @@ def _of_protection(before: Job, after: Job) -> str:
 def _of_own_values(before: Job, after: Job) -> str:
     """Values of the script's own turned out to differ by rank."""
     news = after.differing - before.differing
-    is_copied = after.policy.dump.copies and not after.since_restart.copies.why_not
+    is_copied = are_copies_wanted(after) and not after.since_restart.copies.why_not
     newest = _COPY if is_copied else _CHECKPOINT
     return "; ".join(_of_values(news, newest)) if news else ""
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from agent.controller.job import NEVER, Job
 from agent.controller.replication import lone_ranks, why_no_holder, why_not_held
+from agent.spec.job_spec import CopyMode
 from agent.text.wording import listed
 
 LOST = "if a rank dies, training resumes from the newest ModelCheckpoint, else from its beginning"
@@ -20,7 +21,7 @@ ONE_RANK_LOST = (
     "the step"
 )
 NOTHING_SAVED = "and nothing is saved after a failure (--on-failure)"
-HINT = "--protect-memory=copy keeps copies of it in memory"
+HINT = "--protect-memory=auto keeps copies of it in memory"
 
 CURES = (
     ("wraps its model in DDP outside", "move DDP(...) into train(state)"),
@@ -83,7 +84,7 @@ def protection(job: Job) -> Protection:
 def _of_copies(job: Job, why: str, lost: str) -> Protection:
     """What it costs if no other rank holds the state, because of ``why``."""
     copies, dump = job.since_restart.copies, job.policy.dump
-    if not dump.copies:
+    if dump.copies is CopyMode.OFF:
         return Protection(Level.NOT_PROTECTED, f"{why}; {lost}; {HINT}")
     if not dump.after_failure:
         return Protection(Level.NOT_PROTECTED, f"{why}, {NOTHING_SAVED}")
@@ -93,7 +94,7 @@ def _of_copies(job: Job, why: str, lost: str) -> Protection:
         )
     if copies.newest is None:
         return Protection(Level.UNKNOWN)
-    often = "every step" if copies.every == 1 else f"every {copies.every} steps"
+    often = "every step" if copies.every == 1 else f"about every {copies.every} steps"
     follows = "a restart from it"
     if not job.policy.max_restarts:
         follows = "the end of the job, once it is saved (--max-restarts=1 restarts it)"

@@ -32,9 +32,11 @@ from agent.controller.job import (
     UnconfirmedReplacement,
 )
 from agent.controller.states import RankState
+from agent.spec.job_spec import CopyMode
 from agent.text.wording import described, listed, ranged
 from worker_hooks.contract import protocol
 from worker_hooks.contract.fingerprint import (
+    LATE,
     Difference,
     Fingerprint,
     alike,
@@ -144,6 +146,15 @@ def sides_of_copy(job: Job, variants: Groups) -> Groups:
     return tuple(pool for each in variants for pool in pools if {*each} <= {*pool})
 
 
+def are_copies_wanted(job: Job) -> bool:
+    """Whether the state is to be copied: always, or as a death may leave nobody who holds it."""
+    mode = job.policy.dump.copies
+    if not job.policy.dump.after_failure or mode is CopyMode.OFF:
+        return False
+    is_lone = len(job.ranks) == 1 or bool(lone_ranks(job))
+    return mode is CopyMode.COPY or is_lone or any(each.startswith(LATE) for each in job.differing)
+
+
 def groups_to_copy(job: Job) -> Groups:
     """The replica groups of which each is to keep copies of its part in memory; none: no copies.
 
@@ -153,8 +164,7 @@ def groups_to_copy(job: Job) -> Groups:
     known, since = job.since_restart.comparison, job.since_restart
     is_known = known.compared != NEVER or (len(job.ranks) == 1 and not known.awaited)
     is_wrong = bool(known.unprotected or known.uncounted or since.trial or since.copies.why_not)
-    is_wanted = job.policy.dump.copies and job.policy.dump.after_failure
-    if not is_wanted or not is_known or is_wrong or _why_not_compared(known):
+    if not are_copies_wanted(job) or not is_known or is_wrong or _why_not_compared(known):
         return ()
     return replica_groups(job)
 

@@ -32,7 +32,8 @@ from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Mani
 
 SHARE = 0.01  # of the training's processor time that copies may take
 NOTICE_S = 0.05  # before a commit all ranks are told that it is copied
-MOST_AHEAD = 64  # steps
+MOST_AHEAD = 1024  # steps
+MOST_MISSES = 12  # in a row, within 40 s or more; then the job is said not to be copied
 MISSED_S = (0.02, 10.0)  # until the next order, after the first miss and at most
 LOOK_S = 0.2  # a copy that is due so much later, or more, is not ordered yet
 UNKNOWN_STEP_S = 0.01
@@ -227,6 +228,9 @@ class MemoryCopies:
             self._misses += 1
             self._spare = coming.files
             self._services.journal.event("CopyMissed", step=coming.step, why=why)
+            if self._misses >= MOST_MISSES:
+                self._refuse(coming.step, f"{MOST_MISSES} times in a row, the last time as {why}")
+                return
             self._wait(min(MISSED_S[0] * 2**self._misses, MISSED_S[1]))
         else:
             self._complete(coming)

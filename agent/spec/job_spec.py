@@ -85,6 +85,14 @@ class LogSpec(NamedTuple):
         return not self.disabled and bool(self.redirects or self.tee)
 
 
+class CopyMode(Enum):
+    """``--protect-memory``: when the state is copied to msrun's memory while training goes on."""
+
+    AUTO = "auto"  # where no other rank holds what one has
+    COPY = "copy"  # always
+    OFF = "off"
+
+
 class DumpSpec(NamedTuple):
     """How a dump is made and what a run resumes from. Times in seconds.
 
@@ -107,7 +115,7 @@ class DumpSpec(NamedTuple):
     after_failure: bool = True  # --on-failure allows a dump; a graceful exit is saved in any case
     ttp: bool = True  # MS_ENABLE_TFT='{TTP:0}' switches the feature off
     places: int = 2  # folders to try: the script's and the fallback
-    copies: bool = False  # --protect-memory=copy: of the state, in memory, while training goes on
+    copies: CopyMode = CopyMode.AUTO  # --protect-memory: of the state, while training goes on
     copy_every: int = 0  # --protect-every: steps; 0: as often as costs 1 % of the training's time
     memory_writers: int = 8  # at most: a core touches 2 GB of memory a second, a GPU has its link
 

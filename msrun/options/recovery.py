@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.spec.job_spec import DumpSpec, ReplaceSpec, Timeouts, UsageError
+from agent.spec.job_spec import CopyMode, DumpSpec, ReplaceSpec, Timeouts, UsageError
 from agent.spec.timeouts import TimeoutLadder, TimeoutRung, derive, exit_times
 from msrun.options.logs import folder
 from msrun.options.settings import Setting, Settings, bounded
@@ -96,7 +96,7 @@ def _dump(settings: Settings, ladder: TimeoutLadder, environ: Mapping[str, str])
         is_strict=settings.boolean("strict"),
         restarts_explicit="max_restarts" in settings.given,
         ttp=_ttp(environ),
-        copies=settings.of("protect_memory").text == "copy",
+        copies=CopyMode(settings.of("protect_memory").text),
         copy_every=settings.integer("protect_every") or 0,
     )
 

@@ -216,8 +216,9 @@ OPTIONS: tuple[Option, ...] = (
            default="0.5%", metavar="PERCENT", origin=_OUR),
     Option("protect-memory", _S.RECOVERY,
            "copy: each rank copies its state, or its part of what replicas share, to msrun's "
-           "memory again and again; if no rank can save it any more, the newest copy is saved.",
-           default="off", metavar="copy|off", choices=("copy", "off"), origin=_OUR),
+           "memory again and again; if no rank can save it any more, the newest copy is saved. "
+           "auto: where no other rank holds what one has.",
+           default="auto", metavar="auto|copy|off", choices=("auto", "copy", "off"), origin=_OUR),
     Option("protect-every", _S.RECOVERY,
            "Steps from one such copy to the next; 0: as often as takes 1 % of the time.",
            default="0", kind=_K.INT, metavar="N", low=0, origin=_OUR),

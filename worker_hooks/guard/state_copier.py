@@ -43,6 +43,10 @@ class _GivenUpError(Exception):
     """The copy was given up."""
 
 
+class _NoRoomError(Exception):
+    """No copy of this state will ever fit."""
+
+
 class _Task:
     """One order to copy, and its files, which are closed with its answer."""
 
@@ -203,6 +207,8 @@ class StateCopier:
             pass
         except OSError as error:
             answer = answer._replace(why_not=describe_os_error(error))
+        except _NoRoomError as error:
+            answer = answer._replace(why_not=str(error), is_final=True)
         except RuntimeError as error:
             answer = answer._replace(why_not=str(error)[:2000])
         except BaseException as error:
@@ -221,7 +227,7 @@ class StateCopier:
         entries, record = self._private(order.step)
         epoch, batch = source.position(order.step)
         if why := _why_no_room(task, source.nbytes()[0] // order.parts):
-            raise RuntimeError(why)
+            raise _NoRoomError(why)
         written = save(
             source,
             task.env,
@@ -278,17 +284,19 @@ class StateCopier:
 
 
 def _why_no_room(task: _Task, nbytes: int) -> str:
-    """Why what all ranks are about to copy, twice, does not fit into memory; empty: it does.
+    """Why what all ranks are about to copy, twice, does not fit into half of the free memory.
 
-    The kernel would kill processes to make room, and say no word before.
+    Empty: it does. The kernel would kill processes to make room, and say no word before; and
+    training may need more later.
     """
     growth = nbytes - os.fstat(task.state).st_size
     if growth <= 0:
         return ""
     wanted, free = 2 * growth * task.env.world_size, free_bytes()
-    if free is None or wanted <= free:
+    if free is None or wanted <= free // 2:
         return ""
-    return f"there is no room for copies: {wanted >> 20} MiB needed, {free >> 20} MiB free"
+    needed, half = wanted >> 20, free >> 21
+    return f"copies need {needed} MiB, which is more than half of the free memory ({half} MiB)"
 
 
 def _put(file: int, *contents: bytes) -> int:

@@ -6,6 +6,7 @@ Rows as in `replacements.py`.
 from signal import SIGINT, SIGTERM, SIGUSR1
 
 from agent.controller import events as ev
+from agent.spec.job_spec import CopyMode
 from support.histories import groups, same
 from support.histories.dumps import cut, froze, full, holds, reg, running, threw, unable, wrote
 from support.histories.exits import stands
@@ -21,7 +22,9 @@ TORN = "the update did not end"
 
 def asked(count, **changes):
     """Rules of a job that is copied, and restarted once."""
-    return rules(**{"ranks": tuple(range(count)), "max_restarts": 1, "copies": True, **changes})
+    return rules(
+        **{"ranks": tuple(range(count)), "max_restarts": 1, "copies": CopyMode.COPY, **changes}
+    )
 
 
 ONE, TWO, THREE, SIX = asked(1), asked(2), asked(3), asked(6)

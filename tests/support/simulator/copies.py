@@ -13,6 +13,7 @@ from agent.controller import events as ev
 from agent.controller.job import Job
 from agent.controller.replication import groups_to_copy
 from agent.controller.states import JobState
+from agent.spec.job_spec import CopyMode
 from support.simulator.same import TRAINING
 from worker_hooks.contract import protocol
 
@@ -34,6 +35,8 @@ class Copies:
         self.node = replicas.node
         self.rng = Random(f"copies {replicas.node.seed}")
         self.are_taken = self.rng.random() < 0.4
+        ways = (CopyMode.COPY, CopyMode.COPY, CopyMode.AUTO)
+        self.mode = self.rng.choice(ways) if self.are_taken else CopyMode.OFF
 
     def began(self, training: Training) -> None:
         """All train: some steps are copied."""

@@ -135,7 +135,7 @@ class Node:
             rejoin_s=rng.choice((0.5, 2.0)),
             memory_writers=(1, 2, 8)[seed % 3],
             join_s=rng.choice((3.0, 10.0)),
-            copies=self.replicas.copies.are_taken,
+            copies=self.replicas.copies.mode,
         )
         self.story = Story(seed, self.policy)
         self.job = Job(self.policy)

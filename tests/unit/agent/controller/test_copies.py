@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from support.histories import copies, groups, same
 from support.histories.dumps import running
+from support.histories.plain import rules
 from support.histories.replacements import play
 from support.simulator.mutants import believing
 from support.simulator.node import simulate
@@ -18,6 +19,8 @@ from agent.controller.drain import write_copy
 from agent.controller.job import Copies
 from agent.controller.replication import groups_to_copy
 from agent.controller.states import JobState
+from agent.spec.job_spec import CopyMode
+from worker_hooks.contract.fingerprint import LATE
 
 
 @pytest.mark.parametrize(
@@ -30,6 +33,13 @@ def test_history(rules_, steps):
 
 
 ALL = ((0, 1, 2),)
+LATE_VALUES = [
+    *same.EQUAL[:-3],
+    *(
+        (same.says(rank, 1, {"model.w": "x", f"{LATE}`best`": f"{rank}"}), "running")
+        for rank in range(3)
+    ),
+]
 UNREADABLE = same.says(2, 2, {}, problem="model.w is a DTensor"), "running"
 UNCOUNTED = same.says(0, 0, {}, problem="no step is counted"), "running"
 NEVER = copies.copied(-1, why_not="no memory is left"), "running"
@@ -47,6 +57,11 @@ AGAIN = copies.asked(3, is_on=True)
         (copies.THREE, same.OWN, ((0,), (1,), (2,))),
         (FOUR, groups.TRAINING, ((0, 2), (1, 3))),
         (same.THREE, same.EQUAL, ()),
+        (same.THREE, same.OWN, ((0,), (1,), (2,))),
+        (same.THREE, LATE_VALUES, ALL),
+        (rules(ranks=(0,)), running(1), ((0,),)),
+        (copies.asked(1, copies=CopyMode.OFF), running(1), ()),
+        (copies.asked(3, copies=CopyMode.OFF), same.OWN, ()),
         (copies.asked(3, after_failure=False), same.EQUAL, ()),
         (copies.THREE, [*same.EQUAL, copies.GROWS], ()),
         (copies.THREE, [*same.EQUAL, UNREADABLE], ()),
@@ -62,7 +77,12 @@ AGAIN = copies.asked(3, is_on=True)
         "all have",
         "each has its own part",
         "replica groups",
-        "not asked for",
+        "each holds it for the others",
+        "each has its own part, by itself",
+        "values that only their rank knows",
+        "alone, by itself",
+        "alone, but not wanted",
+        "each has its own part, but not wanted",
         "not to be saved",
         "the state grew",
         "cannot be compared",

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 from support.histories import copies, groups
 from support.histories.dumps import reg, running
-from support.histories.plain import up
+from support.histories.plain import rules, up
 from support.histories.replacements import THREE, play
 from support.histories.same import EQUAL, OWN, compares, says
 from support.policies import altered_policy
 
 from agent.controller.decide import decide
 from agent.controller.protection import CURES, Level, protection
+from agent.spec.job_spec import CopyMode
 from agent.text.tone import Tone
 from worker_hooks.contract import protocol
 from worker_hooks.distributed import process_group
@@ -57,7 +58,7 @@ def test_ranks_that_do_not_vote_say_what_that_costs():
 
 
 def test_parts_of_the_ranks_own_are_not_protected():
-    found = protection(play(THREE, OWN))
+    found = protection(play(altered_policy(THREE, copies=CopyMode.OFF), OWN))
     assert found.level is Level.NOT_PROTECTED
     assert "no other rank holds what rank 2 has" in str(found)
 
@@ -95,13 +96,13 @@ def test_a_training_whose_steps_are_not_counted_is_not_protected_until_they_are(
 
 
 def test_a_rank_alone_has_nobody_who_holds_its_state():
-    policy = THREE._replace(ranks=(0,))
+    policy = altered_policy(THREE, copies=CopyMode.OFF)._replace(ranks=(0,))
     job = play(policy, running(1)[:2])
     decision = decide(job, reg(0, 0))
     assert decision.say == (
         "not protected: there is one rank only, and no other holds its state; if it is killed, "
         "training resumes from the newest ModelCheckpoint; a stop by a signal saves the step; "
-        "--protect-memory=copy keeps copies of it in memory"
+        "--protect-memory=auto keeps copies of it in memory"
     )
 
 
@@ -164,7 +165,7 @@ def test_copies_that_end_are_not_promised_any_more(rules_, steps, parts, why):
     [
         ({"max_restarts": 0}, Level.PARTLY, "a death means the end of the job, once it is saved (--max-restarts=1 restarts it)"),
         ({"after_failure": False}, Level.NOT_PROTECTED, ", and nothing is saved after a failure (--on-failure)"),
-        ({"copies": False}, Level.NOT_PROTECTED, "; --protect-memory=copy keeps copies of it in memory"),
+        ({"copies": CopyMode.OFF}, Level.NOT_PROTECTED, "; --protect-memory=auto keeps copies of it in memory"),
     ],
     ids=["no restart", "nothing is saved", "no copies"],
 )  # fmt: skip
@@ -179,11 +180,27 @@ def test_what_copies_are_worth_depends_on_the_rules(
 def test_how_often_copies_are_taken():
     job = play(copies.ONE, running(1))
     job = decide(job, replace(copies.copied(8), every=8)).job
-    assert "; every 8 steps it is copied to msrun's memory" in str(protection(job))
+    assert "; about every 8 steps it is copied to msrun's memory" in str(protection(job))
+
+
+@pytest.mark.parametrize(
+    ("rules_", "steps", "copy"),
+    [
+        (rules(ranks=(0,)), running(1), copies.copied()),
+        (THREE, OWN, copies.copied(5, (0,), (1,), (2,))),
+    ],
+    ids=["one rank", "each its own"],
+)
+def test_what_no_other_rank_holds_is_copied_without_being_asked(rules_, steps, copy):
+    job = play(rules_, steps)
+    assert protection(job).level is Level.UNKNOWN  # nothing is promised before a copy is there
+    decision = decide(job, copy)
+    assert decision.say.startswith("partly protected: ")
+    assert "; every step it is copied to msrun's memory, and a death means" in decision.say
 
 
 def test_copies_change_nothing_for_ranks_that_replace_each_other():
-    job = decide(play(altered_policy(THREE, copies=True), EQUAL), copies.copied(3)).job
+    job = decide(play(altered_policy(THREE, copies=CopyMode.COPY), EQUAL), copies.copied(3)).job
     assert protection(job).level is Level.PROTECTED
 
 

@@ -6,6 +6,7 @@ import pytest
 from support.histories import groups
 from support.histories.replacements import THREE, play
 from support.histories.same import EQUAL, HISTORIES, KEPT, OTHER, OWN, says
+from support.policies import altered_policy
 from support.simulator.mutants import believing, seeing
 from support.simulator.node import simulate
 from support.simulator.promises import BrokenPromiseError
@@ -16,6 +17,7 @@ from agent.controller.decide import decide
 from agent.controller.events import fields
 from agent.controller.job import Comparison
 from agent.controller.states import JobState
+from agent.spec.job_spec import CopyMode
 from worker_hooks.contract import protocol
 from worker_hooks.contract.fingerprint import LATE, RESULT
 
@@ -30,7 +32,7 @@ def test_history(rules_, steps):
 
 
 def test_what_is_not_protected_is_said_once_and_at_once():
-    job = play(THREE, OWN[:-1])
+    job = play(altered_policy(THREE, copies=CopyMode.OFF), OWN[:-1])
     decision = decide(job, OWN[-1][0])
     assert decision.say.startswith("not protected: model.w differs: rank 2 against rank 0 against")
     assert "no other rank holds what rank 2 has" in decision.say
@@ -56,8 +58,7 @@ def test_values_of_the_scripts_own_that_differ_are_said_and_the_state_stays_prot
         job = decision.job
     assert decision.say == (
         "t.py:3 `best` differs by rank: if a rank dies between its backward and its commit, the "
-        "step is not saved, and training resumes from the newest ModelCheckpoint, else from its "
-        "beginning; change it before backward"
+        "step is not saved, and training resumes from the newest copy; change it before backward"
     )
     comparison = job.since_restart.comparison
     assert (comparison.unprotected, comparison.compared) == ("", 2)

@@ -9,8 +9,8 @@ import pytest
 
 from agent.controller import events as ev
 from agent.controller.states import JobState
-from agent.dump.copies import MOST_AHEAD, MemoryCopies, ahead, interval
-from agent.spec.job_spec import JobSpec, Program, ProgramKind
+from agent.dump.copies import MOST_AHEAD, MOST_MISSES, MemoryCopies, ahead, interval
+from agent.spec.job_spec import CopyMode, JobSpec, Program, ProgramKind
 from worker_hooks.contract import protocol
 from worker_hooks.storage.manifest import PRIVATE
 
@@ -36,7 +36,7 @@ class Room:
     def __init__(self, every=3):
         program = Program("x", (), ProgramKind.SCRIPT, "python")
         spec = JobSpec(program, 2, "run", "rec")
-        spec = spec._replace(dump=spec.dump._replace(copies=True, copy_every=every))
+        spec = spec._replace(dump=spec.dump._replace(copies=CopyMode.COPY, copy_every=every))
         self.sent, self.dropped, self.posted, self.noted, self.later = [], [], [], [], []
         self.pages = Pages()
         links = SimpleNamespace(
@@ -213,6 +213,32 @@ def test_a_state_that_can_never_be_copied_is_said_once(room):
     assert room.orders() == {}
 
 
+def test_who_misses_without_end_is_said_not_to_be_copied(room):
+    room.run()
+    for count in range(1, MOST_MISSES + 1):
+        assert room.posted == []
+        room.answer(orders := room.orders(), why_not=f"it changed, {count}")
+        assert len(orders) == 2
+        room.wake()
+    (said,) = room.posted
+    assert (
+        said.why_not == f"{MOST_MISSES} times in a row, the last time as it changed, {MOST_MISSES}"
+    )
+    assert room.orders() == {}
+
+
+def test_a_copy_that_comes_about_ends_the_misses(room):
+    room.run()
+    for _ in range(3):
+        for _ in range(MOST_MISSES - 1):
+            room.answer(room.orders(), why_not="it changed")
+            room.wake()
+        room.pages.step += 3
+        room.answer(room.orders())
+        room.wake()
+    assert {said.why_not for said in room.posted} == {""}
+
+
 def test_nothing_is_ordered_before_the_first_commit(room):
     room.pages.step = None
     room.run()
@@ -256,7 +282,8 @@ def test_how_often_short_steps_are_copied_is_said_as_it_is():
 def test_an_order_is_ahead_of_its_commit():
     assert (ahead(1.0, 1.0, 0), ahead(0.05, 0.0, 0), ahead(0.01, 0.0, 0)) == (3, 2, 7)
     late = [ahead(0.05, 0.05, misses) for misses in range(7)]
-    assert late == [3, 6, 10, 18, 34, 66 - 2, MOST_AHEAD]
+    assert late == [3, 6, 10, 18, 34, 66, 130]
+    assert ahead(0.0001, 10.0, 6) == MOST_AHEAD
 
 
 def test_where_the_next_commit_is_far_away_the_copy_is_of_that():
