@@ -92,15 +92,14 @@ def _of_copies(job: Job, why: str, lost: str) -> Protection:
         return Protection(
             Level.NOT_PROTECTED, f"{why}, and it is not copied: {copies.why_not}; {lost}"
         )
-    if copies.newest is None:
-        return Protection(Level.UNKNOWN)
-    often = "every step" if copies.every == 1 else f"about every {copies.every} steps"
     follows = "a restart from it"
     if not job.policy.max_restarts:
         follows = "the end of the job, once it is saved (--max-restarts=1 restarts it)"
-    return Protection(
-        Level.PARTLY, f"{why}; {often} it is copied to msrun's memory, and a death means {follows}"
-    )
+    copied = "once a copy of it is in msrun's memory (the first is on its way),"
+    if copies.newest is not None:
+        often = "every step" if copies.every == 1 else f"about every {copies.every} steps"
+        copied = f"{often} it is copied to msrun's memory, and"
+    return Protection(Level.PARTLY, f"{why}; {copied} a death means {follows}")
 
 
 def cure_of(why: str) -> str:

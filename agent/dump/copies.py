@@ -31,6 +31,7 @@ from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Manifest, Shard
 
 SHARE = 0.01  # of the training's processor time that copies may take
+LEAST_S = 2.0  # from one copy to the next, unless the user wants more: each leaves a line in logs
 NOTICE_S = 0.05  # before a commit all ranks are told that it is copied
 MOST_AHEAD = 1024  # steps
 MOST_MISSES = 12  # in a row, within 40 s or more; then the job is said not to be copied
@@ -63,9 +64,10 @@ def interval(step_s: float, cpu_s: float, every: int) -> int:
     Args:
         step_s: seconds that a step takes.
         cpu_s: seconds of processor time that a copy takes on the slowest rank; 0: unknown.
-        every: what the user wants; 0: as often as costs :data:`SHARE` of the time.
+        every: what the user wants; 0: as often as costs :data:`SHARE` of the time, and not more
+            often than every :data:`LEAST_S`.
     """
-    return every or max(1, math.ceil(cpu_s / (SHARE * step_s)))
+    return every or max(1, math.ceil(max(cpu_s / SHARE, LEAST_S) / step_s))
 
 
 class _Files(NamedTuple):
@@ -148,8 +150,10 @@ class MemoryCopies:
         began_ns = min((at_ns for step, at_ns in commits if step == newest), default=0)
         since_s = time.monotonic() - began_ns / 1e9
         soonest = newest + ahead(step_s, since_s, self._misses)
-        last = 0 if self._newest is None else self._newest.step
-        step = max(last + interval(step_s, self._cpu_s, self._spec.dump.copy_every), soonest)
+        step = soonest
+        if self._newest is not None:
+            every = interval(step_s, self._cpu_s, self._spec.dump.copy_every)
+            step = max(self._newest.step + every, soonest)
         if self._newest is None and not newest:
             self._wait(LOOK_S)
         elif (wait_s := (step - soonest) * step_s) > LOOK_S:

@@ -67,7 +67,7 @@ def test_a_variable_of_the_loop_that_nothing_keeps_is_named_before_a_step_depend
     words = msrun_of(launcher, "--worker_num=1", "--max-restarts=1")
     named = run(launcher, launcher.tmp / "named", *words, LOOP, "elsewhere")
     assert named.ended.code == 0, named.ended.out
-    assert named.ended.out.count("msrun: ") == 4  # one says that a rank alone is not protected
+    assert named.ended.out.count("msrun: ") == 4  # one says what protects a rank alone
     for told in ("printed values may differ", "`best` begins anew", "`batch` (Tensor) begins anew"):
         assert told in named.ended.out
 

@@ -130,15 +130,18 @@ of_each = pytest.mark.parametrize(
 
 
 @of_each
-def test_copies_are_promised_once_there_is_one_and_that_is_said_once(rules_, steps, parts, why):
-    job = play(rules_, steps)
+def test_that_there_will_be_copies_is_said_once_and_how_often_later(rules_, steps, parts, why):
+    job = play(rules_, steps[:-1])
     assert protection(job).level is Level.UNKNOWN
-    decision = decide(job, copies.copied(3, *parts))
+    decision = decide(job, steps[-1][0])
     assert decision.say.startswith(f"partly protected: {why}")
-    follows = "; every step it is copied to msrun's memory, and a death means a restart from it"
-    assert decision.say.endswith(follows)
+    first = "; once a copy of it is in msrun's memory (the first is on its way), a death means a "
+    assert decision.say.endswith(f"{first}restart from it")
     assert decision.tone is Tone.PLAIN
-    assert decide(decision.job, copies.copied(4, *parts)).say == ""
+    decision = decide(decision.job, copies.copied(3, *parts))
+    assert decision.say == ""
+    follows = "; every step it is copied to msrun's memory, and a death means a restart from it"
+    assert protection(decision.job).why.endswith(follows)
 
 
 @of_each
@@ -193,10 +196,10 @@ def test_how_often_copies_are_taken():
 )
 def test_what_no_other_rank_holds_is_copied_without_being_asked(rules_, steps, copy):
     job = play(rules_, steps)
-    assert protection(job).level is Level.UNKNOWN  # nothing is promised before a copy is there
-    decision = decide(job, copy)
-    assert decision.say.startswith("partly protected: ")
-    assert "; every step it is copied to msrun's memory, and a death means" in decision.say
+    assert "; once a copy of it is in msrun's memory" in str(protection(job))
+    job = decide(job, copy).job
+    assert protection(job).level is Level.PARTLY
+    assert "; every step it is copied to msrun's memory, and a death means" in str(protection(job))
 
 
 def test_copies_change_nothing_for_ranks_that_replace_each_other():
