@@ -6,7 +6,7 @@ Pure. Every move goes through the table; nothing is ordered for a rank that is n
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import NamedTuple
 
 from agent.controller import actions as do
@@ -14,6 +14,7 @@ from agent.controller import events as ev
 from agent.controller.job import Attempt, ExitProgress, Job, SinceRestart
 from agent.controller.restart_policy import decide_restart
 from agent.controller.states import Condition, JobState, RankState, next_state
+from agent.ranks.rank_states import RankStates
 from agent.text.tone import Tone
 from worker_hooks.contract import protocol
 
@@ -46,7 +47,7 @@ def begin(job: Job, reason: str) -> Decision:
     """Start every rank; nothing that the last attempt's ranks said counts any more."""
     job, given_up = give_up_devices(job, job.policy.ranks)
     begun = job._replace(
-        ranks=dict.fromkeys(job.policy.ranks, RankState.PENDING),
+        ranks=RankStates(dict.fromkeys(job.policy.ranks, RankState.PENDING)),
         now=Attempt(),
         since_restart=SinceRestart(),
     )
@@ -72,9 +73,8 @@ def stop(job: Job, signum: int, reason: str) -> Decision:
     """
     now = job.now._replace(sent_signal=signum)
     running = job.having(RankState.RUNNING)
-    signalled = [rank for rank in running if rank not in now.raised | now.refused]
-    held = tuple(rank for rank in running if rank in now.raised)
-    actions = signal_ranks(signalled, signum, reason) + release(held, reason)
+    signalled, held = running - now.raised - now.refused, running & now.raised
+    actions = signal_ranks(signalled, signum, reason) + release(tuple(held), reason)
     if job.having(RankState.PENDING):
         actions += (do.CancelStarts(reason),)
     grace_s = job.policy.timeouts.grace_s
@@ -88,16 +88,16 @@ def _stopping_deadline(job: Job, seconds: float) -> do.SetDeadline:
 def leave(job: Job, exit_: ExitProgress, reason: str) -> Decision:
     """Let ranks that stay at one step exit with 0; those without a link are signalled."""
     now = job.now
-    leaving = tuple(rank for rank in job.reachable() if rank not in now.raised)
+    leaving = job.reachable() - now.raised
     actions: tuple[do.Action, ...] = ()
     if leaving:
         message = protocol.Leave(job.present_dump().id, exit_.step, reason)
-        actions = (do.Tell(leaving, message, reason),)
+        actions = (do.Tell(tuple(leaving), message, reason),)
     running = job.having(RankState.RUNNING)
-    held = tuple(rank for rank in running if rank in now.raised)
-    rest = [rank for rank in running if rank not in {*leaving, *held}]
-    actions += signal_ranks(rest, signals.SIGTERM, reason) + release(held, reason)
-    exit_ = exit_._replace(leaving=frozenset(leaving))
+    held = running & now.raised
+    rest = running - leaving - held
+    actions += signal_ranks(rest, signals.SIGTERM, reason) + release(tuple(held), reason)
+    exit_ = exit_._replace(leaving=leaving)
     job = job._replace(now=now._replace(sent_signal=signals.SIGTERM, exit=exit_))
     return Decision(job, (*actions, _stopping_deadline(job, leave_s(job))))
 
@@ -152,6 +152,6 @@ def release(ranks: tuple[int, ...], reason: str) -> tuple[do.Action, ...]:
     return (do.Tell(ranks, protocol.Release(reason), reason),) if ranks else ()
 
 
-def signal_ranks(ranks: Sequence[int], signum: int, reason: str) -> tuple[do.Action, ...]:
+def signal_ranks(ranks: Collection[int], signum: int, reason: str) -> tuple[do.Action, ...]:
     """The action, if there is a rank to signal."""
     return (do.SignalRanks(tuple(ranks), signum, reason),) if ranks else ()

@@ -49,6 +49,7 @@ from agent.controller.replaceable import blame_left_amid, note_own_failure
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState, RankState
 from agent.controller.stop_requests import exit_requested, is_leaving, stop_requested
+from agent.ranks.rank_set import RankSet
 from agent.text.tone import Tone
 from agent.text.wording import describe_exit, listed, signal_name
 from worker_hooks.contract import protocol
@@ -241,7 +242,7 @@ def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
     if event.step is not None:
         job = job.with_step(rank, event.step)
     if event.amid:
-        left_amid = {**job.now.left_amid, rank: event.amid}
+        left_amid = job.now.left_amid.set(rank, event.amid)
         job = job._replace(now=job.now._replace(left_amid=left_amid))
     match job.state:
         case JobState.STOPPING | JobState.KILLING:
@@ -372,7 +373,7 @@ def _start_refused(job: Job, event: ev.StartRefused) -> Decision:
         if job.ranks[rank].is_alive:
             job = _known_alive(job, rank, event.attempt)
     refused = tuple(rank for rank in event.ranks if job.ranks[rank] is RankState.RUNNING)
-    now = job.now._replace(failure=event.why, refusal=event.why, refused=frozenset(refused))
+    now = job.now._replace(failure=event.why, refusal=event.why, refused=RankSet(refused))
     moved = move(job._replace(now=now), event, Condition.ALWAYS)
     after = stop(moved, signals.SIGTERM, event.why)
     actions = (do.RefuseRanks(refused, event.why),) if refused else ()

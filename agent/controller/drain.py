@@ -17,6 +17,7 @@ from agent.controller.replaceable import blame_left_amid
 from agent.controller.replication import unsaved_copy
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState
+from agent.ranks.rank_set import RankSet
 from agent.text.wording import describe_exit
 from worker_hooks.contract import protocol
 from worker_hooks.contract.peer_lost import says_peer_lost, with_consequence
@@ -123,7 +124,7 @@ def write_copy(job: Job, copy: MemoryState) -> Turn:
     """Have it written to disk, for which no rank is asked."""
     lost = job.now.outcome.removesuffix(f"; {job.kept()}")
     saved = dump.new_dump(job)._replace(
-        asked=(),
+        asked=RankSet(),
         step=copy.step,
         memory=copy.path,
         variants=copy.variants,

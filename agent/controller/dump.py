@@ -43,6 +43,8 @@ from agent.controller.replication import (
     why_not_whole,
 )
 from agent.controller.states import Condition, JobState
+from agent.ranks.rank_map import RankMap
+from agent.ranks.rank_set import RankSet
 from agent.text.wording import described, listed
 from worker_hooks.contract import protocol
 
@@ -131,7 +133,7 @@ def freeze(job: Job, reason: str, freeze_s: float | None = None) -> Turn:
     within_s = job.policy.dump.answer_s if freeze_s is None else freeze_s
     dump = new_dump(job, within_s)
     actions = (
-        do.FreezeRanks(dump.asked, dump.id, reason),
+        do.FreezeRanks(tuple(dump.asked), dump.id, reason),
         do.SetDeadline(JobState.FREEZING, job.attempt, within_s),
     )
     return Turn(job._replace(dump=dump), Condition.STATE_HELD, actions)
@@ -140,15 +142,15 @@ def freeze(job: Job, reason: str, freeze_s: float | None = None) -> Turn:
 def note_frozen(job: Job, event: protocol.Frozen) -> Job:
     """A rank is frozen. One that says so late may still stand in for another."""
     job, dump = job.with_step(event.rank, event.step), job.present_dump()
-    answers, behind = {**dump.answers, event.rank: event}, dump.behind - {event.rank}
+    answers, behind = dump.answers.set(event.rank, event), dump.behind - {event.rank}
     return job._replace(dump=dump._replace(answers=answers, behind=behind))
 
 
 def choose(job: Job, *, is_late: bool = False) -> Turn:
     """While freezing: once all have answered, or it is too late, the newest whole step."""
     dump, reachable = job.present_dump(), job.reachable()
-    owing = dump.behind if dump.reach != NEVER else {*dump.asked} - dump.answers.keys()
-    if not is_late and not owing.isdisjoint(reachable):
+    owing = dump.behind if dump.reach != NEVER else dump.asked - dump.answers.ranks
+    if not is_late and owing & reachable:
         return Turn(job, Condition.ANSWERS_AWAITED)
     answers = [dump.answers[rank] for rank in reachable if rank in dump.answers]
     whole = [answer.step for answer in answers if answer.is_whole]
@@ -158,7 +160,7 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     step = max(whole) if covered is None else covered
     is_first = dump.reach == NEVER and not is_late
     if is_first and (behind := held_too_early(job, answers, step)):
-        return _let_on(job, dump._replace(reach=step, behind=frozenset(behind)))
+        return _let_on(job, dump._replace(reach=step, behind=RankSet(behind)))
     dump = dump._replace(step=step)
     if why := why_not_covered(job, dump):
         return give_up(job, dump, why)
@@ -184,7 +186,7 @@ def _let_on(job: Job, dump: DumpProgress) -> Turn:
     others save the step. Where none is covered, a rank that has moved refuses to save what it held.
     """
     within_s = dump.freeze_s if job.now.exit is None else dump.freeze_s / 2  # time to write is left
-    behind = tuple(rank for rank in dump.asked if rank in dump.behind)
+    behind = tuple(dump.asked & dump.behind)
     why = f"other ranks hold step {dump.reach}, so {listed(behind)} may reach it, too"
     actions = (
         do.FreezeRanks(behind, dump.id, why, dump.reach),
@@ -219,7 +221,7 @@ def note_answer(job: Job, event: protocol.Written | protocol.Digested) -> Turn:
     dump, rank, digest = job.present_dump(), event.rank, event.digest
     if dump.digests.get(rank, digest) != digest:
         return drop_writers(job, dump, (rank,), CHANGED)
-    digests = {**dump.digests, rank: digest}
+    digests = dump.digests.set(rank, digest)
     dump = dump._replace(digests=digests, digesting=dump.digesting - {rank})
     if isinstance(event, protocol.Digested):
         return advance(job, dump)
@@ -266,8 +268,8 @@ def blame_stuck(job: Job) -> Turn:
 
 def drop_writers(job: Job, dump: DumpProgress, ranks: Iterable[int], why: str) -> Turn:
     """Remove ranks from the dump. If one of them was a writer, its write order has failed."""
-    out = frozenset(ranks)
-    failed = {**dump.failed, **dict.fromkeys(sorted(out), why)}
+    out = RankSet(ranks)
+    failed = dump.failed.with_all(dict.fromkeys(out, why))
     dump = dump._replace(failed=failed, digesting=dump.digesting - out)
     return reassign(job, dump) if out & dump.writing else advance(job, dump)
 
@@ -288,7 +290,7 @@ def reassign(job: Job, dump: DumpProgress) -> Turn:
             return _lose(job, dump)
         writers += again
     if not writers:
-        return advance(job, dump._replace(writers=(), writing=frozenset()))
+        return advance(job, dump._replace(writers=(), writing=RankSet()))
     return order(job, dump, tuple(writers), problems(dump))
 
 
@@ -392,8 +394,8 @@ def order(
         round=dump.round + 1,
         writers=writers,
         groups=groups,
-        writing=frozenset(writers),
-        digesting=dump.digesting | frozenset(digesters),
+        writing=RankSet(writers),
+        digesting=dump.digesting | RankSet(digesters),
     )
     save = do.SaveRanks(
         dump.id,
@@ -444,9 +446,9 @@ def leave_memory(job: Job, dump: DumpProgress, why: str) -> Turn:
     dump = dump._replace(
         place=0,
         full=(*dump.full, why),
-        failed={},
-        digesting=frozenset(),
-        digests={},
+        failed=RankMap(),
+        digesting=RankSet(),
+        digests=RankMap(),
         written={},
         is_slow=False,
         since=dump.round + 1,

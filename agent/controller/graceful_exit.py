@@ -33,7 +33,7 @@ from worker_hooks.contract import protocol
 def can_hold(job: Job) -> bool:
     """Whether every rank that runs can be asked."""
     running = job.having(RankState.RUNNING)
-    return bool(running) and set(running) == set(job.reachable())
+    return bool(running) and running == job.reachable()
 
 
 def hold(job: Job, why: str, grace_s: float) -> Turn:
@@ -46,7 +46,7 @@ def hold(job: Job, why: str, grace_s: float) -> Turn:
     """
     dump = new_dump(job)
     job = job._replace(dump=dump).with_exit(ExitProgress(why, grace_s))
-    held = do.HoldRanks(dump.asked, dump.id, f"graceful exit: {why}")
+    held = do.HoldRanks(tuple(dump.asked), dump.id, f"graceful exit: {why}")
     return Turn(job, Condition.ALL_GUARDED, (held, _deadline(job)))
 
 
@@ -62,22 +62,22 @@ def shorten(job: Job, grace_s: float) -> Turn:
 def note_standing(job: Job, event: protocol.Standing) -> Turn:
     """A rank stays at the end of a step."""
     exit_ = job.present_exit()
-    standing = {**exit_.standing, event.rank: event.step}
+    standing = exit_.standing.set(event.rank, event.step)
     return agree(job.with_exit(exit_._replace(standing=standing)))
 
 
 def agree(job: Job) -> Turn:
     """Once all ranks have said where they stay, they agree on the last of these steps."""
     exit_, dump, ranks = job.present_exit(), job.present_dump(), job.reachable()
-    if any(rank not in exit_.standing for rank in ranks):
+    if ranks - exit_.standing.ranks:
         return Turn(job, Condition.ANSWERS_AWAITED)
     if exit_.step == NEVER:
         step = max(exit_.standing[rank] for rank in ranks)
         why = f"step {step} is the last that a rank has begun"
-        proceed = do.Tell(ranks, protocol.Proceed(dump.id, step), why)
+        proceed = do.Tell(tuple(ranks), protocol.Proceed(dump.id, step), why)
         job = job.with_exit(exit_._replace(step=step))
         return Turn(job, Condition.ANSWERS_AWAITED, (proceed,))
-    if any(rank not in dump.answers for rank in ranks):
+    if ranks - dump.answers.ranks:
         return Turn(job, Condition.ANSWERS_AWAITED)
     job = job.with_exit(exit_._replace(is_held=True))
     dump = dump._replace(step=exit_.step)

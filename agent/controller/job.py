@@ -11,6 +11,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from agent.controller.states import JobState, RankState
+from agent.ranks.rank_map import RankMap
+from agent.ranks.rank_set import RankSet
+from agent.ranks.rank_states import RankStates
+from agent.ranks.refusals import Refusals
 from agent.spec.device_plan import DevicePlan
 from agent.spec.job_spec import JobSpec, Policy
 from worker_hooks.contract import protocol
@@ -24,21 +28,21 @@ class DumpProgress(NamedTuple):
     """One attempt to save: who was asked, what each holds, who wrote it where."""
 
     id: int  # never used again in a job
-    asked: tuple[int, ...]
+    asked: RankSet
     freeze_s: float = 0.0  # how long answers are awaited
-    answers: Mapping[int, protocol.Frozen] = _EMPTY  # the quickest first
+    answers: RankMap[protocol.Frozen] = RankMap()  # the quickest first
     reach: int = NEVER  # that ranks behind it were let go on to, once
-    behind: frozenset[int] = frozenset()  # those that have not answered again
+    behind: RankSet = RankSet()  # those that have not answered again
     step: int = NEVER  # that is saved
     place: int = 0
     round: int = -1  # of the newest order to write
     writers: tuple[int, ...] = ()  # of that order; none: it failed
     groups: tuple[tuple[int, ...], ...] = ()  # the same by what they share in writing
-    writing: frozenset[int] = frozenset()  # those that have not finished
-    digesting: frozenset[int] = frozenset()  # asked for a digest, not answered
-    digests: Mapping[int, str] = _EMPTY
+    writing: RankSet = RankSet()  # those that have not finished
+    digesting: RankSet = RankSet()  # asked for a digest, not answered
+    digests: RankMap[str] = RankMap()
     written: Mapping[str, tuple[int, ...]] = _EMPTY  # in this place, by digest
-    failed: Mapping[int, str] = _EMPTY  # never asked again; why
+    failed: RankMap[str] = RankMap()  # never asked again; why
     is_slow: bool = False  # a writer was stuck in this place
     has_waited: bool = False  # for the ranks to report why replicas differ
     full: tuple[str, ...] = ()  # why places could not be written
@@ -58,11 +62,11 @@ class ExitProgress(NamedTuple):
 
     why: str  # who asked for it
     grace_s: float  # for all to stay at one step and to save it
-    standing: Mapping[int, int] = _EMPTY  # rank -> the step at whose end it stays
+    standing: RankMap[int] = RankMap()  # rank -> the step at whose end it stays
     step: int = NEVER  # that they agreed on
     is_held: bool = False  # all of them stay there
     interrupted: str = ""  # why they came to no common step
-    leaving: frozenset[int] = frozenset()  # were ordered to exit
+    leaving: RankSet = RankSet()  # were ordered to exit
 
 
 class MemoryState(NamedTuple):
@@ -85,14 +89,14 @@ class Copies(NamedTuple):
 class Comparison(NamedTuple):
     """Which ranks have shown what they hold, and what came of it."""
 
-    awaited: frozenset[int] = frozenset()  # ranks that report what they hold
-    reports: Mapping[int, Mapping[int, Fingerprint]] = _EMPTY  # step -> rank -> until all are there
+    awaited: RankSet = RankSet()  # ranks that report what they hold
+    reports: Mapping[int, RankMap[Fingerprint]] = _EMPTY  # step -> rank -> until all are there
     late: frozenset[int] = frozenset()  # those steps at which parts of the state came into being
     compared: int = NEVER  # the newest step at which all were compared
     unprotected: str = ""  # why no rank can save the state of another one
     groups: tuple[tuple[int, ...], ...] = ()  # ranks that hold the same; none: all do, or unknown
     difference: str = ""  # what they do not hold the same, as text
-    voting: Mapping[int, str] = _EMPTY  # rank that was asked to vote on updates -> why it does not
+    voting: Refusals = Refusals()  # who votes on updates, of those that were asked to
     uncounted: str = ""  # why no step is committed; empty again once ranks register their state
     holds: str = ""  # what was compared, as text: ``3 modules, 1 optimizer``
 
@@ -101,7 +105,7 @@ class UnconfirmedReplacement(NamedTuple):
     """A replacement after which the ranks have not shown yet that they hold the same."""
 
     step: int  # of the checkpoint in memory, to which all can return
-    lost: frozenset[int]
+    lost: RankSet
     failed: str = ""  # why they have to
 
 
@@ -109,12 +113,12 @@ class Replacement(NamedTuple):
     """Lost ranks are started again, the survivors live on, and all resume from the memory."""
 
     why: str  # the failure that began it
-    lost: frozenset[int]  # in all rounds
-    going: frozenset[int]  # have to be gone before a round begins
+    lost: RankSet  # in all rounds
+    going: RankSet  # have to be gone before a round begins
     is_killing: bool  # all of those were sent SIGKILL
-    newcomers: frozenset[int] = frozenset()  # of the round; none before the first
-    leaving: frozenset[int] = frozenset()  # survivors still inside the training function
-    joined: frozenset[int] = frozenset()  # are in the new process group
+    newcomers: RankSet = RankSet()  # of the round; none before the first
+    leaving: RankSet = RankSet()  # survivors still inside the training function
+    joined: RankSet = RankSet()  # are in the new process group
     doubt: str = ""  # an exception in it, perhaps the consequence of a death not known yet
 
 
@@ -131,27 +135,27 @@ class Attempt(NamedTuple):
 
     failure: str | None = None  # why it failed
     is_failure_raised: bool = False  # by an exception, perhaps the consequence of an unknown death
-    registered: Mapping[int, int] = _EMPTY  # rank whose state can be saved -> its newest commit
-    raised: frozenset[int] = frozenset()  # ranks that are held at their top
+    registered: RankMap[int] = RankMap()  # rank whose state can be saved -> its newest commit
+    raised: RankSet = RankSet()  # ranks that are held at their top
     first_raised: int | None = None
-    failures: Mapping[int, str] = _EMPTY  # rank -> its exception, or its exit code and last words
+    failures: RankMap[str] = RankMap()  # rank -> its exception, or its exit code and last words
     futile: str = ""  # of those, one that a new rank would meet, too
-    hung: frozenset[int] = frozenset()  # were killed for it, and may not be gone yet
-    left_amid: Mapping[int, str] = _EMPTY  # rank that exited with 0 amid a step -> where
-    unreachable: frozenset[int] = frozenset()
-    exiting: frozenset[int] = frozenset()  # their scripts have ended: they cannot train again
+    hung: RankSet = RankSet()  # were killed for it, and may not be gone yet
+    left_amid: RankMap[str] = RankMap()  # rank that exited with 0 amid a step -> where
+    unreachable: RankSet = RankSet()
+    exiting: RankSet = RankSet()  # their scripts have ended: they cannot train again
     sent_signal: int = signals.SIGTERM  # stops ranks that start late, too
     exit: ExitProgress | None = None
     outcome: str = ""  # what became of the attempt's state, once it is known
     not_replaced: str = ""  # why all ranks are stopped for the failure of some
     refusal: str = ""  # why no checkpoint can be resumed from
-    refused: frozenset[int] = frozenset()  # ranks that got this answer, and exit by themselves
+    refused: RankSet = RankSet()  # ranks that got this answer, and exit by themselves
 
 
 class SinceRestart(NamedTuple):
     """What survives a replacement, but no restart of all ranks."""
 
-    not_replaceable: Mapping[int, str] = _EMPTY  # rank -> why it can join no new process group
+    rejoining: Refusals = Refusals()  # who can join a new process group
     reached: int = NEVER  # the newest commit before the last replacement, or that is in a copy
     is_warm: bool = False  # the forkserver was ordered to import what others will need
     replacement: Replacement | None = None  # the one under way
@@ -174,7 +178,7 @@ class Job(NamedTuple):
     policy: Policy
     state: JobState = JobState.NEW
     attempt: int = 0  # its number; grows with every restart and every replacement
-    ranks: Mapping[int, RankState] = _EMPTY
+    ranks: RankStates[RankState] = RankStates({})
     now: Attempt = Attempt()
     since_restart: SinceRestart = SinceRestart()
     stop: StopRequests = StopRequests()
@@ -182,7 +186,7 @@ class Job(NamedTuple):
     failed: str = ""  # why the attempt before the last restart failed
     replaced: int = 0  # ranks, within the period
     replaced_in_all: int = 0  # ranks, since the job began
-    deaths: Mapping[int, tuple[int, int]] = _EMPTY  # rank -> a step, how often it was lost there
+    deaths: RankMap[tuple[int, int]] = RankMap()  # rank -> a step, how often it was lost there
     repeated: Repeated = Repeated()
     dump: DumpProgress | None = None  # the newest
     memory: MemoryState | None = None  # what a replacement resumes from
@@ -198,33 +202,30 @@ class Job(NamedTuple):
     differing: frozenset[str] = frozenset()  # values of the script's own, with their prefixes
     devices: DevicePlan = DevicePlan()  # the list for ranks that start now
 
-    def alive(self) -> tuple[int, ...]:
+    def alive(self) -> RankSet:
         """Ranks that exist or may come to exist."""
-        return tuple(rank for rank, state in self.ranks.items() if state.is_alive)
+        return self.ranks.in_state(RankState.PENDING, RankState.RUNNING)
 
-    def having(self, state: RankState) -> tuple[int, ...]:
+    def having(self, state: RankState) -> RankSet:
         """Ranks in ``state``."""
-        return tuple(rank for rank, now in self.ranks.items() if now is state)
+        return self.ranks.in_state(state)
 
-    def reachable(self) -> tuple[int, ...]:
+    def reachable(self) -> RankSet:
         """Ranks that exist and can be asked for their state."""
-        lost = self.now.unreachable | self.now.hung
-        return tuple(
-            rank
-            for rank in self.now.registered
-            if self.ranks[rank] is RankState.RUNNING and rank not in lost
-        )
+        now = self.now
+        running = self.ranks.in_state(RankState.RUNNING)
+        return running & now.registered.ranks - now.unreachable - now.hung
 
     def with_rank(self, rank: int, state: RankState) -> Job:
         """The job once a rank is in ``state``."""
-        return self._replace(ranks={**self.ranks, rank: state})
+        return self._replace(ranks=self.ranks.set(rank, state))
 
     def with_step(self, rank: int, step: int) -> Job:
         """The job once a rank whose state can be saved is known to have committed ``step``."""
         known = self.now.registered.get(rank)
         if known is not None and known >= step:
             return self
-        now = self.now._replace(registered={**self.now.registered, rank: max(step, NEVER)})
+        now = self.now._replace(registered=self.now.registered.set(rank, max(step, NEVER)))
         since = self.since_restart
         if since.comparison.uncounted:
             since = since._replace(comparison=since.comparison._replace(uncounted=""))
@@ -236,8 +237,9 @@ class Job(NamedTuple):
 
     def with_own_failure(self, rank: int, what: str) -> Job:
         """The job once a rank is known to have failed in this way, not by a signal or a hang."""
-        failures = {rank: what, **self.now.failures}  # the exception, then the exit it leads to
-        return self._replace(now=self.now._replace(failures=failures))
+        if rank in self.now.failures:  # the exception, then the exit it leads to
+            return self
+        return self._replace(now=self.now._replace(failures=self.now.failures.set(rank, what)))
 
     def with_exit(self, exit_: ExitProgress) -> Job:
         """The job once its graceful exit has come so far."""
@@ -304,7 +306,7 @@ class Job(NamedTuple):
             and self.now.failure is None
             and not self.is_disputed
             and self.is_saved(exit_.step)
-            and all(state is RankState.SUCCEEDED for state in self.ranks.values())
+            and len(self.having(RankState.SUCCEEDED)) == len(self.ranks)
         )
 
     def kept(self) -> str:

@@ -64,7 +64,7 @@ def protection(job: Job) -> Protection:
         return Protection(Level.UNKNOWN)
     if lone_ranks(job):
         return _of_copies(job, why_no_holder(job), LOST)
-    if known.groups and len(known.voting) < len(job.ranks):
+    if known.groups and len(known.voting.ranks) < len(job.ranks):
         return Protection(Level.UNKNOWN)  # a death could still leave parts of two steps
     checked = f" (checked: {known.holds})" if known.holds else ""
     if not (why := _why_not_replaced(job)):
@@ -114,7 +114,7 @@ def _why_not_replaced(job: Job) -> str:
         return replace.why_off or "replacing is off"
     if job.diverged:
         return job.diverged
-    doubts = dict.fromkeys(filter(None, job.since_restart.comparison.voting.values()))
+    doubts = dict.fromkeys(job.since_restart.comparison.voting.reasons.values())
     said = "".join(f" ({doubt})" for doubt in doubts)
     never = why_not_held(job) or of_script(job)
     if (never or said) and (why := why_no_holder(job)):
@@ -125,11 +125,10 @@ def _why_not_replaced(job: Job) -> str:
 
 def of_script(job: Job) -> str:
     """What the script does that keeps its ranks from being replaced; empty: nothing."""
-    reasons = job.since_restart.not_replaceable
+    said = job.since_restart.rejoining
     alike: dict[str, list[int]] = {}
-    for rank, why in sorted(reasons.items()):
-        if why:
-            alike.setdefault(why, []).append(rank)
-    if len(alike) == 1 and all(reasons.values()):
+    for rank in said.reasons.ranks:
+        alike.setdefault(said.reasons[rank], []).append(rank)
+    if len(alike) == 1 and not said.able:
         return f"the script {next(iter(alike))}"
     return "; ".join(f"{listed(ranks)}: {why}" for why, ranks in alike.items())

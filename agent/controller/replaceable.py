@@ -9,6 +9,7 @@ from agent.controller.job import NEVER, Job, Repeated
 from agent.controller.protection import of_script
 from agent.controller.replication import why_not_held
 from agent.controller.states import RankState
+from agent.ranks.rank_set import RankSet
 from agent.text.wording import describe_exit, described, listed, times
 from worker_hooks.contract import protocol
 from worker_hooks.contract.peer_lost import says_peer_lost
@@ -32,7 +33,7 @@ def ranks_to_replace(job: Job) -> tuple[int, ...]:
     if not found and now.first_raised is not None:
         found = (now.first_raised,)
     # what is to be trained again needs all ranks, also those whose scripts have ended
-    return tuple(sorted({*found, *(now.exiting & {*job.alive()})})) if found else ()
+    return tuple(RankSet(found) | now.exiting & job.alive()) if found else ()
 
 
 def note_own_failure(job: Job, event: ev.WorkerExited | protocol.Raised) -> Job:
@@ -47,8 +48,7 @@ def note_own_failure(job: Job, event: ev.WorkerExited | protocol.Raised) -> Job:
             return job.with_own_failure(rank, f"{describe_exit(code)}: {error}")
         case ev.WorkerExited(rank=rank, exit_code=code) if code < 0 and rank in job.now.failures:
             # its exception, if it raised one, may be a consequence of what killed it
-            failures = {one: what for one, what in job.now.failures.items() if one != rank}
-            return job._replace(now=job.now._replace(failures=failures))
+            return job._replace(now=job.now._replace(failures=job.now.failures.without(rank)))
         case _:
             return job
 
@@ -68,7 +68,9 @@ def with_deaths(job: Job, ranks: Iterable[int], step: int) -> Job:
     """The job once ``ranks`` were lost at ``step``."""
     before = {rank: job.deaths.get(rank, (NEVER, 0)) for rank in ranks}
     more = {rank: (step, count + 1 if at == step else 1) for rank, (at, count) in before.items()}
-    return job._replace(deaths={**job.deaths, **more}, repeated=_repeated(job, tuple(before), step))
+    return job._replace(
+        deaths=job.deaths.with_all(more), repeated=_repeated(job, tuple(before), step)
+    )
 
 
 def _repeated(job: Job, ranks: Collection[int], step: int) -> Repeated:
@@ -96,7 +98,7 @@ def why_not(job: Job, gone: Collection[int], step: int, *, is_in_memory: bool = 
         is_in_memory: it is complete in the agent's memory, so no rank has to live on.
     """
     never = _why_never(job) or _why_not_now(job, gone)
-    able = set(job.alive()) - (set(gone) - job.now.exiting)
+    able = job.alive() - (RankSet(gone) - job.now.exiting)
     if not never and not is_in_memory and not able:
         never = "every rank is lost"
     return never or _why_not_again(job, gone, step)
@@ -111,9 +113,7 @@ def _why_never(job: Job) -> str:
         return job.diverged
     if not_held := why_not_held(job):
         return not_held
-    known = job.since_restart.not_replaceable
-    silent = [rank for rank in job.ranks if rank not in known]
-    if silent:
+    if silent := job.ranks.all - job.since_restart.rejoining.ranks:
         return f"{listed(silent)} registered no state"
     return of_script(job)
 

@@ -22,6 +22,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.attempts import give_up_devices, release, signal_ranks
 from agent.controller.dump import UNSAVED, Turn, close_dump, commit_memory, give_up
+from agent.controller.graceful_exit import mark_interrupted
 from agent.controller.job import Attempt, Job, MemoryState, Replacement
 from agent.controller.replaceable import (
     not_replacing,
@@ -32,6 +33,7 @@ from agent.controller.replaceable import (
 )
 from agent.controller.replication import begin_trial
 from agent.controller.states import Condition, JobState, RankState
+from agent.ranks.rank_set import RankSet
 from agent.text.wording import describe_exit, listed, ranged
 from worker_hooks.contract import protocol
 from worker_hooks.contract.peer_lost import with_consequence
@@ -79,9 +81,7 @@ def begin(job: Job, path: str) -> Turn:
     over = tuple(rank for rank in silent if rank in job.now.exiting)
     silent = tuple(rank for rank in silent if rank not in over)
     why = job.now.failure or "unknown"
-    job = job.with_replacement(
-        Replacement(why, frozenset(gone), frozenset(going), is_killing=not held)
-    )
+    job = job.with_replacement(Replacement(why, RankSet(gone), RankSet(going), is_killing=not held))
     if not going:
         return launch(job)._replace(condition=Condition.REPLACEABLE)
     killed = signal_ranks(silent, signals.SIGKILL, f"{listed(silent)} did not even answer")
@@ -213,11 +213,11 @@ def with_registered(job: Job, event: protocol.Registered) -> Job:
     now, known = job.now, job.since_restart
     if event.rank in now.unreachable:
         now = now._replace(unreachable=now.unreachable - {event.rank})
-    not_replaceable = {**known.not_replaceable, event.rank: event.not_replaceable_why}
+    rejoining = known.rejoining.noted(event.rank, event.not_replaceable_why)
     comparison = known.comparison
     if event.compares:
         comparison = comparison._replace(awaited=comparison.awaited | {event.rank})
-    known = known._replace(not_replaceable=not_replaceable, comparison=comparison)
+    known = known._replace(rejoining=rejoining, comparison=comparison)
     return job._replace(now=now, since_restart=known).with_step(event.rank, event.step)
 
 
@@ -273,8 +273,8 @@ def _existing(job: Job, rank: int) -> Job:
 def launch(job: Job) -> Turn:
     """A round begins: every rank that had to go is gone."""
     replacement, memory = job.present_replacement(), job.present_memory()
-    newcomers = tuple(rank for rank, state in job.ranks.items() if not state.is_alive)
     survivors = job.alive()
+    newcomers = tuple(job.ranks.all - survivors)
     failure = job.now.failure or replacement.why
     job, given_up = give_up_devices(job, newcomers)
     job = job._replace(
@@ -282,14 +282,14 @@ def launch(job: Job) -> Turn:
         now=Attempt(),
         replaced=job.replaced + len(newcomers),
         replaced_in_all=job.replaced_in_all + len(newcomers),
-        ranks={**job.ranks, **dict.fromkeys(newcomers, RankState.PENDING)},
+        ranks=job.ranks.with_all(newcomers, RankState.PENDING),
         since_restart=job.since_restart._replace(
             reached=job.newest_step(),
             replacement=replacement._replace(
                 is_killing=False,
-                newcomers=frozenset(newcomers),
-                leaving=frozenset(survivors),
-                joined=frozenset(),
+                newcomers=RankSet(newcomers),
+                leaving=survivors,
+                joined=RankSet(),
                 doubt="",
             ),
         ),
@@ -297,7 +297,7 @@ def launch(job: Job) -> Turn:
     job = begin_trial(job, replacement.lost, memory.step)
     replace = do.ReplaceRanks(
         job.attempt,
-        survivors=survivors,
+        survivors=tuple(survivors),
         newcomers=newcomers,
         path=memory.path,
         step=memory.step,
@@ -332,7 +332,7 @@ def _describe_round(
 def lose_more(job: Job, ranks: Iterable[int], why: str) -> Turn:
     """More ranks are lost, dead or not: another round, if there can be one."""
     replacement, memory = job.present_replacement(), job.present_memory()
-    new = frozenset(ranks) - replacement.going
+    new = RankSet(ranks) - replacement.going
     if not new:
         return wait(job)
     now = job.now._replace(failure=job.now.failure or why)
@@ -340,7 +340,7 @@ def lose_more(job: Job, ranks: Iterable[int], why: str) -> Turn:
     # newcomers that have not joined may know the broken group, and cannot be ordered out of it;
     # nor can ranks whose scripts have ended
     idle = replacement.newcomers - replacement.joined | now.exiting
-    leaving = (new | idle) & {*job.alive()} - replacement.going
+    leaving = (new | idle) & job.alive() - replacement.going
     going = replacement.going | leaving
     gone = going | {rank for rank, state in job.ranks.items() if not state.is_alive}
     if not_again := why_not(job, gone, memory.step, is_in_memory=True):
@@ -377,6 +377,10 @@ def undo(job: Job) -> Turn:
     """The ranks differ after a replacement: all return to the checkpoint that it began from."""
     job = job.with_failure(job.diverged)
     job = not_replacing(job, "it was tried, and the ranks differed")
+    if job.now.exit is not None:  # at a step that is not the one that is kept
+        job = job.with_exit(
+            mark_interrupted(job, job.diverged).present_exit()._replace(is_held=False)
+        )
     turn = _flush_memory(job, job.diverged)
     is_open = job.state in {JobState.FREEZING, JobState.DUMPING}
     if turn.condition is Condition.GIVEN_UP and is_open and not turn.actions:

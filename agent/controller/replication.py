@@ -32,6 +32,8 @@ from agent.controller.job import (
     UnconfirmedReplacement,
 )
 from agent.controller.states import RankState
+from agent.ranks.rank_map import RankMap
+from agent.ranks.rank_set import RankSet
 from agent.spec.job_spec import CopyMode
 from agent.text.wording import described, listed, ranged
 from worker_hooks.contract import protocol
@@ -47,6 +49,8 @@ from worker_hooks.contract.fingerprint import (
 
 Groups = tuple[tuple[int, ...], ...]
 
+_NO_REPORT: RankMap[Fingerprint] = RankMap()
+
 WRITER_BYTES = 64 << 20  # of a state for each rank that writes to memory: 30 ms of a core's time
 TRIAL_COMMITS = 2  # of all ranks, after which a replacement is confirmed
 
@@ -59,10 +63,14 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
     if event.problem:
         return _with(job, known._replace(unprotected=known.unprotected or event.problem))
     late = known.late | {step} if event.is_late else known.late
-    reports = {**known.reports, step: {**known.reports.get(step, {}), event.rank: event.texts}}
+    reports = {
+        **known.reports,
+        step: known.reports.get(step, _NO_REPORT).set(event.rank, event.texts),
+    }
     known = known._replace(reports=reports, late=late)
     are_all, trial = len(reports[step]) == len(job.ranks), job.since_restart.trial
-    if trial is not None and (wrong := _unlike(reports[step], known.groups)):
+    is_trial = trial is not None and _may_differ(reports[step], known.groups, event)
+    if trial is not None and is_trial and (wrong := _unlike(reports[step], known.groups)):
         # the others may be dead before they report
         return _failed(_with(job, known), trial, describe(wrong, trial.lost))
     if not are_all:
@@ -85,6 +93,16 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
     return job
 
 
+def _may_differ(
+    reports: RankMap[Fingerprint], groups: Groups, event: protocol.Fingerprinted
+) -> bool:
+    """Whether the newest report is not that of a replica, as far as one other report tells."""
+    if len(groups) > 1:
+        return True
+    other = next(iter(reports))
+    return other != event.rank and reports[other] != event.texts
+
+
 def _unlike(reports: Mapping[int, Fingerprint], groups: Groups) -> list[Difference]:
     """What ranks of one replica group do not hold the same."""
     of = groups or (tuple(reports),)
@@ -99,10 +117,10 @@ def _unlike(reports: Mapping[int, Fingerprint], groups: Groups) -> list[Differen
 def note_vote(job: Job, event: protocol.VoteOpened) -> Job:
     """A rank votes on each update from now on, or said why it does not."""
     known, since = job.since_restart.comparison, job.since_restart
-    voting = {**known.voting, event.rank: event.why_not}
+    voting = known.voting.noted(event.rank, event.why_not)
     if event.why_cut_inside:
-        never = {**since.not_replaceable, event.rank: event.why_cut_inside}
-        job = job._replace(since_restart=since._replace(not_replaceable=never))
+        rejoining = since.rejoining.noted(event.rank, event.why_cut_inside)
+        job = job._replace(since_restart=since._replace(rejoining=rejoining))
     return _with(job, known._replace(voting=voting))
 
 
@@ -180,7 +198,7 @@ def _failed(job: Job, trial: UnconfirmedReplacement, what: str) -> Job:
     return job._replace(since_restart=since_restart, diverged=why)
 
 
-def begin_trial(job: Job, lost: frozenset[int], step: int) -> Job:
+def begin_trial(job: Job, lost: RankSet, step: int) -> Job:
     """The job once ranks are replaced, and all resume from ``step``."""
     known = job.since_restart.comparison
     trial = UnconfirmedReplacement(step, lost) if known.awaited else None
@@ -255,15 +273,13 @@ def _with(job: Job, known: Comparison) -> Job:
 def holders(job: Job, dump: DumpProgress) -> tuple[int, ...]:
     """Ranks that can write the dump's step, the quickest first, the busy ones last."""
     reachable = job.reachable()
-    able = [
+    able = reachable - dump.failed.ranks
+    found = [
         rank
         for rank, answer in dump.answers.items()
-        if answer.is_whole
-        and answer.step == dump.step
-        and rank in reachable
-        and rank not in dump.failed
+        if answer.is_whole and answer.step == dump.step and rank in able
     ]
-    return tuple(sorted(able, key=dump.digesting.__contains__))
+    return tuple(sorted(found, key=dump.digesting.__contains__))
 
 
 def shared_out(ranks: Iterable[int], groups: Groups) -> list[tuple[int, ...]]:
@@ -277,7 +293,7 @@ def shared_out(ranks: Iterable[int], groups: Groups) -> list[tuple[int, ...]]:
 
 def newest_covered(job: Job, dump: DumpProgress) -> int | None:
     """The newest step that a rank of each replica group holds whole; ``None``: there is none."""
-    reachable = set(job.reachable()) - dump.failed.keys()
+    reachable = job.reachable() - dump.failed.ranks
     steps = {
         rank: answer.step
         for rank, answer in dump.answers.items()
@@ -388,10 +404,11 @@ class Said(NamedTuple):
 
 def said_by(dump: DumpProgress, group: tuple[int, ...]) -> Said:
     """What these ranks have said of the dump's step so far."""
-    by_digest: dict[str, tuple[int, ...]] = {}
+    found: dict[str, list[int]] = {}
     for rank in group:
         if (digest := dump.digests.get(rank)) is not None:
-            by_digest[digest] = (*by_digest.get(digest, ()), rank)
+            found.setdefault(digest, []).append(rank)
+    by_digest = {digest: tuple(ranks) for digest, ranks in found.items()}
     ranked = sorted(by_digest, key=lambda each: (-len(by_digest[each]), by_digest[each][0]))
     count = sum(map(len, by_digest.values()))
     is_settled = bool(ranked) and 2 * len(by_digest[ranked[0]]) > count

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
+from itertools import islice
 
 from agent.text.ranges import format_ranges
 
@@ -26,10 +27,10 @@ def signal_name(signum: int) -> str:
     return known_signal(signum) or f"signal {signum}"
 
 
-def listed(ranks: Sequence[int]) -> str:
+def listed(ranks: Collection[int]) -> str:
     """``rank 3``, ``ranks 0, 2``; a long list is cut."""
     more = ", ..." if len(ranks) > LISTED else ""
-    words = ", ".join(str(rank) for rank in ranks[:LISTED]) + more
+    words = ", ".join(str(rank) for rank in islice(ranks, LISTED)) + more
     return f"rank{'s' if len(ranks) != 1 else ''} {words}"
 
 

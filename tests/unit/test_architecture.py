@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
     "worker_hooks": "contract machine storage rng device distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
-    "agent": "forkserver text spec machine controller accounting records workers hooks launch health dump failure notify supervisor",
+    "agent": "forkserver text spec machine ranks controller accounting records workers hooks launch health dump failure notify supervisor",
     "msrun": "options terminal runs report checkpoints job top doctor bugreport completion drill function",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
@@ -48,7 +48,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "msrun.function": "failure launch",
 }
 PURE = {  # packages and modules without effects
-    *("agent.controller", "agent.accounting", "agent.text", "agent.spec"),
+    *("agent.controller", "agent.accounting", "agent.ranks", "agent.text", "agent.spec"),
     *(
         "agent.failure.device_faults",
         "agent.failure.root_cause",

@@ -341,7 +341,7 @@ HISTORIES = [
         rules(ranks=(0, 1, 2, 3), is_on=True, split=True),
         [
             *PARTS_REPLACED,
-            (gone(3, -9, 1), "freezing", "freeze 2: 1,0,2; deadline freezing 15", "rank 3"),
+            (gone(3, -9, 1), "freezing", "freeze 2: 0,1,2; deadline freezing 15", "rank 3"),
             (froze(0, 6, dump=2), "freezing"),
             (froze(1, 6, dump=2), "freezing"),
             (

@@ -52,12 +52,19 @@ SAVED = [EQUAL[0], (ev.CheckpointFound(0, "/old", 5), "starting"), *EQUAL[1:], *
 DIED_AGAIN = (
     gone(2, -9, 1),
     "freezing",
-    "freeze 2: 1,0; deadline freezing 15",
+    "freeze 2: 0,1; deadline freezing 15",
     "rank 2 was killed",
 )
 BEFORE = {
     "running": (),
-    "holding": ((ask(SIGTERM), "holding", "hold 2: 1,0,2; deadline holding 20", "SIGTERM"),),
+    "holding": ((ask(SIGTERM), "holding", "hold 2: 0,1,2; deadline holding 20", "SIGTERM"),),
+    "leaving": (
+        (ask(SIGTERM), "holding", "hold 2: 0,1,2; deadline holding 20", "SIGTERM"),
+        *((protocol.Standing(rank, 1, 2, 6), "holding") for rank in range(2)),
+        (protocol.Standing(2, 1, 2, 6), "holding", "proceed to 6: 0,1,2", "step 6 is the last"),
+        *((froze(rank, 6, dump=2), "holding") for rank in range(2)),
+        (froze(2, 6, dump=2), "dumping", f"save 6 by 0 digest 1,2; {PROGRESS}", "end of step 6"),
+    ),
     "freezing": (DIED_AGAIN,),
     "dumping": (
         DIED_AGAIN,
@@ -76,8 +83,8 @@ def undone(state):
     """Two ranks differ in this state: from memory to disk, or not if it is there."""
     before = [(says(0, 6, None, 1), "running"), *BEFORE[state]]
     odd = says(1, 6, OTHER, 1)
-    alive = "0,1,2" if state in {"running", "holding"} else "0,1"
-    given_up = "abandon; " if alive == "0,1" else ""
+    alive = "0,1,2" if state in {"running", "holding", "leaving"} else "0,1"
+    given_up = "abandon; " if state in {"leaving", "freezing", "dumping"} else ""
     return [
         (
             f"ranks that differ after a replacement return to its checkpoint, while {state}",

@@ -13,6 +13,7 @@ from agent.controller import events as ev
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
 from agent.controller.states import JobState
+from agent.ranks.rank_set import RankSet
 from worker_hooks.contract import protocol
 
 
@@ -92,7 +93,7 @@ def taking_ranks_for_people(job, event):
 
 def forwarding_the_signal(job, event):
     if isinstance(event, ev.StopRequested) and job.state is JobState.RUNNING:
-        return decide(attempting(job, unreachable=frozenset(job.ranks)), event)
+        return decide(attempting(job, unreachable=RankSet(job.ranks)), event)
     return decide(job, event)
 
 

@@ -13,6 +13,8 @@ from agent.controller import replacement
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
 from agent.controller.states import JobState
+from agent.ranks.rank_map import RankMap
+from agent.ranks.rank_set import RankSet
 from worker_hooks.contract import protocol
 
 
@@ -47,13 +49,13 @@ def not_waiting_for_those_that_go(job, event):
 
 def waiting_for_one_only(job, event):
     if isinstance(event, protocol.Registered) and job.since_restart.replacement is not None:
-        job = under_way(job, joined=frozenset(job.ranks) - {event.rank})
+        job = under_way(job, joined=RankSet(job.ranks) - {event.rank})
     return decide(job, event)
 
 
 def keeping_newcomers_that_have_not_joined(job, event):
     if isinstance(event, ev.WorkerExited) and job.since_restart.replacement is not None:
-        job = under_way(job, joined=frozenset(job.ranks))
+        job = under_way(job, joined=RankSet(job.ranks))
     return decide(job, event)
 
 
@@ -62,7 +64,7 @@ def unpaid(job):
 
 
 def deathless(job):
-    return job._replace(deaths={})
+    return job._replace(deaths=RankMap())
 
 
 def without_who_raised_first(job):

@@ -22,6 +22,8 @@ from agent.controller.attempts import Decision
 from agent.controller.decide import decide
 from agent.controller.job import NEVER
 from agent.controller.states import JobState, RankState
+from agent.ranks.rank_map import RankMap
+from agent.ranks.rank_set import RankSet
 from worker_hooks.contract import protocol
 
 SCHEDULES, PARTS = 100_000, 10  # parts that the workers of pytest share
@@ -29,7 +31,17 @@ LIMIT = 2_500  # of the cost of a schedule: about twice the present one
 
 # the weather is such that nothing of this is rare: at least so many times in a part
 SEEN = {
-    100: ("no majority", "elsewhere", "crash loop", "CommitFailed", "replaced", "let on"),
+    80: (
+        "no majority",
+        "elsewhere",
+        "crash loop",
+        "CommitFailed",
+        "replaced",
+        "let on",
+        "StartRefused",
+        "RefuseRanks",
+        "CheckpointFound",
+    ),
     300: (
         "from a copy",
         "StateCopied",
@@ -53,7 +65,6 @@ SEEN = {
     150: ("Leave", "Dismiss"),
     200: ("Progress",),
     600: ("to memory", "ForgetMemory"),
-    80: ("StartRefused", "RefuseRanks", "CheckpointFound"),
     800: ("succeeded", "failed", "stopped", "restarted", "Raised", "AbandonDump"),
     1_000: ("FreezeRanks", "SaveRanks", "CommitDump", "DumpCommitted", "Release"),
 }
@@ -154,7 +165,7 @@ def taking_the_oldest_step(job, event):
 
 def not_comparing(job, event):
     if isinstance(event, protocol.Written) and job.dump is not None:
-        job = job._replace(dump=job.dump._replace(digesting=frozenset()))
+        job = job._replace(dump=job.dump._replace(digesting=RankSet()))
     return decide(job, event)
 
 
@@ -163,7 +174,9 @@ def not_waiting_for_all_parts(job, event):
         dump = job.dump
         digests = dict.fromkeys(dump.writers, event.digest)
         job = job._replace(
-            dump=dump._replace(digests={**digests, **dump.digests}, writing=frozenset({event.rank}))
+            dump=dump._replace(
+                digests=RankMap({**digests, **dump.digests}), writing=RankSet({event.rank})
+            )
         )
     return decide(job, event)
 
@@ -178,20 +191,20 @@ def giving_up_at_the_first_trouble(job, event):
 
 def asking_again_who_failed(job, event):
     if job.state is JobState.DUMPING:
-        job = job._replace(dump=job.dump._replace(failed={}))
+        job = job._replace(dump=job.dump._replace(failed=RankMap()))
     return decide(job, event)
 
 
 def not_waiting_for_who_may_go_on(job, event):
     if job.state is JobState.FREEZING and job.dump.behind:
-        job = job._replace(dump=job.dump._replace(behind=frozenset()))
+        job = job._replace(dump=job.dump._replace(behind=RankSet()))
     return decide(job, event)
 
 
 def letting_go_on_twice(job, event):
     decision = decide(job, event)
     if decision.job.state is JobState.FREEZING:
-        dump = decision.job.dump._replace(reach=NEVER, behind=frozenset())
+        dump = decision.job.dump._replace(reach=NEVER, behind=RankSet())
         return decision._replace(job=decision.job._replace(dump=dump))
     return decision
 
@@ -224,7 +237,7 @@ BROKEN = [
     (changing(do.FreezeRanks, step=0), "is open or known"),
     (changing(do.FreezeRanks, step=1_000), "nobody is to be|are behind|others hold"),
     (not_waiting_for_who_may_go_on, "are on their way to it|the holders are"),
-    (letting_go_on_twice, "frozen once more"),
+    (letting_go_on_twice, "frozen once more|the holders are"),
     (taking_the_oldest_step, "the newest step|a crash loop|could be saved"),
     (not_comparing, "have not said"),
     (not_waiting_for_all_parts, "without coverage"),
@@ -235,7 +248,7 @@ BROKEN = [
     (waiting_for_ever(JobState.COMMITTING), "waits for ever"),
     (seeing(lambda job: job._replace(stalled=0)), "a crash loop"),
     (seeing(lambda job: job._replace(stalled=9)), "while the budget is left"),
-    (seeing(lambda job: attempting(job, raised=frozenset())), "leave with its own code"),
+    (seeing(lambda job: attempting(job, raised=RankSet())), "leave with its own code"),
     (seeing(lambda job: attempting(job, is_failure_raised=False)), "does not blame"),
     (believing(ev.CheckpointFound, step=5), "is forgotten"),
     (seeing(lambda job: attempting(job, refusal="")), "what happened is|a crash loop"),

@@ -1,0 +1,85 @@
+"""A mapping from ranks that is never changed; one more entry copies a small part of it.
+
+The entries lie in dicts of 64 ranks: to set one copies its dict and the list of dicts, which takes
+4 us at 16,384 ranks, where a copy of all entries takes 300.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from agent.ranks.rank_set import RankSet
+
+V = TypeVar("V")
+
+_SHIFT = 6  # 64 ranks in a dict
+_NONE: Any = object()
+
+
+class RankMap(Mapping[int, V], Generic[V]):
+    """Values by rank. Up to 64 consecutive ranks come in the order in which they were set."""
+
+    __slots__ = ("_parts", "ranks")
+
+    def __init__(self, items: Mapping[int, V] | Iterable[tuple[int, V]] = ()) -> None:
+        """Of these items."""
+        parts: dict[int, dict[int, V]] = {}
+        pairs = items.items() if isinstance(items, Mapping) else items
+        for rank, value in pairs:
+            parts.setdefault(rank >> _SHIFT, {})[rank] = value
+        self._parts = parts
+        self.ranks = RankSet(rank for part in parts.values() for rank in part)
+        """Those that have a value."""
+
+    def set(self, rank: int, value: V) -> RankMap[V]:
+        """The mapping with this value for a rank."""
+        index = rank >> _SHIFT
+        part = self._parts.get(index)
+        if part is not None and part.get(rank, _NONE) is value:
+            return self
+        found: RankMap[V] = RankMap.__new__(RankMap)
+        found._parts = {**self._parts, index: {**(part or {}), rank: value}}
+        found.ranks = self.ranks if part and rank in part else self.ranks | {rank}
+        return found
+
+    def with_all(self, items: Mapping[int, V]) -> RankMap[V]:
+        """The mapping with all of these, too."""
+        found = self
+        if len(items) > 1 << _SHIFT:
+            return RankMap({**self, **items})
+        for rank, value in items.items():
+            found = found.set(rank, value)
+        return found
+
+    def without(self, rank: int) -> RankMap[V]:
+        """The mapping without this rank."""
+        if rank not in self:
+            return self
+        found: RankMap[V] = RankMap.__new__(RankMap)
+        index = rank >> _SHIFT
+        part = {other: value for other, value in self._parts[index].items() if other != rank}
+        found._parts = {**self._parts, index: part}
+        found.ranks = self.ranks - {rank}
+        return found
+
+    def __getitem__(self, rank: int) -> V:
+        return self._parts[rank >> _SHIFT][rank]
+
+    def get(self, rank: int, default: Any = None) -> Any:
+        """The value; ``default``: there is none."""
+        part = self._parts.get(rank >> _SHIFT)
+        return default if part is None else part.get(rank, default)
+
+    def __contains__(self, rank: object) -> bool:
+        return isinstance(rank, int) and self.get(rank, _NONE) is not _NONE
+
+    def __iter__(self) -> Iterator[int]:
+        for part in self._parts.values():
+            yield from part
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __repr__(self) -> str:
+        return f"RankMap({dict(self)})"
