@@ -32,7 +32,8 @@ from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Mani
 
 SHARE = 0.01  # of the training's processor time that copies may take
 LEAST_S = 2.0  # from one copy to the next, unless the user wants more: each leaves a line in logs
-NOTICE_S = 0.05  # before a commit all ranks are told that it is copied
+NOTICE_S = (0.004, 0.05, 4.0)  # before a commit all ranks are told of its copy: least, first, most
+SOONER = 0.8  # of the notice, once a copy came about; an order that came too late doubles it
 MOST_AHEAD = 1024  # steps
 MOST_MISSES = 12  # in a row, within 40 s or more; then the job is said not to be copied
 MISSED_S = (0.02, 10.0)  # until the next order, after the first miss and at most
@@ -42,20 +43,19 @@ UNKNOWN_STEP_S = 0.01
 Groups = tuple[tuple[int, ...], ...]
 
 
-def ahead(step_s: float, since_s: float, misses: int) -> int:
+def ahead(step_s: float, since_s: float, notice_s: float) -> int:
     """How many steps behind the newest commit the commit is of which a copy is ordered.
 
     Args:
         step_s: seconds that a step takes.
         since_s: seconds since the newest commit.
-        misses: how many orders in a row came too late.
+        notice_s: seconds that all ranks need to hear of it.
     """
-    doubled = min(misses, 6)
-    # the newest commit may be older than it looks, so that the next one is right ahead
-    sure = min(MOST_AHEAD, (2 + math.ceil(NOTICE_S / step_s)) << doubled)
+    # the newest commit may be older than it looks, the more so after an order that came too late
+    sure = math.ceil((2 + notice_s / step_s) * max(1.0, notice_s / NOTICE_S[1]))
     # a step may be done in half of its time
-    likely = math.ceil(2 * (since_s + NOTICE_S * (1 << doubled)) / step_s)
-    return min(sure, likely)
+    likely = math.ceil(2 * (since_s + notice_s) / step_s)
+    return min(sure, likely, MOST_AHEAD)
 
 
 def interval(step_s: float, cpu_s: float, every: int) -> int:
@@ -105,6 +105,7 @@ class MemoryCopies:
         self._spare: Mapping[int, _Files] = {}  # files that nobody writes to, and nobody needs
         self._abandoned: list[Mapping[int, _Files]] = []
         self._misses = 0
+        self._notice_s = NOTICE_S[1]
         self._cpu_s = 0.0
         self._is_refused = False
         self._waiting: object | None = None  # who looks again; of these the newest counts
@@ -149,7 +150,7 @@ class MemoryCopies:
         newest = max((step for step, _ in commits), default=0)
         began_ns = min((at_ns for step, at_ns in commits if step == newest), default=0)
         since_s = time.monotonic() - began_ns / 1e9
-        soonest = newest + ahead(step_s, since_s, self._misses)
+        soonest = newest + ahead(step_s, since_s, self._notice_s)
         step = soonest
         if self._newest is not None:
             every = interval(step_s, self._cpu_s, self._spec.dump.copy_every)
@@ -230,6 +231,7 @@ class MemoryCopies:
             why = "who holds the same is not known any more"
         if why:
             self._misses += 1
+            self._notice_s = min(2 * self._notice_s, NOTICE_S[2])
             self._spare = coming.files
             self._services.journal.event("CopyMissed", step=coming.step, why=why)
             if self._misses >= MOST_MISSES:
@@ -247,6 +249,7 @@ class MemoryCopies:
 
     def _complete(self, copy: _Copy) -> None:
         self._misses = 0
+        self._notice_s = max(SOONER * self._notice_s, NOTICE_S[0])
         if self._newest is not None:
             self._spare = self._newest.files
         self._newest = copy
@@ -254,7 +257,8 @@ class MemoryCopies:
         self._cpu_s = max(each.cpu_s for each in answers)
         step_s = self._step_s()
         every = interval(step_s, self._cpu_s, self._spec.dump.copy_every)
-        every = max(every, ahead(step_s, self._cpu_s, 0))  # short steps are not copied one by one
+        # short steps are not copied one by one
+        every = max(every, ahead(step_s, self._cpu_s, self._notice_s))
         nbytes = sum(each.nbytes + each.private_nbytes for each in answers)
         self._services.post(ev.StateCopied(self._attempt, copy.step, every, copy.groups, nbytes))
 

@@ -9,7 +9,15 @@ import pytest
 
 from agent.controller import events as ev
 from agent.controller.states import JobState
-from agent.dump.copies import MOST_AHEAD, MOST_MISSES, MemoryCopies, ahead, interval
+from agent.dump.copies import (
+    MOST_AHEAD,
+    MOST_MISSES,
+    NOTICE_S,
+    SOONER,
+    MemoryCopies,
+    ahead,
+    interval,
+)
 from agent.spec.job_spec import CopyMode, JobSpec, Program, ProgramKind
 from worker_hooks.contract import protocol
 from worker_hooks.storage.manifest import PRIVATE
@@ -278,20 +286,54 @@ def test_how_often_short_steps_are_copied_is_said_as_it_is():
     made.run()
     made.answer(made.orders())
     (said,) = made.posted
-    assert said.every == ahead(0.02, 0.001, 0) == 5
+    assert said.every == ahead(0.02, 0.001, SOONER * NOTICE_S[1]) == 4
     made.copies.forget()
 
 
 def test_an_order_is_ahead_of_its_commit():
-    assert (ahead(1.0, 1.0, 0), ahead(0.05, 0.0, 0), ahead(0.01, 0.0, 0)) == (3, 2, 7)
-    late = [ahead(0.05, 0.05, misses) for misses in range(7)]
-    assert late == [3, 6, 10, 18, 34, 66, 130]
-    assert ahead(0.0001, 10.0, 6) == MOST_AHEAD
+    first = NOTICE_S[1]
+    assert [ahead(step_s, 0.0, first) for step_s in (1.0, 0.05, 0.01)] == [1, 2, 7]
+    assert ahead(1.0, 1.0, first) == 3
+    late = [ahead(0.05, 0.05, first * 2**misses) for misses in range(7)]
+    assert late == [3, 7, 10, 18, 34, 66, 130]
+    assert ahead(0.0001, 10.0, NOTICE_S[2]) == MOST_AHEAD
 
 
 def test_where_the_next_commit_is_far_away_the_copy_is_of_that():
-    assert [ahead(10.0, since_s, 0) for since_s in (0.1, 3.0, 4.9, 9.0, 60.0)] == [1, 1, 1, 2, 3]
-    assert [ahead(1.0, 0.1, misses) for misses in range(7)] == [1, 1, 1, 1, 2, 4, 7]
+    first = NOTICE_S[1]
+    assert [ahead(10.0, since_s, first) for since_s in (0.1, 3.0, 4.9, 9.0, 60.0)] == [
+        1,
+        1,
+        1,
+        2,
+        3,
+    ]
+    assert [ahead(1.0, 0.1, first * 2**misses) for misses in range(7)] == [1, 1, 1, 1, 2, 4, 7]
+
+
+def test_where_orders_come_in_time_each_step_is_copied():
+    """Of steps of 50 ms, once ranks were seen to hear of a copy quickly; a late order undoes that."""
+    made = Room(every=1)
+    made.pages.step_s, made.pages.since_s = 0.05, 0.005
+    made.run()
+    distances = []
+    for _ in range(12):
+        made.wake()
+        orders = made.orders()
+        (step,) = {one.step for one in orders.values()}
+        distances.append(step - made.pages.step)
+        made.pages.step = step
+        made.answer(orders)
+    assert (distances[0], distances[-3:]) == (3, [1, 1, 1])
+    made.wake()
+    made.answer(made.orders(), why_not="it had passed")
+    for _ in range(4):
+        made.wake()
+        made.answer(made.orders(), why_not="it had passed")
+    made.wake()
+    (step,) = {one.step for one in made.orders().values()}
+    assert step - made.pages.step > 3
+    made.copies.forget()
 
 
 def test_copies_take_a_share_of_the_time():
