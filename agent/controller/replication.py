@@ -180,7 +180,8 @@ def groups_to_copy(job: Job) -> Groups:
     state may be wrong; nor if they would not be saved after a failure.
     """
     known, since = job.since_restart.comparison, job.since_restart
-    is_known = known.compared != NEVER or (len(job.ranks) == 1 and not known.awaited)
+    is_alone = len(job.ranks) == 1 and bool(job.now.registered) and not known.awaited
+    is_known = known.compared != NEVER or is_alone
     is_wrong = bool(known.unprotected or known.uncounted or since.trial or since.copies.why_not)
     if not are_copies_wanted(job) or not is_known or is_wrong or _why_not_compared(known):
         return ()

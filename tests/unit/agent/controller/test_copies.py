@@ -51,6 +51,7 @@ AGAIN = copies.asked(3, is_on=True)
     ("rules_", "steps", "expected"),
     [
         (copies.ONE, running(1), ((0,),)),
+        (copies.ONE, running(1)[:2], ()),
         (copies.THREE, running(3), ()),
         (copies.THREE, same.EQUAL[:-1], ()),
         (copies.THREE, same.EQUAL, ALL),
@@ -72,6 +73,7 @@ AGAIN = copies.asked(3, is_on=True)
     ],
     ids=[
         "alone",
+        "alone, and nothing is registered",
         "nobody compares",
         "not all have reported",
         "all have",
