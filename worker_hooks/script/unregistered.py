@@ -109,11 +109,12 @@ class Unregistered:
                     found.setdefault(id(thing), (name, thing))
         for name, thing in found.values():
             self._consider(name, thing, _mark(thing, tensors, covered))
-        given = {id(each) for each in self._registered.values()}
+        given = self._given()
         for each in inner:
             is_owned = not each.is_part and id(each.thing) not in given
             if is_owned and not is_ignored(each.name) and _may_be_state(each.thing):
-                self._consider(each.name, each.thing, _mark(each.thing, tensors, ()), each.owner)
+                mark = _mark(each.thing, tensors, given)
+                self._consider(each.name, each.thing, mark, each.owner)
         modules = [each for _, each in found.values() if isinstance(each, nn.Module)]
         theirs = tensors | {id(each) for module in modules for each in module.parameters()}
         bare = [each for each in _updated(self._registered.values()) if id(each) not in theirs]
@@ -128,14 +129,14 @@ class Unregistered:
         self._commits += 1
         if not self._candidates or self._commits & (self._commits - 1):
             return []
-        covered = {id(each.thing) for each in self._inner()}
+        covered, given = {id(each.thing) for each in self._inner()}, self._given()
         tensors = _tensors_of(self._registered.values())
         told, unchanged = list[str](), list[_Candidate]()
         for each in self._candidates:
             thing = each.thing()
             if thing is None or is_kept(each.name):
                 continue
-            mark = _mark(thing, tensors, covered if each.owner is None else ())
+            mark = _mark(thing, tensors, covered if each.owner is None else given)
             if mark is None or mark == each.mark:
                 unchanged.append(each)
             elif each.owner is None or self._is_left_out(each.owner, thing):
@@ -153,6 +154,12 @@ class Unregistered:
         """The registered objects and what they consist of."""
         for name, thing in self._registered.items():
             yield from inner_objects(name, thing)
+
+    def _given(self) -> set[int]:
+        """The ids of the registered objects, and of the states of registered optimizers."""
+        found = self._registered.values()
+        states = (each.state for each in found if isinstance(each, Optimizer))
+        return {id(each) for each in (*found, *states)}
 
     def _consider(self, name: str, thing: Any, mark: Any, owner: str | None = None) -> None:
         if mark is not None:

@@ -405,3 +405,56 @@ def test_schedulers_within_a_scheduler_are_saved_by_it(script):
     model.watch = Unregistered(registered, of_pieces(registered))
     model.begin()
     assert [model.step(scheduler=both) for _ in range(4)] == [[]] * 4
+
+
+def test_what_wraps_a_registered_optimizer_within_another_object_is_it(script):
+    """As the ``optimizers`` of Accelerate's scheduler."""
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.optimizer = inner
+
+        state = property(lambda self: self.optimizer.state)
+        param_groups = property(lambda self: self.optimizer.param_groups)
+
+    class Schedule:
+        def __init__(self, schedule, *optimizers):
+            self.schedule, self.optimizers = schedule, list(optimizers)
+
+        def state_dict(self):
+            return self.schedule.state_dict()
+
+        def load_state_dict(self, state):
+            raise NotImplementedError
+
+    model = Model(script)
+    schedule = Schedule(torch.optim.lr_scheduler.StepLR(model.opt, 1), Wrapper(model.opt))
+    registered = {"model": model.net, "optimizer": model.opt, "scheduler": schedule}
+    model.watch = Unregistered(registered, of_pieces(registered))
+    model.begin()
+    assert [model.step(scheduler=schedule.schedule) for _ in range(4)] == [[]] * 4
+
+
+def test_of_many_alike_tensors_few_are_compared_in_full(script, monkeypatch):
+    class Deep:
+        def __init__(self, net, opt):
+            self.net, self.opt = net, opt
+
+        def state_dict(self):
+            return copy.deepcopy({"net": self.net.state_dict(), "opt": self.opt.state_dict()})
+
+        def load_state_dict(self, state):
+            raise NotImplementedError
+
+    model = Model(script)
+    model.net = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), *(torch.nn.Linear(4, 4) for _ in range(20))
+    )
+    model.opt = torch.optim.Adam(model.net.parameters())
+    registered = {"trainer": Deep(model.net, model.opt)}
+    model.watch = Unregistered(registered, of_pieces(registered))
+    model.begin()
+    calls, equal = [], torch.equal
+    monkeypatch.setattr(torch, "equal", lambda *two: calls.append(1) or equal(*two))
+    assert model.step() == []
+    assert len(calls) <= 6 * 42  # each parameter, its two averages, and counts that are all alike
