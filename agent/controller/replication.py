@@ -326,22 +326,31 @@ def why_not_covered(job: Job, dump: DumpProgress) -> str:
     lost = [group for group, left in of if not left]
     if not lost or not (why := why_no_holder(job)):
         return ""
+    reachable = job.reachable()
     steps = {
         rank: f"held step {answer.step}"
         for rank, answer in sorted(dump.answers.items())
-        if answer.is_whole and rank in job.reachable()
+        if answer.is_whole and rank in reachable
     }
     if len(set(steps.values())) > 1:
         return f"{described(steps.items())}, and no step is held by every replica group; {why}"
     if len(lost[0]) > 1:
-        return (
-            f"no rank is left that can save the part of {' or of '.join(map(listed, lost))}; {why}"
-        )
+        facts = "".join(f" ({why_not_whole(job, dump, each)})" for each in lost[:1])
+        parts = " or of ".join(map(listed, lost))
+        return f"no rank is left that can save the part of {parts}{facts}; {why}"
     return why
 
 
-def why_not_whole(job: Job, dump: DumpProgress | None = None) -> str:
-    """Every rank with the reason why it cannot save the state; ``dump``: the answers it got."""
+def why_not_whole(
+    job: Job, dump: DumpProgress | None = None, ranks: Iterable[int] | None = None
+) -> str:
+    """Every rank, or each of some, with the reason why it cannot save the state.
+
+    Args:
+        job: the job.
+        dump: the answers it got.
+        ranks: which; ``None``: all.
+    """
 
     def fact(rank: int) -> str:
         answer = None if dump is None else dump.answers.get(rank)
@@ -356,7 +365,7 @@ def why_not_whole(job: Job, dump: DumpProgress | None = None) -> str:
             return f"did not answer within {within_s:.3g} s"
         return f"cannot save it ({answer.why or 'torn'})"
 
-    return described((rank, fact(rank)) for rank in job.ranks)
+    return described((rank, fact(rank)) for rank in (job.ranks if ranks is None else ranks))
 
 
 def pools_of(job: Job) -> Groups:

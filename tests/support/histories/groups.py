@@ -86,7 +86,9 @@ PARTS_REPLACED = [  # the same, and all of a group write
     (wrote(3, "b"), "committing", COMMIT_TO_MEMORY.replace("0/3", "0,2/3"), "ranks 0, 2 and rank"),
     *REPLACED[len(REPLACING) - 1 :],
 ]
-ALL_OF_THE_OTHERS = "no rank is left that can save the part of ranks 1, 3; the state is cut"
+ALL_OF_THE_OTHERS = (
+    "no rank is left that can save the part of ranks 1, 3 (ranks 1, 3 ended); the state is cut"
+)
 
 
 def reports(step):
