@@ -127,6 +127,7 @@ class Registered(NamedTuple):
     not_replaceable_why: str = ""  # why this rank cannot join a new process group; empty: it can
     compares: bool = False  # it says Fingerprinted at its first commits
     rehearses: bool = False  # a new rank in its place has to run its script alone, up to run()
+    not_copied_why: str = ""  # why its state cannot be copied to the agent's memory; empty: it can
 
 
 class Fingerprinted(NamedTuple):

@@ -211,6 +211,7 @@ class Guard:
                     not_replaceable_why=why,
                     compares=self.compares,
                     rehearses=self.rehearses,
+                    not_copied_why=self._copier.why_never,
                 ),
                 [page],
             )

@@ -116,6 +116,11 @@ class StateCopier:
         self._thread: threading.Thread | None = None
         self._task: _Task | None = None  # for which an update is, or will be, blocked
 
+    @property
+    def why_never(self) -> str:
+        """Why no step of this state can ever be copied; empty: some can."""
+        return "" if self._source.device is None else ON_DEVICE
+
     # --- the listener -----------------------------------------------------------------------------
 
     def copy(self, order: protocol.Copy, env: RankEnv, *, is_done: bool) -> None:
@@ -127,10 +132,9 @@ class StateCopier:
             is_done: training is over.
         """
         self.give_up("another step was to be copied")
-        is_final = self._source.device is not None
-        why_not = self._why_not() or (DONE if is_done else "")
-        if why_not := ON_DEVICE if is_final else why_not:
-            self._send(_failed(order, env, why_not, is_final=is_final))
+        never = self.why_never
+        if why_not := never or self._why_not() or (DONE if is_done else ""):
+            self._send(_failed(order, env, why_not, is_final=bool(never)))
             return
         try:
             task = _Task(order, env)

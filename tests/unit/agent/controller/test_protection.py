@@ -202,6 +202,13 @@ def test_what_no_other_rank_holds_is_copied_without_being_asked(rules_, steps, c
     assert "; every step it is copied to msrun's memory, and a death means" in str(protection(job))
 
 
+def test_what_can_never_be_copied_is_not_promised_to_be():
+    job = play(rules(ranks=(0,)), running(1)[:2])
+    decision = decide(job, reg(0)._replace(not_copied_why="it is on an accelerator"))
+    assert decision.say.startswith("not protected: there is one rank only")
+    assert ", and it is not copied: it is on an accelerator; if it is killed" in decision.say
+
+
 def test_copies_change_nothing_for_ranks_that_replace_each_other():
     job = decide(play(altered_policy(THREE, copies=CopyMode.COPY), EQUAL), copies.copied(3)).job
     assert protection(job).level is Level.PROTECTED
