@@ -226,6 +226,14 @@ def replica_groups(job: Job) -> Groups:
     return known.groups or (tuple(job.ranks),)
 
 
+def known_groups(job: Job) -> Groups:
+    """The replica groups, as the ranks have shown them; none: not all have."""
+    known = job.since_restart.comparison
+    if known.compared == NEVER or known.unprotected or known.late:
+        return ()
+    return known.groups or (job.policy.ranks,)
+
+
 def lone_ranks(job: Job) -> tuple[int, ...]:
     """The ranks whose state no other one holds."""
     groups = job.since_restart.comparison.groups

@@ -107,6 +107,7 @@ class HooksBridge:
         self.rehearses = False
         """Whether new ranks have to run their script alone, up to ``run``."""
         self._why_not_replicated = ""
+        self._alike: Groups = ()
         self._votes = UpdateVotes(self._links, spec.ranks_here, journal)
 
     def attach(self, loop: Loop, agent: AgentPort) -> None:
@@ -202,22 +203,30 @@ class HooksBridge:
         self._services.files.close(CLOSE_S)
 
     def decided(
-        self, state: JobState, why_not_replicated: str, *, is_cut: bool, to_copy: Groups
+        self,
+        state: JobState,
+        why_not_replicated: str,
+        *,
+        alike: Groups,
+        is_cut: bool,
+        to_copy: Groups,
     ) -> None:
         """The job is in this state now.
 
         Args:
             state: the job's.
             why_not_replicated: why not any rank may save the state of any other one; empty: it may.
+            alike: the replica groups; none: nobody knows them.
             is_cut: ranks hold different parts of the state.
             to_copy: the replica groups of which each keeps copies of its part in memory.
         """
         self._state = state
         if is_cut and state is JobState.RUNNING:
             self._votes.open()
-        if why_not_replicated != self._why_not_replicated:
-            self._why_not_replicated = why_not_replicated
-            self._tell(tuple(self._steps), protocol.Replicated(why_not_replicated))
+        if (why_not_replicated, alike) != (self._why_not_replicated, self._alike):
+            self._why_not_replicated, self._alike = why_not_replicated, alike
+            for rank in self._steps:
+                self._links.send(rank, self._replicated(rank))
         if self._guarding is not None:
             self._guarding.dumps.copies.decided(state, to_copy)
         self._exiting.decided(state)
@@ -377,7 +386,11 @@ class HooksBridge:
         self._agent.post(
             message._replace(not_replaceable_why=encodable(message.not_replaceable_why))
         )
-        self._links.send(rank, protocol.Replicated(self._why_not_replicated))
+        self._links.send(rank, self._replicated(rank))
+
+    def _replicated(self, rank: int) -> protocol.Replicated:
+        alike = next((each for each in self._alike if rank in each), ())
+        return protocol.Replicated(self._why_not_replicated, list(alike))
 
     def _share_pages(self) -> None:
         """Hand the ranks' pages to their peers, which save without msrun if it is killed."""

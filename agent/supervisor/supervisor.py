@@ -25,7 +25,7 @@ from agent.controller.decide import decide
 from agent.controller.events import renewed
 from agent.controller.job import Job, first_job
 from agent.controller.messages import ELAPSED
-from agent.controller.replication import groups_to_copy, why_no_holder
+from agent.controller.replication import groups_to_copy, known_groups, why_no_holder
 from agent.controller.restart_policy import why_not_saved
 from agent.controller.states import JobState, RankState
 from agent.notify.notice import notices
@@ -350,6 +350,7 @@ class Supervisor:
         self._hooks.decided(
             self._job.state,
             why_no_holder(self._job),
+            alike=known_groups(self._job),
             is_cut=is_cut,
             to_copy=groups_to_copy(self._job),
         )

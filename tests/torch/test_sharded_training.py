@@ -11,6 +11,8 @@ import pytest
 from support.jobs import WORKERS, Ended, Job, Launcher
 from support.warm_python import WarmPython
 
+from msrun import restore_group_info_list
+
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
 SCRIPT = WORKERS / "train_sharded.py"
 STEPS, DEATH = 30, 20  # by then the ranks vote on each update
@@ -36,11 +38,8 @@ def undisturbed(launcher: Launcher, warm_python: WarmPython) -> Undisturbed:
 def started(launcher: Launcher, name: str, *words: object) -> tuple[Job, Path]:
     folder = launcher.tmp / name
     folder.mkdir(exist_ok=True)
-    state = str(folder / "state")
-    return (
-        launcher.start(*words, log_dir=folder / "logs", cwd=folder, XDG_STATE_HOME=state),
-        folder,
-    )
+    environ = {"XDG_STATE_HOME": str(folder / "state"), "GROUP_INFO_FILE": "info.pb"}
+    return launcher.start(*words, log_dir=folder / "logs", cwd=folder, **environ), folder
 
 
 def killed(
@@ -130,6 +129,9 @@ def test_a_graceful_exit_is_resumed_bitwise(
     ended = job.wait()
     assert ended.code == 0, ended
     assert " saved by ranks " in ended.err
+    groups = [[0], [1], [2], [3]] if style == "fsdp" else [[0, 2], [1, 3], [0, 2], [1, 3]]
+    told = [restore_group_info_list(str(folder / f"rank_{rank}/info.pb")) for rank in range(4)]
+    assert told == groups
     ended = started(launcher, f"{style}-left", "--resume")[0].wait()
     assert ended.code == 0, ended
     assert (folder / f"{style}.sha").read_text() == undisturbed(style)

@@ -339,9 +339,11 @@ class Replicated(NamedTuple):
     """Whether a rank may save the state of others if the agent dies.
 
     ``why_not``: it may not, as they hold different state, or nobody knows; empty: it may.
+    ``alike``: the ranks that hold the same as this one, with itself; none: nobody knows.
     """
 
     why_not: str
+    alike: list[int] = []  # noqa: RUF012  never changed
 
 
 class OpenVote(NamedTuple):

@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
 from worker_hooks.contract import protocol, wire
-from worker_hooks.contract.env import RankEnv, meeting_point
+from worker_hooks.contract.atomic_file import describe_os_error
+from worker_hooks.contract.env import GROUP_INFO_FILE, RankEnv, meeting_point
 from worker_hooks.contract.vote_board import VoteBoard
 from worker_hooks.distributed import abort, communicators, stacks
 from worker_hooks.guard import exit_hooks
@@ -29,6 +30,7 @@ from worker_hooks.guard.signal_wakeup import SignalWakeup
 from worker_hooks.guard.state_copier import StateCopier
 from worker_hooks.guard.state_source import StateSource
 from worker_hooks.guard.update_vote import NOT_ON_DEVICES, UpdateVote
+from worker_hooks.storage import group_info
 from worker_hooks.storage.durable_file import ThrottledProgress
 from worker_hooks.storage.memory_dump import HeldDump
 
@@ -394,10 +396,21 @@ class Guard:
         finally:
             self._stop_guarding("")
 
+    def _publish_group(self, alike: list[int]) -> None:
+        """Tell others by a file who holds the same, if MindSpore's variable names one."""
+        path = os.environ.get(GROUP_INFO_FILE, "")
+        if not path or not alike:
+            return
+        try:
+            group_info.publish(path, self.env.rank, alike)
+        except OSError as error:
+            log.warning("%s=%s: %s", GROUP_INFO_FILE, path, describe_os_error(error))
+
     def _obey(self, message: protocol.Message, fds: list[int]) -> None:  # noqa: C901  a row each
         match message:
             case protocol.Replicated():
                 self.why_not_replicated = message.why_not
+                self._publish_group(message.alike)
             case protocol.PeerPages():
                 self.peers.learn(message.ranks, message.pids, fds)
             case protocol.OpenVote():

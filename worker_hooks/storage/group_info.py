@@ -32,6 +32,25 @@ def write_all(folder: Path, holders: Iterable[Sequence[int]]) -> None:
                 write_atomic(path, encode(ranks), durable=False, private=True)
 
 
+def publish(path: str, rank: int, ranks: Sequence[int]) -> None:
+    """Write the file of one rank to where MindSpore's ``GROUP_INFO_FILE`` says.
+
+    Args:
+        path: the variable; all ranks of a job may have the same, so that a folder ``rank_{r}`` is
+            put in front of the file's name, unless the path has it already.
+        rank: whose file it is.
+        ranks: its group.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    file, folder = Path(path), f"rank_{rank}"
+    if folder not in file.parts:
+        file = file.parent / folder / file.name
+    ensure_folder(file.parent)
+    write_atomic(file, encode(ranks), durable=False, private=True)
+
+
 def encode(ranks: Iterable[int]) -> bytes:
     """The content of the file for the ranks of one group."""
     listed = b"".join(_number(_RANK << 3 | _VARINT) + _number(rank) for rank in ranks)

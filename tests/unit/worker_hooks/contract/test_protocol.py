@@ -74,6 +74,7 @@ MESSAGES = [
     protocol.GoOn(2),
     protocol.PeerPages([0, 3], [4711, 4712]),
     protocol.Replicated("the ranks hold different state"),
+    protocol.Replicated("", [0, 4]),
     protocol.OpenVote(),
     protocol.VoteOpened(3, 1, 41, "it has an accelerator"),
     protocol.Copy(40, "/proc/7/fd/12", "/proc/7/fd/13", 1, 4),

@@ -120,3 +120,22 @@ def test_without_room_for_it_the_checkpoint_is_complete(tmp_path, monkeypatch):
     folder = committed(tmp_path)
     assert info_files(folder) == []
     assert verify(folder, read(folder)) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "written"),
+    [
+        ("group_info.pb", "rank_3/group_info.pb"),
+        ("deep/down/info.pb", "deep/down/rank_3/info.pb"),
+        ("rank_3/group_info.pb", "rank_3/group_info.pb"),
+        ("rank_3/of/it.pb", "rank_3/of/it.pb"),
+        ("rank_33/group_info.pb", "rank_33/rank_3/group_info.pb"),
+    ],
+)
+def test_a_rank_writes_it_where_mindspores_variable_says(tmp_path, variable, written):
+    group_info.publish(str(tmp_path / variable), 3, [3, 7])
+    group_info.publish(str(tmp_path / variable), 3, [1, 3, 7])
+    (found,) = (each for each in tmp_path.rglob("*") if each.is_file())
+    assert found == tmp_path / written
+    assert restore_group_info_list(str(found)) == [1, 3, 7]
+    assert found.stat().st_mode & 0o777 == 0o600
