@@ -16,6 +16,9 @@ from worker_hooks.contract.status_page import Entry
 SCRIPT = "script"
 """The name of the entry."""
 
+OWN = "state.own."
+"""Prefix of the names of what a script keeps for each rank alone."""
+
 _COUNT = struct.Struct("<Q")
 
 

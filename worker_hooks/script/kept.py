@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from worker_hooks.contract.fingerprint import LATE
-from worker_hooks.contract.script_record import SCRIPT, ScriptRecord
+from worker_hooks.contract.script_record import OWN, SCRIPT, ScriptRecord
 from worker_hooks.script import source, values
 from worker_hooks.script.attributes import AttributeFinder
 from worker_hooks.script.containers import CONTAINERS, Container, holds_objects
@@ -38,7 +38,7 @@ REBOUND = 50
 """So often the objects are followed that a variable gets; one that gets more holds no state."""
 
 _VALUE = attrgetter("value")
-OWN, SHARED = "state.own.", "state.shared."
+SHARED = "state.shared."
 
 
 class ScriptValues:

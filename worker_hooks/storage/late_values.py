@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from worker_hooks.contract import script_record
-from worker_hooks.contract.script_record import SCRIPT, ScriptRecord
+from worker_hooks.contract.script_record import OWN, SCRIPT, ScriptRecord
 from worker_hooks.contract.status_page import CommitRecord, Entry
 from worker_hooks.storage.late_entries import UnknownStateError
 
@@ -147,6 +147,8 @@ def _refuse_unknown(
         # one peer alone proves little, unless both had made the same change in the step before
         has_moved = before.script.was.get(name) not in {None, had}
         is_known = is_one and (olds == news or len(peers) > 1 or has_moved)
+        if name.startswith(OWN) and olds == news:  # said to be of the rank alone
+            is_known = False
         is_still = olds == news and name not in mine.late
         if not is_known and not is_still:
             raise _unknown(who, name)

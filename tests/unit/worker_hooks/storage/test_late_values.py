@@ -204,6 +204,29 @@ def test_values_are_known_where_all_had_the_same_and_have_the_same():
     values_after(script({"own.n": 5}, {}, is_settled=True), moved)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_is_said_to_be_of_the_rank_alone_is_not_known_from_peers_that_left_it(count):
+    """A local value may be the same everywhere by chance, until the step in which it is not."""
+
+    def own(name, *values, late=None):
+        return script(*({name: one} for one in values), late=[name] if late is None else late)
+
+    for name, is_known in (
+        ("state.own.n", False),
+        ("state.shared.n", True),
+        ("train.py:3 n", True),
+    ):
+        still = [own(name, 1, 1)] * count
+        if is_known:
+            values_after(own(name, 1, 1), *still)
+        else:
+            with pytest.raises(UnknownStateError, match=r"state\.own\.n changes between backward"):
+                values_after(own(name, 1, 1), *still)
+        values_after(own(name, 1, 1, late=()), *still)  # it never changed it there itself
+        moved = [own(name, 1, 2)] * 2
+        values_after(own(name, 1, 1), *moved)
+
+
 def test_of_a_value_too_one_peer_alone_proves_little():
     mine, moved = script({"own.n": 1}, {}), script({"own.n": 1}, {"own.n": 2})
     with pytest.raises(UnknownStateError):
