@@ -84,7 +84,7 @@ def _frozen(job: Job, event: protocol.Frozen) -> Decision:
 
 def _committed(job: Job, event: ev.DumpCommitted) -> Decision:
     if job.present_dump().place == do.MEMORY:
-        return apply(event, replacement.begin(job, event.path))
+        return apply(event, replacement.begin(job, event.path, event.stale))
     is_awaited = job.state is JobState.COMMITTING
     job = dump.note_commit(job, event)
     return drained(job, event, Condition.RANKS_ALIVE) if is_awaited else Decision(job)

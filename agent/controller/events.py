@@ -149,13 +149,17 @@ class DumpProgressed:
 
 @dataclass(frozen=True, slots=True)
 class DumpCommitted:
-    """A dump is complete, under its final name. ``nbytes`` of all files, and the seconds taken."""
+    """A dump is complete, under its final name. ``nbytes`` of all files, and the seconds taken.
+
+    ``stale``: the ranks whose random numbers, buffers and data position are of an earlier step.
+    """
 
     dump_id: int
     path: str
     nbytes: int = 0
     write_s: float = 0.0  # from the order to save to the order to commit
     commit_s: float = 0.0
+    stale: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ class MemoryState(NamedTuple):
     step: int
     variants: tuple[tuple[int, ...], ...] = ()  # who wrote it
     odd: tuple[int, ...] = ()  # ranks that differed from it
+    stale: tuple[int, ...] = ()  # ranks of which it holds what they alone had as of a step before
 
 
 class Copies(NamedTuple):

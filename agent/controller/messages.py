@@ -12,7 +12,7 @@ from agent.controller.replication import are_copies_wanted
 from agent.controller.states import JobState
 from agent.spec import exit_budget
 from agent.text.tone import Tone
-from agent.text.wording import MINUTE_S, duration, ranged
+from agent.text.wording import MINUTE_S, duration, listed, ranged
 from worker_hooks.contract.fingerprint import LATE, RESULT
 
 ELAPSED = "\0"
@@ -30,6 +30,10 @@ _DIES = "by rank: if a rank dies between its backward and its commit,"
 _LOSES = "the step is not saved, and training resumes from the newest"
 _LATE = f"{{}} differs {_DIES} {_LOSES} {{}}; change it before backward"
 _LATES = f"{{}} differ {_DIES} {_LOSES} {{}}; change them before backward"
+_STALE = (
+    "but the result will be another than without the failure: the random numbers, buffers and data "
+    "position of {} are of a step before"
+)
 _COPY, _CHECKPOINT = "copy", "ModelCheckpoint, else from its beginning"
 _RESULT = (
     f"{{}} differs {_DIES} it lacks that step, and what training returns may be another; change it "
@@ -116,8 +120,11 @@ def _of_replacement(before: Job, after: Job) -> str:
         return f"{after.diverged}; no rank is replaced any more{resumed}"
     if was is not None and after.state is JobState.RUNNING:
         who, are = ranged(was.lost), "is" if len(was.lost) == 1 else "are"
-        resumed = f"training resumes at step {after.newest_step() + 1}, no step is lost"
-        return f"{who} {are} back{ELAPSED}; {resumed}"
+        resumed = f"training resumes at step {after.newest_step() + 1}"
+        stale = () if before.memory is None else before.memory.stale
+        if stale:
+            return f"{who} {are} back{ELAPSED}; {resumed}, {_STALE.format(listed(stale))}"
+        return f"{who} {are} back{ELAPSED}; {resumed}, no step is lost"
     if was is not None and now is None and after.state is JobState.COMMITTING:
         return f"not replaced, {after.now.not_replaced}: the state is saved before a restart"
     return ""

@@ -64,12 +64,12 @@ Event = (
 )
 
 
-def begin(job: Job, path: str) -> Turn:
+def begin(job: Job, path: str, stale: tuple[int, ...] = ()) -> Turn:
     """The checkpoint in memory is complete: every lost rank that is not gone yet has to go."""
     dump = job.present_dump()
     step = dump.step
     dump = dump._replace(is_committed=True, memory=path)
-    memory = MemoryState(path, step, dump.variants, dump.odd)
+    memory = MemoryState(path, step, dump.variants, dump.odd, stale)
     job = job._replace(dump=dump, memory=memory)
     gone = ranks_to_replace(job)
     job = with_deaths(job, gone, step)

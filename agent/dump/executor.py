@@ -388,6 +388,7 @@ class DumpExecutor:
                 nbytes=done.nbytes,
                 write_s=round(began_s - dump.began_s, 4),
                 commit_s=round(now_s - began_s, 4),
+                stale=tuple(done.stale_private),
             )
         )
         if action.place != do.MEMORY:

@@ -1,5 +1,6 @@
 """What people hear of a decision, and what is prepared without their hearing of it."""
 
+from dataclasses import replace
 from signal import SIGINT, SIGTERM
 
 import pytest
@@ -10,6 +11,7 @@ from support.histories.plain import STARTED, STARTED_2, ask, gone, late, rules, 
 from support.histories.replacements import JOINING, MEMORY, RAISED, REPLACING, THREE
 
 from agent.controller import actions as do
+from agent.controller import events as ev
 from agent.controller.decide import decide
 from agent.controller.job import Job
 from agent.controller.messages import ELAPSED, sentence
@@ -49,6 +51,12 @@ def test_what_is_said(steps, event, words):
     assert told(steps, event) == words
 
 
+STALE = [
+    (replace(event, stale=(1,)) if isinstance(event, ev.DumpCommitted) else event, *told)
+    for event, *told in replacements.ALMOST
+]
+
+
 @pytest.mark.parametrize(
     ("steps", "event", "words"),
     [
@@ -56,6 +64,7 @@ def test_what_is_said(steps, event, words):
         (RAISED, gone(1, 1), "rank 1 raised ValueError: bad in step 6; replacing it, ranks 0,2 keep running"),
         (REPLACING, up(1, 1), ""),
         (replacements.ALMOST, reg(2, 5, 1), f"rank 1 is back{ELAPSED}; training resumes at step 6, no step is lost"),
+        (STALE, reg(2, 5, 1), f"rank 1 is back{ELAPSED}; training resumes at step 6, but the result will be another than without the failure: the random numbers, buffers and data position of rank 1 are of a step before"),
         (JOINING, gone(1, 1, 1), "rank 1 exited with code 1 in step 6; replacing it, ranks 0,2 keep running"),
         (JOINING, gone(1, -9, 1, error="its device failed"), "rank 1 ended itself: its device failed in step 6; replacing it, ranks 0,2 keep running"),
         (JOINING, reg(1, 4, 1), "not replaced, rank 1 came back at step 4 instead of 5: the state is saved before a restart"),
