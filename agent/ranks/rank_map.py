@@ -20,7 +20,7 @@ _NONE: Any = object()
 class RankMap(Mapping[int, V], Generic[V]):
     """Values by rank. Up to 64 consecutive ranks come in the order in which they were set."""
 
-    __slots__ = ("_parts", "ranks")
+    __slots__ = ("parts", "ranks")
 
     def __init__(self, items: Mapping[int, V] | Iterable[tuple[int, V]] = ()) -> None:
         """Of these items."""
@@ -28,18 +28,19 @@ class RankMap(Mapping[int, V], Generic[V]):
         pairs = items.items() if isinstance(items, Mapping) else items
         for rank, value in pairs:
             parts.setdefault(rank >> _SHIFT, {})[rank] = value
-        self._parts = parts
+        self.parts = parts
+        """By 64 ranks; shared with other mappings, so never changed."""
         self.ranks = RankSet(rank for part in parts.values() for rank in part)
         """Those that have a value."""
 
     def set(self, rank: int, value: V) -> RankMap[V]:
         """The mapping with this value for a rank."""
         index = rank >> _SHIFT
-        part = self._parts.get(index)
+        part = self.parts.get(index)
         if part is not None and part.get(rank, _NONE) is value:
             return self
         found: RankMap[V] = RankMap.__new__(RankMap)
-        found._parts = {**self._parts, index: {**(part or {}), rank: value}}
+        found.parts = {**self.parts, index: {**(part or {}), rank: value}}
         found.ranks = self.ranks if part and rank in part else self.ranks | {rank}
         return found
 
@@ -58,24 +59,24 @@ class RankMap(Mapping[int, V], Generic[V]):
             return self
         found: RankMap[V] = RankMap.__new__(RankMap)
         index = rank >> _SHIFT
-        part = {other: value for other, value in self._parts[index].items() if other != rank}
-        found._parts = {**self._parts, index: part}
+        part = {other: value for other, value in self.parts[index].items() if other != rank}
+        found.parts = {**self.parts, index: part}
         found.ranks = self.ranks - {rank}
         return found
 
     def __getitem__(self, rank: int) -> V:
-        return self._parts[rank >> _SHIFT][rank]
+        return self.parts[rank >> _SHIFT][rank]
 
     def get(self, rank: int, default: Any = None) -> Any:
         """The value; ``default``: there is none."""
-        part = self._parts.get(rank >> _SHIFT)
+        part = self.parts.get(rank >> _SHIFT)
         return default if part is None else part.get(rank, default)
 
     def __contains__(self, rank: object) -> bool:
         return isinstance(rank, int) and self.get(rank, _NONE) is not _NONE
 
     def __iter__(self) -> Iterator[int]:
-        for part in self._parts.values():
+        for part in self.parts.values():
             yield from part
 
     def __len__(self) -> int:

@@ -14,14 +14,15 @@ S = TypeVar("S", bound=Enum)
 class RankStates(Mapping[int, S]):
     """Ranks in ascending order, with their states; never changed."""
 
-    __slots__ = ("_sets", "all")
+    __slots__ = ("all", "by_state")
 
     def __init__(self, states: Mapping[int, S]) -> None:
         """Of these ranks."""
         found: dict[S, list[int]] = {}
         for rank, state in states.items():
             found.setdefault(state, []).append(rank)
-        self._sets = {state: RankSet(ranks) for state, ranks in found.items()}
+        self.by_state = {state: RankSet(ranks) for state, ranks in found.items()}
+        """The ranks that are in each."""
         self.all = RankSet(states)
         """All ranks."""
 
@@ -31,9 +32,9 @@ class RankStates(Mapping[int, S]):
         if was is state:
             return self
         found: RankStates[S] = RankStates.__new__(RankStates)
-        found._sets = {**self._sets, state: self.in_state(state) | {rank}}
+        found.by_state = {**self.by_state, state: self.in_state(state) | {rank}}
         if was is not None:
-            found._sets[was] = found._sets[was] - {rank}
+            found.by_state[was] = found.by_state[was] - {rank}
         found.all = self.all if was is not None else self.all | {rank}
         return found
 
@@ -41,8 +42,8 @@ class RankStates(Mapping[int, S]):
         """The same once these ranks are in this state."""
         moved = RankSet(ranks)
         found: RankStates[S] = RankStates.__new__(RankStates)
-        found._sets = {each: having - moved for each, having in self._sets.items()}
-        found._sets[state] = self.in_state(state) | moved
+        found.by_state = {each: having - moved for each, having in self.by_state.items()}
+        found.by_state[state] = self.in_state(state) | moved
         found.all = self.all | moved
         return found
 
@@ -50,12 +51,12 @@ class RankStates(Mapping[int, S]):
         """The ranks that are in one of these."""
         found = RankSet()
         for state in states:
-            if (ranks := self._sets.get(state)) is not None:
+            if (ranks := self.by_state.get(state)) is not None:
                 found |= ranks
         return found
 
     def __getitem__(self, rank: int) -> S:
-        for state, ranks in self._sets.items():
+        for state, ranks in self.by_state.items():
             if rank in ranks:
                 return state
         raise KeyError(rank)
@@ -65,7 +66,7 @@ class RankStates(Mapping[int, S]):
 
     def items(self) -> list[tuple[int, S]]:  # type: ignore[override]
         """All pairs, in ascending order of ranks."""
-        return sorted((rank, state) for state, ranks in self._sets.items() for rank in ranks)
+        return sorted((rank, state) for state, ranks in self.by_state.items() for rank in ranks)
 
     def __len__(self) -> int:
         return len(self.all)
