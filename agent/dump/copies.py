@@ -58,16 +58,24 @@ def ahead(step_s: float, since_s: float, notice_s: float) -> int:
     return min(sure, likely, MOST_AHEAD)
 
 
+def pause_s(cpu_s: float) -> float:
+    """Seconds from one copy to the next, if the user wants no number of steps.
+
+    Args:
+        cpu_s: seconds of processor time that a copy takes on the slowest rank; 0: unknown.
+    """
+    return max(cpu_s / SHARE, LEAST_S)
+
+
 def interval(step_s: float, cpu_s: float, every: int) -> int:
-    """How many steps lie between two copies.
+    """How many steps lie between two copies, about.
 
     Args:
         step_s: seconds that a step takes.
-        cpu_s: seconds of processor time that a copy takes on the slowest rank; 0: unknown.
-        every: what the user wants; 0: as often as costs :data:`SHARE` of the time, and not more
-            often than every :data:`LEAST_S`.
+        cpu_s: as above.
+        every: what the user wants; 0: no number.
     """
-    return every or max(1, math.ceil(max(cpu_s / SHARE, LEAST_S) / step_s))
+    return every or max(1, math.ceil(pause_s(cpu_s) / step_s))
 
 
 class _Files(NamedTuple):
@@ -106,6 +114,7 @@ class MemoryCopies:
         self._abandoned: list[Mapping[int, _Files]] = []
         self._misses = 0
         self._notice_s = NOTICE_S[1]
+        self._due_s = 0.0  # when the next is due, unless after a number of steps
         self._cpu_s = 0.0
         self._is_refused = False
         self._waiting: object | None = None  # who looks again; of these the newest counts
@@ -151,14 +160,14 @@ class MemoryCopies:
         began_ns = min((at_ns for step, at_ns in commits if step == newest), default=0)
         since_s = time.monotonic() - began_ns / 1e9
         soonest = newest + ahead(step_s, since_s, self._notice_s)
-        step = soonest
-        if self._newest is not None:
-            every = interval(step_s, self._cpu_s, self._spec.dump.copy_every)
-            step = max(self._newest.step + every, soonest)
-        if self._newest is None and not newest:
+        every, last = self._spec.dump.copy_every, self._newest
+        step = soonest if last is None or not every else max(last.step + every, soonest)
+        # steps may last longer than they did: only a number of steps is waited for as such
+        wait_s = (step - soonest) * step_s / 2 if every else self._due_s - time.monotonic()
+        if last is None and not newest:
             self._wait(LOOK_S)
-        elif (wait_s := (step - soonest) * step_s) > LOOK_S:
-            self._wait(wait_s / 2)
+        elif wait_s > LOOK_S / 2:
+            self._wait(wait_s)
         else:
             self._order(step)
 
@@ -255,6 +264,7 @@ class MemoryCopies:
         self._newest = copy
         answers = copy.answers.values()
         self._cpu_s = max(each.cpu_s for each in answers)
+        self._due_s = time.monotonic() + pause_s(self._cpu_s)
         step_s = self._step_s()
         every = interval(step_s, self._cpu_s, self._spec.dump.copy_every)
         # short steps are not copied one by one
@@ -301,7 +311,8 @@ class MemoryCopies:
     def forget(self) -> None:
         """Free the memory: the attempt is over, and what is written to a disk holds its files."""
         self._give_up()
-        self._groups, self._misses, self._cpu_s, self._is_refused = (), 0, 0.0, False
+        self._groups, self._misses, self._is_refused = (), 0, False
+        self._cpu_s = self._due_s = 0.0
         _close(self._spare)
         self._spare = {}
         self._close_abandoned()

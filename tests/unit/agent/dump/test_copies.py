@@ -9,7 +9,9 @@ import pytest
 
 from agent.controller import events as ev
 from agent.controller.states import JobState
+from agent.dump import copies as copying
 from agent.dump.copies import (
+    LEAST_S,
     MOST_AHEAD,
     MOST_MISSES,
     NOTICE_S,
@@ -268,6 +270,29 @@ def test_what_is_due_later_is_not_ordered_yet():
     room.wake()
     assert {one.step for one in room.orders().values()} == {109}
     room.copies.forget()
+
+
+def test_the_next_is_due_by_the_clock_however_long_steps_are(monkeypatch):
+    """A step may take seconds where those before took milliseconds."""
+    clock = [1000.0]
+    monkeypatch.setattr(copying.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(copying.time, "monotonic_ns", lambda: int(clock[0] * 1e9))
+    made = Room(every=0)
+    made.pages.step_s = 0.001
+    made.run()
+    first = made.orders()
+    made.answer(first)
+    (said,) = made.posted
+    assert said.every == round(LEAST_S / 0.001)
+    assert made.orders() == {}
+    assert [left_s for left_s, *_ in made.later] == [LEAST_S]
+    clock[0] += LEAST_S
+    made.pages.step += 5  # 2,000 steps were expected
+    made.wake()
+    second = {one.step for one in made.orders().values()}
+    assert len(second) == 1
+    assert 0 < min(second) - made.pages.step < 200
+    made.copies.forget()
 
 
 def test_no_descriptor_is_left(room, monkeypatch):
