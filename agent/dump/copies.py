@@ -259,16 +259,16 @@ class MemoryCopies:
     def _complete(self, copy: _Copy) -> None:
         self._misses = 0
         self._notice_s = max(SOONER * self._notice_s, NOTICE_S[0])
-        if self._newest is not None:
-            self._spare = self._newest.files
-        self._newest = copy
+        last, self._newest = self._newest, copy
         answers = copy.answers.values()
         self._cpu_s = max(each.cpu_s for each in answers)
         self._due_s = time.monotonic() + pause_s(self._cpu_s)
-        step_s = self._step_s()
-        every = interval(step_s, self._cpu_s, self._spec.dump.copy_every)
-        # short steps are not copied one by one
-        every = max(every, ahead(step_s, self._cpu_s, self._notice_s))
+        if last is None:
+            every = interval(self._step_s(), self._cpu_s, self._spec.dump.copy_every)
+            # short steps are not copied one by one
+            every = max(every, ahead(self._step_s(), self._cpu_s, self._notice_s))
+        else:
+            self._spare, every = last.files, max(1, copy.step - last.step)
         nbytes = sum(each.nbytes + each.private_nbytes for each in answers)
         self._services.post(ev.StateCopied(self._attempt, copy.step, every, copy.groups, nbytes))
 
