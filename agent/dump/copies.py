@@ -72,7 +72,7 @@ def interval(step_s: float, cpu_s: float, every: int) -> int:
 
     Args:
         step_s: seconds that a step takes.
-        cpu_s: as above.
+        cpu_s: seconds of processor time that a copy takes on the slowest rank; 0: unknown.
         every: what the user wants; 0: no number.
     """
     return every or max(1, math.ceil(pause_s(cpu_s) / step_s))
@@ -162,7 +162,7 @@ class MemoryCopies:
         soonest = newest + ahead(step_s, since_s, self._notice_s)
         every, last = self._spec.dump.copy_every, self._newest
         step = soonest if last is None or not every else max(last.step + every, soonest)
-        # steps may last longer than they did: only a number of steps is waited for as such
+        # a number of steps is waited for by their usual length, anything else by the clock
         wait_s = (step - soonest) * step_s / 2 if every else self._due_s - time.monotonic()
         if last is None and not newest:
             self._wait(LOOK_S)

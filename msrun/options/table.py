@@ -220,7 +220,8 @@ OPTIONS: tuple[Option, ...] = (
            "auto: where no other rank holds what one has.",
            default="auto", metavar="auto|copy|off", choices=("auto", "copy", "off"), origin=_OUR),
     Option("protect-every", _S.RECOVERY,
-           "Steps from one such copy to the next; 0: as often as takes 1 % of the time.",
+           "Steps from one such copy to the next; 0: as often as takes 1 % of the time, "
+           "and at most every 2 s.",
            default="0", kind=_K.INT, metavar="N", low=0, origin=_OUR),
     Option("dump-timeout", _S.RECOVERY,
            "Seconds without a byte of progress after which msrun gives up a rank's part of a dump.",

@@ -31,8 +31,10 @@ STRICT = "MSRUN_STRICT"
 REHEARSE = "MSRUN_REHEARSE"
 """``1``: a new rank whose peers live on; its groups only pretend until it calls ``run``."""
 
-ENABLE_TFT = "MS_ENABLE_TFT"
 GROUP_INFO_FILE = "GROUP_INFO_FILE"
+"""MindSpore's: where a rank writes which ranks hold the same state."""
+
+ENABLE_TFT = "MS_ENABLE_TFT"
 """MindSpore's switches of fault tolerance.
 
 ``{ARF:0}`` switches off the replacement of lost ranks; ``{TTP:0}`` also the power-off checkpoint.

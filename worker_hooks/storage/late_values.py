@@ -146,9 +146,9 @@ def _refuse_unknown(
         is_one = {had} == set(olds) and len(set(news)) == 1 and news[0] is not None
         # one peer alone proves little, unless both had made the same change in the step before
         has_moved = before.script.was.get(name) not in {None, had}
-        is_known = is_one and (olds == news or len(peers) > 1 or has_moved)
-        if name.startswith(OWN) and olds == news:  # said to be of the rank alone
-            is_known = False
+        # of what is said to be of the rank alone, peers that left theirs alone tell nothing
+        is_silent = olds == news and name.startswith(OWN)
+        is_known = is_one and not is_silent and (olds == news or len(peers) > 1 or has_moved)
         is_still = olds == news and name not in mine.late
         if not is_known and not is_still:
             raise _unknown(who, name)
