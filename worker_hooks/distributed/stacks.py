@@ -13,6 +13,7 @@ import signal
 import sys
 import sysconfig
 import threading
+import time
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
@@ -105,6 +106,19 @@ def main_instruction() -> tuple[int, int] | None:
     """The instruction that the main thread is at; ``None``: there is no main thread any more."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
     return None if frame is None else (id(frame), frame.f_lasti)
+
+
+class MainThread:
+    """The main thread, as seen in repeated looks at it."""
+
+    def __init__(self) -> None:
+        self._instruction, self._since = main_instruction(), time.monotonic()
+
+    def still_s(self) -> float:
+        """How long it has been at one instruction, as far as the looks can tell."""
+        if (instruction := main_instruction()) != self._instruction:
+            self._instruction, self._since = instruction, time.monotonic()
+        return time.monotonic() - self._since
 
 
 def words(calls: Iterable[MainCall]) -> list[str]:

@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable
 from enum import Enum
 
-from worker_hooks.distributed.stacks import main_instruction, waits_for_peers
+from worker_hooks.distributed.stacks import MainThread, waits_for_peers
 from worker_hooks.guard.update_vote import UpdateVote
 
 STILL_S = 0.2  # a main thread that stays at one instruction for so long is blocked, not busy
@@ -80,6 +80,7 @@ class Gate:
         "_is_complete",
         "_raised",
         "_step",
+        "_telling",
         "_torn",
         "_updates",
         "_updates_blocked",
@@ -117,6 +118,7 @@ class Gate:
         self._updates = 0  # under way
         self._torn = False
         self._committing = False
+        self._telling = False  # the commit is made, and the agent is yet to be told what it shows
         self._is_complete = False  # reported as UPDATED: what is torn is complete
         self._voting = False  # the main thread is about to cast its vote
         self.vote: UpdateVote | None = None
@@ -211,14 +213,16 @@ class Gate:
         if self.needs_slow_path:
             self._notify()
 
-    def commit(self, record: Callable[..., None], *args: object) -> None:
+    def commit(self, record: Callable[..., None], *args: object, tells: bool = False) -> None:
         """Make the step a commit.
 
         Args:
             record: writes it down while the listener does not read.
             args: of ``record``.
+            tells: :meth:`told` is called once the agent has been told what the commit shows.
         """
         self._committing = True
+        self._telling = tells  # first: whoever sees the commit sees this, too
         if self.needs_slow_path:
             self._committing = False
             with self._changed:
@@ -235,6 +239,12 @@ class Gate:
             self._committing = False
             if self.needs_slow_path:  # by now
                 self._notify()  # type: ignore[unreachable]
+
+    def told(self) -> None:
+        """The agent has been told what the newest commit shows."""
+        self._telling = False
+        if self.needs_slow_path:
+            self._notify()
 
     def pause(self) -> bool:
         """At a boundary: wait as long as the main thread is to be held.
@@ -302,7 +312,7 @@ class Gate:
     def reenter(self) -> None:
         """The main thread has returned from the training function; no update is under way."""
         with self._changed:
-            self._ejecting = self._raised = self._torn = False
+            self._ejecting = self._raised = self._torn = self._telling = False
             self.vote = None  # the new peers have a board of their own
             self._updates = 0
             self._lower()
@@ -496,7 +506,9 @@ class Gate:
                 if is_voted:
                     self._let_update(step + 1, began + grace_s)
                 self._catch_up(newest, began, grace_s)
-                return self._settled(began + grace_s, is_complete, is_touched)
+                result = self._settled(began + grace_s, is_complete, is_touched)
+                self._await_told(began + grace_s)
+                return result
             finally:
                 self._closed_at = 0
 
@@ -514,7 +526,7 @@ class Gate:
         self, until_s: float, is_complete: Callable[[], bool], is_touched: Callable[[], bool]
     ) -> FreezeResult:
         """Wait until no update is under way, or can be seen to stay so. The lock is held."""
-        main, has_waited = _MainThread(), False
+        main, has_waited = MainThread(), False
         while self._committing or self._torn or is_touched():
             is_still = main.still_s() > STILL_S or self._raised
             if is_still and not self._committing and self._updates == 0 and is_complete():
@@ -527,6 +539,14 @@ class Gate:
             self._changed.wait(LOOK_S)
             has_waited = True
         return FreezeResult.WHOLE
+
+    def _await_told(self, until_s: float) -> None:
+        """Wait until the main thread has told what its commit shows. The lock is held.
+
+        At the first commits that says whether this rank may save for one that died.
+        """
+        while self._telling and not self._raised and time.monotonic() < until_s:
+            self._changed.wait(LOOK_S)
 
     def _is_voted(self, grace_s: float) -> bool:
         """Whether all ranks make the update of the step under way. The lock is held."""
@@ -547,7 +567,7 @@ class Gate:
 
         Returns as well if it has made the update, and is blocked before its commit.
         """
-        main = _MainThread()
+        main = MainThread()
         while not (self._step() >= step or self._raised or time.monotonic() > until_s):
             is_updated = self._torn and self._updates == 0 and not self._committing
             if is_updated and main.still_s() > STILL_S:
@@ -562,23 +582,10 @@ class Gate:
         way, be it in a validation or asleep: else the rank would resume with the randomness and
         the buffers of a step before, so it has the whole grace.
         """
-        main = _MainThread()
+        main = MainThread()
         while not (self._step() >= newest or self._raised or self._held or self._updates_blocked):
             took_s = time.monotonic() - began_s
             is_doubtful = main.still_s() > STILL_S or took_s > CATCH_UP_S
             if took_s > grace_s or (is_doubtful and waits_for_peers()):
                 return
             self._changed.wait(LOOK_S)
-
-
-class _MainThread:
-    """The main thread, as seen in repeated looks at it."""
-
-    def __init__(self) -> None:
-        self._instruction, self._since = main_instruction(), time.monotonic()
-
-    def still_s(self) -> float:
-        """How long it has been at one instruction, as far as the looks can tell."""
-        if (instruction := main_instruction()) != self._instruction:
-            self._instruction, self._since = instruction, time.monotonic()
-        return time.monotonic() - self._since

@@ -551,7 +551,7 @@ class DataLoop:
         # at backward what has changed by then is written beside what is written now
         if not private.has_room(position, times=2):
             self._make_page(self._armed_feed)
-        self._gate.commit(self._committed.commit, position)
+        self._gate.commit(self._committed.commit, position, tells=self._guard.compares)
         if private.page is not None and self._has_new_structure(is_committed=True):
             self._make_page(self._armed_feed)
         if self._committed.changes.wants_audit:
@@ -562,6 +562,7 @@ class DataLoop:
             )
         if self._guard.is_on:
             self._tell_committed()
+            self._gate.told()
         if self._feed is not None:
             self._feed.settle()
         for observer in self._observers:

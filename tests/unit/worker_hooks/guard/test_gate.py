@@ -46,6 +46,28 @@ def test_an_update_under_way_is_let_through_to_its_commit(gate):
     assert found == [FreezeResult.WHOLE]
 
 
+def test_a_commit_is_waited_for_until_the_agent_knows_what_it_shows(gate):
+    gate.commit(lambda: None, tells=True)
+    found = []
+    listener = threading.Thread(target=lambda: found.append(gate.close(LONG_S, never)))
+    listener.start()
+    listener.join(0.1)
+    assert found == []
+    gate.told()
+    listener.join(LONG_S)
+    assert found == [FreezeResult.WHOLE]
+
+
+@pytest.mark.parametrize("ends", ["raises", "takes_too_long", "enters_again"])
+def test_a_commit_that_is_never_told_holds_nobody_up(gate, ends):
+    gate.commit(lambda: None, tells=True)
+    if ends == "raises":
+        gate.note_raised()
+    if ends == "enters_again":
+        gate.reenter()
+    assert closed(gate, 0.1 if ends == "takes_too_long" else LONG_S, never) is FreezeResult.WHOLE
+
+
 def test_after_the_commit_the_main_thread_is_held(gate):
     gate.close(LONG_S, never)
     done, thread = training(gate.pause)
