@@ -42,7 +42,7 @@ class CommitCopies:
             return new
         size = 2 * nbytes(tensors[name] for name in new)
         on_host = 2 * nbytes(tensors[name] for name in new if tensors[name].device.type == "cpu")
-        if on_host > FREE_BYTES and not _has_room(on_host):
+        if on_host > FREE_BYTES and not has_room(on_host):
             self._refuse(new, f"two copies of {size / 1e9:.1f} GB have no room in memory")
         else:
             self.names |= new
@@ -124,7 +124,8 @@ class CommitCopies:
         self.refused.update(dict.fromkeys(names, why))
 
 
-def _has_room(on_host: int) -> bool:
+def has_room(on_host: int) -> bool:
+    """Whether copies of so many bytes may be made in host memory."""
     free = free_bytes()
     return free is None or on_host <= _MEMORY_SHARE * free
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from time import perf_counter
 from typing import Concatenate, NamedTuple, ParamSpec
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from worker_hooks.changes.audit import AuditSchedule, Baseline
 from worker_hooks.changes.content import is_same, nbytes
 from worker_hooks.changes.copies import CommitCopies
+from worker_hooks.changes.loop_end_copies import LoopEndCopies
 from worker_hooks.changes.versions import TensorList, Versions, read
 from worker_hooks.device import devices
 
@@ -85,6 +87,8 @@ class ChangeObserver:
         self._parts = parts
         self._list = TensorList()
         self._copies = CommitCopies()
+        self._between = LoopEndCopies()
+        self._begun: Versions | None = None  # as a loop began, if that was behind the commit
         self._audit = AuditSchedule(0)
         self._versions: Versions | None = None
         self._is_begun = False
@@ -134,7 +138,7 @@ class ChangeObserver:
 
     def forget(self) -> None:
         """There is no commit any more: the state was replaced."""
-        self._versions = self.baseline = self._behind = None
+        self._versions = self.baseline = self._behind = self._begun = None
         self.is_open = False
 
     def expect(self, names: Iterable[str]) -> None:
@@ -192,6 +196,7 @@ class ChangeObserver:
         copies = self._copies.take(step, tensors, names) if names else {}
         self._versions = versions = read(tensors, self._versions)
         self.is_open, self.baseline, self._behind = self._is_begun, None, None
+        self._begun = None
         audit = self._audit
         self.wants_audit = audit.is_first or (audit.share > 0 and audit.is_due(self._step_s))
         if copies and not is_all:
@@ -233,6 +238,29 @@ class ChangeObserver:
             names = held.versions.tensors.keys() - held.copies.keys()
             self._look(held.versions.tensors, self._audit.some_places(names))
 
+    def begin_loop(self, held: CommittedTensors) -> None:
+        """A loop begins: what has changed since the commit is no sign of what steps change."""
+        versions = held.versions
+        if versions.has_moved:
+            self._between.note_exchanged(versions.moved())
+            self._begun = read(versions.tensors, versions)
+
+    def with_copies_between_loops(
+        self, held: CommittedTensors, names: AbstractSet[str]
+    ) -> CommittedTensors:
+        """A loop is over: the commit with copies of what the script may exchange until the next.
+
+        Args:
+            held: of the newest commit.
+            names: of the tensors that it may.
+        """
+        wanted = names - held.copies.keys()
+        if not (self.is_open and wanted) or held.versions.has_moved:
+            return held
+        tensors = held.versions.tensors
+        copies = self._between.take({name: tensors[name] for name in wanted if name in tensors})
+        return held._replace(copies={**held.copies, **copies})
+
     def _look(self, tensors: Mapping[str, Tensor], places: Mapping[str, float]) -> None:
         began = perf_counter()
         self.baseline = Baseline(tensors, places)
@@ -249,7 +277,7 @@ class ChangeObserver:
             self.is_open = False  # last: a reader in another thread looks itself until then
 
     def _find_changed(self, held: CommittedTensors) -> None:
-        versions = held.versions
+        versions = self._begun or held.versions
         found = versions.moved() if versions.has_moved else set()
         self._still = 0 if found else self._still + 1
         self._needed |= found
@@ -294,13 +322,14 @@ class ChangeObserver:
         self.baseline = self._behind = self._behind_versions = None
 
     def _hidden(self, held: CommittedTensors) -> set[str]:
-        """What has other content than at the commit, counted or not."""
+        """What has other content than at the commit, and was not counted."""
         assert self.baseline is not None
         tensors = held.versions.tensors
         found = self.baseline.differing(tensors)
         if self._audit.is_first:
             found |= {n for n, copy in held.copies.items() if not is_same(copy, tensors[n])}
-        self._uncounted |= found - held.versions.moved()
+        found -= held.versions.moved()
+        self._uncounted |= found
         return found
 
     def _say_refused(self) -> None:

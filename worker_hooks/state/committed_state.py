@@ -27,8 +27,9 @@ from worker_hooks.state.device_state import DeviceReading, DeviceState, HeldStep
 from worker_hooks.state.mismatch import listed
 from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.optimizer import OptimizerPiece
+from worker_hooks.state.pending_gradients import PendingGradients
 from worker_hooks.state.private import Position, PrivateSource, PrivateState
-from worker_hooks.state.registry import Piece, cut_of, gradients_of, live_tensors, structures
+from worker_hooks.state.registry import Piece, cut_of, live_tensors, structures, weights_of
 from worker_hooks.state.replica import UnreadableState, replica_of
 from worker_hooks.state.snapshot import tensors_in, version
 from worker_hooks.state.tensor import TensorPiece
@@ -41,11 +42,6 @@ __all__ = ["Commit", "CommittedState", "Position"]
 log = logging.getLogger("msrun")
 
 CAPTURED = "an optimizer's update was captured in a CUDA graph, whose replays nobody can see"
-
-PENDING = (
-    "gradients wait for an update of {} in a later step than that of the other optimizers, and "
-    "cannot be saved"
-)
 
 
 class Commit(NamedTuple):
@@ -85,6 +81,7 @@ class CommittedState:
         # of the pieces: as of the commit, or of the loop's begin
         self._marks: tuple[Any, ...] | None = None
         self._after: tuple[Any, ...] | None = None  # the same, as of the last update of the step
+        self._begun: tuple[Any, ...] | None = None  # and as a loop began behind the commit
         self._warned: set[str] = set()
         self._last_changes: tuple[int, ...] = ()  # of the last step
         self._changes_between = [False] * len(self.pieces)  # seen to change between loops
@@ -92,15 +89,17 @@ class CommittedState:
         self.device: DeviceState | None = None  # of accelerators that hold some of the state
         self.reading = DeviceReading()
         self._before: Commit | None = None  # the commit before, which these may still hold
-        self._trained = [index for index, piece in enumerate(self.pieces) if piece.optimizers]
-        self._used: dict[int, list[int]] = {}  # gradients of a piece as of its last update
+        self._pending = PendingGradients(self.pieces)
         # whether, and how many collectives had begun by the last update
-        self._changes_behind, self._begun = False, 0
+        self._changes_behind, self._collectives = False, 0
         self._registered = structures(self.pieces)
         self._structures = self._registered  # as seen last
         self.parts, self._cut = cut_of(())  # torch counts no changes of parts
-        self.why_pending = ""
+
+    @property
+    def why_pending(self) -> str:
         """Why the newest commit is no place to resume from; empty: it is one."""
+        return self._pending.why
 
     @property
     def page(self) -> Page | None:
@@ -173,8 +172,8 @@ class CommittedState:
         self.forget()
         self.step = step
         self.updates = [0] * len(self.pieces)
-        self.why_pending, self._used = "", {}
-        self._commit = self._before = self._marks = self._after = None
+        self._pending.forget()
+        self._commit = self._before = self._marks = self._after = self._begun = None
         self.changes.forget()
         if self.device is not None:
             self.device.forget()
@@ -184,11 +183,13 @@ class CommittedState:
 
         Live state that was changed still counts as touched: the commit had another one.
         """
-        new = self._read_marks()
+        self._begun = new = self._read_marks()
         trios = list(zip(new, self._marks or new, self._live, strict=True))
         for index, (now, old, _) in enumerate(trios):
             self._changes_between[index] |= now != old
         self._marks = tuple(old if is_live else now for now, old, is_live in trios)
+        if self._commit is not None:
+            self.changes.begin_loop(self._commit.tensors)
         self.beat(epoch, batch, Phase.IDLE)
 
     def commit(self, position: Position) -> None:
@@ -202,8 +203,8 @@ class CommittedState:
             if changed != self._last_changes:
                 self._last_changes = changed
                 self.typical_changes = tuple(map(max, self.typical_changes or changed, changed))
-        if len(self._trained) > 1:
-            self._find_pending()
+        if self._pending.are_possible:
+            self._pending.committed(self.updates)
         # first: a commit that is interrupted must not look like a complete step
         self.updates = [0] * len(self.pieces)
         self.step += 1
@@ -218,20 +219,9 @@ class CommittedState:
         has_changed = self.changes.has_unseen or any(
             is_live and new != old for is_live, new, old in behind
         )
-        if self._changes_behind and has_changed and process_group.collectives() > self._begun:
+        if self._changes_behind and has_changed and process_group.collectives() > self._collectives:
             self.changes.keep_all()
         self._changes_behind |= has_changed
-
-    def _find_pending(self) -> None:
-        """Find gradients that an optimizer will use in a later step: they are not saved."""
-        self.why_pending = ""
-        for index in self._trained:
-            piece, used = self.pieces[index], self._used.get(index, [])
-            if not self.updates[index] and (now := gradients_of(piece)) and now != used:
-                self.why_pending = PENDING.format(piece.name)
-                if PENDING not in self._warned:
-                    self._warned.add(PENDING)
-                    log.warning("%s; a death in such a step loses it", self.why_pending)
 
     def audit(self) -> None:
         """Behind a commit: look at the content of tensors, if the next step is audited."""
@@ -240,8 +230,13 @@ class CommittedState:
 
     def leave_loop(self) -> None:
         """A loop is over; its last step is committed."""
-        if self._commit is not None:
-            self.changes.leave_loop(self._commit.tensors)
+        commit = self._commit
+        if commit is not None:
+            self.changes.leave_loop(commit.tensors)
+            # there is no room for copies on a device
+            names = set() if self.device is not None else weights_of(self.pieces)
+            held = self.changes.with_copies_between_loops(commit.tensors, names)
+            self._commit = commit._replace(tensors=held)
 
     def update_begins(self) -> None:
         """An optimizer is about to begin an update."""
@@ -257,13 +252,13 @@ class CommittedState:
         self.updates[index] += 1
         if parts := self.parts.get(index):
             torch.autograd.graph.increment_version(parts)
-        if len(self._trained) > 1:
-            self._used[index] = gradients_of(self.pieces[index])
+        if self._pending.are_possible:
+            self._pending.updated(index)
         self._after = self._read_marks()
         if self.changes.baseline is not None:
             self.changes.updated()
         if self._changes_behind:
-            self._begun = process_group.collectives()
+            self._collectives = process_group.collectives()
         if self.device is not None:
             self.device.timeline.end_update(self.step + 1)
 
@@ -297,7 +292,7 @@ class CommittedState:
             )
         is_as_updated = marks is not None and marks == self._after and not self.changes.has_unseen
         self._before, self._commit = before, Commit(self.step, snapshots, tensors)
-        self._marks, self._after = marks or self._read_marks(), None
+        self._marks, self._after, self._begun = marks or self._read_marks(), None, None
         self.private.write(self.step, position, is_commit=True)
         if self.device is not None:  # behind what the device copies to the page
             is_as_updated &= all(map(devices.is_on_host, tensors.copies.values()))
@@ -346,8 +341,7 @@ class CommittedState:
 
         Changes before the updates do not show how far the script has come after them.
         """
-        then = self._marks if self._after is None else self._after
-        if then is None:
+        if (then := self._after or self._marks) is None:
             return ()
         pairs = zip(marks or self._read_marks(), then, strict=True)
         # most pieces did not change, and that is cheap to see
@@ -462,9 +456,16 @@ class CommittedState:
 
     def is_touched(self) -> bool:
         """Whether weights were changed since the commit, by an optimizer or by the script."""
-        if self._marks is None:
+        return self._has_moved(self._marks)
+
+    def is_touched_in_loop(self) -> bool:
+        """As :meth:`is_touched`, but not before the loop began."""
+        return self._has_moved(self._begun or self._marks)
+
+    def _has_moved(self, then: tuple[Any, ...] | None) -> bool:
+        if then is None:
             return False
-        trios = zip(self._read_marks(), self._marks, self._live, strict=True)
+        trios = zip(self._read_marks(), then, self._live, strict=True)
         return any(is_live and now != old for now, old, is_live in trios)
 
     def why_changed(self) -> str:

@@ -204,6 +204,11 @@ def saved_state(pieces: Iterable[Piece], name: str) -> Any:
     return None if piece is None else {}
 
 
+def weights_of(pieces: Iterable[Piece]) -> set[str]:
+    """The names of all tensors but those of optimizers: weights, averages, the script's own."""
+    return {name for piece in pieces if not piece.optimizers for name in piece.tensors()}
+
+
 def gradients_of(piece: Piece) -> list[int]:
     """What differs once a backward has added to the gradients that a piece's optimizer uses."""
     found: list[int] = []

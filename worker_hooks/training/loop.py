@@ -210,8 +210,10 @@ class DataLoop:
             self._variables.leave(loop)
             return
         try:
-            self._boundary()
+            if self.tracker.has_updated:  # outside of a loop
+                self._commit()
             self._committed.begin_loop(self.epoch, self.batch)
+            self.pause()
             while self._current is mine:
                 batch = self._next(batches, feed, loop)
                 if batch is _NO_BATCH:

@@ -129,9 +129,10 @@ class StepTracker:
     def is_due(self) -> bool:
         """Whether a commit is due.
 
-        Weights that the script itself has changed are an update, too, with two exceptions. In a
-        validation they are changed for a while only. And while gradients wait for an optimizer, a
-        commit would lose them at a resume.
+        Weights that the script itself has changed are an update, too, with three exceptions. In a
+        validation they are changed for a while only. Between two loops one rank may change them
+        alone, and would count other steps than its peers; that belongs to the step that follows.
+        And while gradients wait for an optimizer, a commit would lose them at a resume.
         """
         if self.has_updated:
             return True
@@ -140,7 +141,7 @@ class StepTracker:
             return False
         module = next((module for piece in pieces for module in piece.modules), None)
         is_training = torch.is_grad_enabled() and (module is None or module.training)
-        return is_training and self._committed.is_touched()
+        return is_training and self._committed.is_touched_in_loop()
 
     def end(self) -> None:
         """The step is committed, and the next one is under way."""

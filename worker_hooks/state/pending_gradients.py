@@ -1,0 +1,51 @@
+"""Gradients that an optimizer will use in a later step than the others: they are not saved."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from worker_hooks.state.registry import Piece, gradients_of
+
+log = logging.getLogger("msrun")
+
+PENDING = (
+    "gradients wait for an update of {} in a later step than that of the other optimizers, and "
+    "cannot be saved"
+)
+
+
+class PendingGradients:
+    """Found where several optimizers are registered, and not each has an update in each step."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.why = ""
+        """Why the newest commit is no place to resume from; empty: it is one."""
+        self._pieces = pieces
+        self._trained = [index for index, piece in enumerate(pieces) if piece.optimizers]
+        self._used: dict[int, list[int]] = {}  # gradients of a piece as of its last update
+        self._has_said = False
+        self.are_possible = len(self._trained) > 1
+
+    def forget(self) -> None:
+        """There is no commit any more."""
+        self.why, self._used = "", {}
+
+    def updated(self, index: int) -> None:
+        """The optimizer of a piece has used its gradients."""
+        self._used[index] = gradients_of(self._pieces[index])
+
+    def committed(self, updates: Sequence[int]) -> None:
+        """A commit: find gradients that are left.
+
+        Args:
+            updates: of each piece, how many its optimizer has made in the step.
+        """
+        self.why = ""
+        for index in self._trained:
+            piece, used = self._pieces[index], self._used.get(index, [])
+            if not updates[index] and (now := gradients_of(piece)) and now != used:
+                self.why = PENDING.format(piece.name)
+                if not self._has_said:
+                    self._has_said = True
+                    log.warning("%s; a death in such a step loses it", self.why)
