@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from agent.controller import actions as do
 from agent.controller import events as ev
-from agent.controller.replication import Groups
 from agent.controller.states import JobState
 from agent.hooks.exiting_ranks import ExitingRanks
 from agent.hooks.rank_links import Loop, RankLinks, Said
@@ -25,6 +24,7 @@ from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import JobSpec
+from agent.supervisor.job_view import Holders
 from agent.text.sanitize import encodable
 from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker
@@ -106,8 +106,7 @@ class HooksBridge:
         self._raised: set[int] = set()
         self.rehearses = False
         """Whether new ranks have to run their script alone, up to ``run``."""
-        self._why_not_replicated = ""
-        self._alike: Groups = ()
+        self._holders = Holders()
         self._votes = UpdateVotes(self._links, spec.ranks_here, journal)
 
     def attach(self, loop: Loop, agent: AgentPort) -> None:
@@ -202,33 +201,23 @@ class HooksBridge:
         self._links.close()
         self._services.files.close(CLOSE_S)
 
-    def decided(
-        self,
-        state: JobState,
-        why_not_replicated: str,
-        *,
-        alike: Groups,
-        is_cut: bool,
-        to_copy: Groups,
-    ) -> None:
+    def decided(self, state: JobState, holders: Holders) -> None:
         """The job is in this state now.
 
         Args:
             state: the job's.
-            why_not_replicated: why not any rank may save the state of any other one; empty: it may.
-            alike: the replica groups; none: nobody knows them.
-            is_cut: ranks hold different parts of the state.
-            to_copy: the replica groups of which each keeps copies of its part in memory.
+            holders: whose state any other rank may save.
         """
         self._state = state
-        if is_cut and state is JobState.RUNNING:
+        if holders.is_cut and state is JobState.RUNNING:
             self._votes.open()
-        if (why_not_replicated, alike) != (self._why_not_replicated, self._alike):
-            self._why_not_replicated, self._alike = why_not_replicated, alike
+        known = self._holders
+        if (holders.why_none, holders.alike) != (known.why_none, known.alike):
+            self._holders = holders
             for rank in self._steps:
                 self._links.send(rank, self._replicated(rank))
         if self._guarding is not None:
-            self._guarding.dumps.copies.decided(state, to_copy)
+            self._guarding.dumps.copies.decided(state, holders.to_copy)
         self._exiting.decided(state)
         self._watch()
 
@@ -389,8 +378,8 @@ class HooksBridge:
         self._links.send(rank, self._replicated(rank))
 
     def _replicated(self, rank: int) -> protocol.Replicated:
-        alike = next((each for each in self._alike if rank in each), ())
-        return protocol.Replicated(self._why_not_replicated, list(alike))
+        alike = next((each for each in self._holders.alike if rank in each), ())
+        return protocol.Replicated(self._holders.why_none, list(alike))
 
     def _share_pages(self) -> None:
         """Hand the ranks' pages to their peers, which save without msrun if it is killed."""

@@ -30,10 +30,12 @@ from agent.spec import timeouts
 from agent.spec.console import Console
 from agent.spec.job_spec import JobSpec
 from agent.spec.run_facts import RunFacts
+from agent.supervisor.ending import RunEnding
 from agent.supervisor.hooks_bridge import HooksBridge
+from agent.supervisor.job_controller import JobController
 from agent.supervisor.requests import Requests
 from agent.supervisor.status import status
-from agent.supervisor.supervisor import RunEnding, Supervisor
+from agent.supervisor.supervisor import Supervisor
 from agent.text.tone import Tone
 from agent.workers.starter import Starter
 from agent.workers.worker import Worker
@@ -117,16 +119,24 @@ def run(
         requests=requests,
         output=output,
         journal=journal,
+        say=console.say,
+        last_words=lambda worker: _last_words(worker, plan, post_mortem),
+        device_fault=lambda worker: post_mortem().device_fault(worker),
+        spared=lambda: notifier.pids,
+    )
+    controller = JobController(
+        spec,
+        journal=journal,
         notifier=notifier,
         say=console.say,
         tell=console.tell,
         changed=changed,
         attempt_ended=attempt_ended,
-        last_words=lambda worker: _last_words(worker, plan, post_mortem),
-        device_fault=lambda worker: post_mortem().device_fault(worker),
         give_up_devices=kept_record.give_up,
     )
-    ending = supervisor.run()
+    controller.attach(supervisor.loop, supervisor)
+    supervisor.run(controller)
+    ending = controller.ending
     if not output.close(CONSOLE_PATIENCE_S):
         console.say(f"the console takes no more output; all of it is in {layout.folder}")
     advice = _advice(ending, prepared, record, environ)

@@ -6,8 +6,8 @@ import pytest
 
 from agent.controller import actions as do
 from agent.controller.states import JobState
+from agent.supervisor.job_controller import JobController
 from agent.supervisor.run import _say_of_failure
-from agent.supervisor.supervisor import Supervisor
 
 MEMORY, XID = "rank 1 was killed for memory", "the driver reported Xid 79"
 
@@ -44,8 +44,8 @@ def test_devices_are_given_up_aloud_also_where_that_cannot_be_written_down(is_fu
             raise OSError(28, "No space left on device", "/r/record.json")
         kept.append(devices)
 
-    supervisor = SimpleNamespace(_say=heard.append, _give_up_devices=keep)
-    Supervisor._give_up(supervisor, do.GiveUpDevices(("1",), "device 1 failed"))
+    controller = SimpleNamespace(_say=heard.append, _give_up_devices=keep)
+    JobController._give_up(controller, do.GiveUpDevices(("1",), "device 1 failed"))
     assert heard[0] == "device 1 failed"
     assert (kept, len(heard)) == (([], 2) if is_full else ([("1",)], 1))
     assert not is_full or heard[1].startswith("a resume of this run may use them again: No space")

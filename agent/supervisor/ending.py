@@ -1,0 +1,48 @@
+"""How a job ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.accounting.account import Account
+from agent.accounting.summary import summary
+from agent.controller import actions as do
+from agent.controller.job import Job
+from agent.controller.restart_policy import why_not_saved
+from agent.controller.states import JobState
+from agent.workers.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnding:
+    """How a job ended, and the last attempt's workers."""
+
+    state: JobState
+    exit_code: int
+    reason: str
+    attempt: int
+    workers: tuple[Worker, ...]
+    saved: str | None = None  # the newest checkpoint folder, if any is known
+    lost: str = ""  # why the newest step is not in it
+    has_hooks: bool = False  # some rank's state could be saved
+    gave_up: str = ""  # why restarts were left unused
+    not_replaced: str = ""  # why no rank was replaced although replacing is on
+    cost: str = ""  # what its failures cost, in one sentence
+
+    @staticmethod
+    def of(action: do.Finish, job: Job, workers: tuple[Worker, ...], account: Account) -> RunEnding:
+        """The end of ``job`` that was decided."""
+        was_to_replace = job.policy.replace.is_on and job.now.failure
+        return RunEnding(
+            state=action.state,
+            exit_code=action.exit_code,
+            reason=action.reason,
+            attempt=job.attempt,
+            workers=workers,
+            saved=job.resume,
+            lost=why_not_saved(job),
+            has_hooks=job.has_hooks,
+            gave_up=job.gave_up,
+            not_replaced=job.now.not_replaced if was_to_replace else "",
+            cost=summary(account, job),
+        )

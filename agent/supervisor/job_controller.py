@@ -1,0 +1,238 @@
+"""Decides for the whole job: events of all nodes in, decisions out to all nodes.
+
+The decisions are those of ``agent.controller``, which has no clock and no I/O. Here are the queue
+of events, the deadlines, what is written about the job, and what people are told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from agent.accounting import ledger
+from agent.accounting.account import Account
+from agent.accounting.incident import Incident
+from agent.controller import actions as do
+from agent.controller import events as ev
+from agent.controller.attempts import Decision
+from agent.controller.decide import decide
+from agent.controller.events import renewed
+from agent.controller.job import Job, first_job
+from agent.controller.messages import ELAPSED
+from agent.controller.replication import groups_to_copy, known_groups, why_no_holder
+from agent.controller.states import JobState
+from agent.notify.notice import notices
+from agent.notify.notifier import Notifier
+from agent.records.journal import Journal
+from agent.spec.job_spec import JobSpec
+from agent.supervisor.ending import RunEnding
+from agent.supervisor.job_view import Holders, JobView
+from agent.supervisor.status import StatusPublisher
+from agent.supervisor.step_times import StepTimes
+from agent.text.tone import Tone
+from agent.workers.worker import Worker
+from worker_hooks.contract import protocol
+from worker_hooks.contract.atomic_file import describe_os_error
+
+
+class NodePort(Protocol):
+    """A node, as far as the controller needs it."""
+
+    def act(self, action: do.Action) -> None:
+        """Carry out what concerns the ranks of this node."""
+
+    def decided(self, view: JobView, holders: Holders) -> None:
+        """Know what became of the job by the newest decision, which was carried out."""
+
+    def finish(self) -> None:
+        """The job is over."""
+
+    def refresh(self) -> bool:
+        """Note in the workers how far they are; whether that changes by itself."""
+
+    def workers(self) -> tuple[Worker, ...]:
+        """The present attempt's workers of this node."""
+
+
+class JobController:
+    """Runs one job, from its launch to its end."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        journal: Journal,
+        notifier: Notifier,
+        say: Callable[[str], None],
+        tell: Callable[[str, Tone], None],
+        changed: Callable[[Job, tuple[Worker, ...], Account], None],
+        attempt_ended: Callable[[JobState, tuple[Worker, ...]], None],
+        give_up_devices: Callable[[tuple[str, ...]], None],
+    ) -> None:
+        """Take the parts; nothing begins before :meth:`begin`.
+
+        Args:
+            spec: the job.
+            journal: what is written about the run.
+            notifier: tells programs outside of it.
+            say: prints one sentence for people.
+            tell: prints one that is good or bad news.
+            changed: takes the present state, and what failures cost, soon after it changed.
+            attempt_ended: takes the workers of an attempt whose last process is gone, before the
+                next attempt begins.
+            give_up_devices: remembers devices that no resume is to use again; may raise OSError.
+        """
+        self._journal = journal
+        self._notifier = notifier
+        self._say = say
+        self._tell = tell
+        self._changed = changed
+        self._attempt_ended = attempt_ended
+        self._give_up_devices = give_up_devices
+        self._job = first_job(spec)
+        self._account = Account()
+        self._events: deque[ev.Event] = deque()
+        self._deciding = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._reminders: list[asyncio.TimerHandle] = []
+        self._ending: RunEnding | None = None
+
+    def attach(self, loop: asyncio.AbstractEventLoop, node: NodePort) -> None:
+        """Decide in ``loop``, for the ranks of ``node``."""
+        self._loop = loop
+        self._node = node
+        self._publisher = StatusPublisher(loop, self._publish)
+        self._step_times = StepTimes(self._journal, loop.time())
+
+    def begin(self) -> None:
+        """Start every rank."""
+        self.post(ev.LaunchRequested())
+
+    @property
+    def ending(self) -> RunEnding:
+        """How the job ended; it must have."""
+        assert self._ending is not None
+        return self._ending
+
+    @property
+    def view(self) -> JobView:
+        """What nodes know of the job, as of the newest decision."""
+        job = self._job
+        return JobView(job.state, job.attempt, has_hooks=job.has_hooks)
+
+    # --- events in -----------------------------------------------------------------------------
+
+    def post(self, event: ev.Event) -> None:
+        """Decide on an event and act; events that acting causes are decided afterwards."""
+        self._events.append(event)
+        if self._deciding:
+            return
+        self._deciding = True
+        try:
+            while self._events:
+                self._decide(self._events.popleft())
+        finally:
+            self._deciding = False
+        self._publisher.changed(self._job.state)
+
+    def ended(self, state: JobState, gone: tuple[Worker, ...]) -> None:
+        """These workers are gone for good; what they left can be examined."""
+        self._attempt_ended(state, gone)
+
+    def _publish(self) -> bool:
+        changes_by_itself = self._node.refresh()
+        workers, account = self._node.workers(), self._account
+        if not self._job.state.is_end:
+            account = account._replace(now_s=self._loop.time())
+        if account.since_s is not None:
+            self._step_times.note(workers, account.now_s)
+        self._changed(self._job, workers, account)
+        return changes_by_itself and not self._job.state.is_end
+
+    def _decide(self, event: ev.Event) -> None:
+        before, decision = self._job, decide(self._job, event)
+        self._job = decision.job
+        known = self._account
+        over = self._take_account(before, event, decision)
+        for worker in self._node.workers():
+            if worker.attempt == self._job.attempt:
+                worker.state = self._job.ranks[worker.rank]
+        if not isinstance(event, ev.DumpProgressed | protocol.Progress):  # a large dump makes many
+            self._journal.event(type(event).__name__, **ev.fields(event), job=self._job.state.value)
+        for action in decision.actions:
+            name, fields = do.name_and_fields(action)
+            self._journal.event(name, **fields)
+            self._act(action)
+        for incident in over:
+            self._journal.event("IncidentOver", **incident.facts())
+        for notice in notices(before, event, decision, known, self._account):
+            self._notifier.tell(notice)
+        self._node.decided(self.view, self._holders())
+        if decision.say:
+            after = "".join(f" after {one.lost_s:.1f} s" for one in over if one.lost_s is not None)
+            self._tell(decision.say.replace(ELAPSED, after), decision.tone)
+
+    def _take_account(
+        self, before: Job, event: ev.Event, decision: Decision
+    ) -> tuple[Incident, ...]:
+        """Note what the decision means for training; the incidents that are over now."""
+        known, now_s = self._account, self._loop.time()
+        self._account = ledger.after(known, before, event, decision, now_s, time.time())
+        count = self._account.over - known.over
+        return self._account.recent[-count:] if count else ()
+
+    def _holders(self) -> Holders:
+        job = self._job
+        return Holders(
+            why_no_holder(job),
+            alike=known_groups(job),
+            is_cut=bool(job.since_restart.comparison.groups),
+            to_copy=groups_to_copy(job),
+        )
+
+    # --- actions out ---------------------------------------------------------------------------
+
+    def _act(self, action: do.Action) -> None:
+        match action:
+            case do.SetDeadline():
+                self._set_deadline(action)
+            case do.RemindReplaced():
+                aged = ev.ReplacementAged()
+                self._reminders.append(self._loop.call_later(action.after_s, self.post, aged))
+            case do.GiveUpDevices():
+                self._give_up(action)
+            case do.Finish():
+                workers = self._node.workers()
+                self._ending = RunEnding.of(action, self._job, workers, self._account)
+                for timer in self._reminders:
+                    timer.cancel()
+                self._node.finish()
+            case do.Sweep():
+                self._cancel_deadline()
+                self._node.act(action)
+            case do.ReplaceRanks():
+                now = (renewed(event, action.attempt, action.survivors) for event in self._events)
+                self._events = deque(now)
+                self._node.act(action)
+            case _:
+                self._node.act(action)
+
+    def _set_deadline(self, action: do.SetDeadline) -> None:
+        self._cancel_deadline()
+        if action.after_s is not None:
+            passed = ev.DeadlinePassed(action.state, action.attempt)
+            self._deadline = self._loop.call_later(action.after_s, self.post, passed)
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self, action: do.GiveUpDevices) -> None:
+        self._say(action.reason)
+        try:
+            self._give_up_devices(action.devices)
+        except OSError as error:
+            self._say(f"a resume of this run may use them again: {describe_os_error(error)}")
