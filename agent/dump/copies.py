@@ -300,7 +300,7 @@ class MemoryCopies:
             batch=first.batch,
             world_size=self._spec.world_size,
             attempt=copy.attempt,
-            record_id=self._spec.record_id,
+            record_id=self._spec.saves_as,
             reason=reason,
             shards=shards,
             ranks=self._spec.ranks_here,

@@ -83,6 +83,7 @@ class DumpExecutor:
             services: of the agent.
         """
         self._spec = spec
+        self._ranks = tuple(range(spec.world_size))
         self._fallback = fallback
         self._links = links
         self._pages = pages
@@ -130,7 +131,7 @@ class DumpExecutor:
     def freeze(self, action: do.FreezeRanks) -> None:
         """Order ranks to begin no update; those that froze too early may go on a little."""
         self._open(action)
-        committed = [self._pages.newest_step(rank) or 0 for rank in self._spec.ranks_here]
+        committed = [self._pages.newest_step(rank) or 0 for rank in self._ranks]
         newest = max(*committed, action.step)  # a step that lacks only its commit is on no page
         order = protocol.Freeze(action.dump_id, self._spec.dump.update_grace_s, newest)
         for rank in action.ranks:
@@ -159,7 +160,7 @@ class DumpExecutor:
         if target is None:
             self._fail(action, NO_PLACE)
             return
-        draft = DumpDraft(target, action.step, self._spec.ranks_here, pages)
+        draft = DumpDraft(target, action.step, self._ranks, pages)
         dump = self._dump = _Dump(action, target, draft, time.monotonic())
         self._file_thread.continue_in_new_thread()  # the disk of an earlier job may be slow
         self._do(target, target.begin, lambda done: self._on_begun(dump, draft, done))
@@ -173,7 +174,7 @@ class DumpExecutor:
             _, host = max(sizes.values(), default=(0, 0))
             of = action.groups or (tuple(sizes),)  # each writes its part
             state = sum(max((sizes.get(rank, (0, 0))[0] for rank in one), default=0) for one in of)
-            gone = len(self._spec.ranks_here) - len(sizes)
+            gone = len(self._ranks) - len(sizes)
             wanted = needed(state=state, host=host, private=private, gone=gone)
             return MemoryTarget(action.step, private_nbytes=private, needed_nbytes=wanted)
         return self._folder(action, action.place)
@@ -182,7 +183,7 @@ class DumpExecutor:
         self, action: do.SaveRanks, place: int, position: tuple[int, int] | None = None
     ) -> FolderTarget | None:
         """The folder to save into; ``position`` of the step, if it is known without the pages."""
-        writers, step, record_id = action.writers, action.step, self._spec.record_id
+        writers, step, record_id = action.writers, action.step, self._spec.saves_as
         lineage = self._handshake.lineage
         if place:
             return FolderTarget(DumpLayout.of_step(self._fallback, step, record_id), lineage)
@@ -303,7 +304,7 @@ class DumpExecutor:
             odd=action.odd,
             world_size=self._spec.world_size,
             attempt=self._attempt,
-            record_id=self._spec.record_id,
+            record_id=self._spec.saves_as,
             reason=self._failure,
             holders=action.holders,
             is_disputed=action.is_disputed,
@@ -397,7 +398,7 @@ class DumpExecutor:
     def _remove_old(self, newest: Path) -> None:
         """Make room for the next dump; the checkpoint that ranks are resuming from stays."""
         keep, until = self._spec.dump.keep, self._handshake.resumed_step
-        runs = (self._spec.record_id, *self._handshake.lineage)
+        runs = (self._spec.saves_as, *self._handshake.lineage)
         spared = {Path(path) for path in (self._handshake.resumed,) if path}
 
         def told(why: str | Exception) -> None:

@@ -72,6 +72,7 @@ class RankLinks:
         self._early: dict[_Link, protocol.Hello] = {}  # of those ranks, until it has
         self._retry: asyncio.TimerHandle | None = None
         self._strangers: dict[int, int] = {}  # another user's id -> how often it has connected
+        self._relay: Callable[[int, protocol.Message], None] | None = None
 
     def attach(
         self,
@@ -91,6 +92,10 @@ class RankLinks:
         self._heard = heard
         self._lost = lost
         self._watch()
+
+    def relay_others(self, send: Callable[[int, protocol.Message], None]) -> None:
+        """Ranks of other nodes are sent to by ``send``; see :meth:`hear_relayed`."""
+        self._relay = send
 
     def begin(self, attempt: int) -> None:
         """Hear the ranks of this attempt, and only them."""
@@ -152,6 +157,8 @@ class RankLinks:
         """
         link = self._links.get(rank)
         if link is None:
+            if self._relay is not None and rank not in self._ranks:
+                self._relay(rank, message)
             return True
         try:
             wire.send(link.connection, message, fds)
@@ -264,6 +271,16 @@ class RankLinks:
                 return
         _close_all(fds)
         self._drop(link, f"not what rank {link.rank} may say: {message}"[:300])
+
+    def hear_relayed(self, message: Said, fds: list[int]) -> None:
+        """Take in what a rank of another node has said there, if it is of this attempt."""
+        present = self._attempt
+        if present is not None and isinstance(message, protocol.ExitRequested):
+            message = message._replace(attempt=present)  # which is of no attempt
+        if message.attempt == present:
+            self._heard(message, fds)
+        else:
+            _close_all(fds)
 
     def _drop(self, link: _Link, why: str) -> None:
         if why:

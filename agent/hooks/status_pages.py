@@ -16,6 +16,23 @@ from worker_hooks.contract.status_page import Heartbeat, Pace, Page
 from worker_hooks.storage.private_records import UNSOUND
 
 
+def copied(page: bytes) -> int:
+    """A file in memory with the bytes of a page of another node.
+
+    Raises:
+        OSError: there is no memory, or no descriptor.
+    """
+    fd = os.memfd_create("msrun-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(page)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
 class StatusPages:
     """One page per rank, mapped; the newest that a rank sent."""
 
@@ -46,6 +63,22 @@ class StatusPages:
         finalize(page, os.close, fd)
         self._pages[rank], self._files[rank] = page, fd
         self._unshared.add(rank)
+
+    def content(self, rank: int) -> bytes:
+        """The bytes of a rank's page; empty: it has none."""
+        page = self._pages.get(rank)
+        return b"" if page is None else page.content()
+
+    def raw_beats(self) -> dict[int, bytes]:
+        """The heartbeats of all ranks as they are in their pages."""
+        return {rank: page.raw_beat() for rank, page in self._pages.items()}
+
+    def mirror_beat(self, rank: int, beat: bytes) -> None:
+        """Put a heartbeat from another node into the copy of its page, if there is one."""
+        page = self._pages.get(rank)
+        if page is not None:
+            with contextlib.suppress(ValueError):
+                page.put_beat(beat)
 
     def take_unshared(self, ranks: Iterable[int], attempt: int) -> dict[int, int]:
         """The descriptors of the pages that peers lack, by rank, once each.

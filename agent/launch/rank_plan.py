@@ -46,11 +46,19 @@ def run_layout(spec: JobSpec, records_folder: Path) -> RunLayout:
         run_id=spec.run_id,
         stem=spec.logs.worker_log_name,
         torchrun_tree=spec.logs.torchrun_tree,
+        node=spec.node_rank if spec.logs.log_dir else 0,
     )
 
 
-def job_env(spec: JobSpec, port: int, hooks: str = "") -> JobEnv:
-    """The environment that all workers share; ``hooks``: the agent's socket for them."""
+def job_env(spec: JobSpec, port: int, hooks: str = "", interface: str = "") -> JobEnv:
+    """The environment that all workers share.
+
+    Args:
+        spec: the job.
+        port: of the workers' store.
+        hooks: the agent's socket for them.
+        interface: at which other nodes are reached; empty: there are none.
+    """
     return JobEnv(
         run_id=spec.run_id,
         world_size=spec.world_size,
@@ -66,6 +74,8 @@ def job_env(spec: JobSpec, port: int, hooks: str = "") -> JobEnv:
         hooks=hooks,
         audit=spec.dump.audit,
         is_strict=spec.dump.is_strict,
+        job_id=spec.job_id,
+        interface=interface,
     )
 
 
@@ -94,7 +104,7 @@ def streams(spec: JobSpec, layout: RunLayout, attempt: int, local_rank: int) -> 
     """Where a rank's output goes: torchrun's tree for streams of -r/-t, else the worker log."""
     if spec.logs.disabled:
         return Streams("", "")
-    rank = spec.node_rank * spec.nproc + local_rank
+    rank = spec.first_rank + local_rank
     plain = str(layout.worker_log(rank))
     filed = spec.logs.redirects.get(local_rank, Std.NONE) | spec.logs.tee.get(local_rank, Std.NONE)
     return Streams(
@@ -134,7 +144,7 @@ def plan_ranks(
     orders = []
     for local_rank in range(spec.nproc):
         error_file = "" if spec.logs.disabled else str(layout.error_file(attempt, local_rank))
-        rank = spec.node_rank * spec.nproc + local_rank
+        rank = spec.first_rank + local_rank
         env = WorkerEnv(
             rank=rank,
             local_rank=local_rank,

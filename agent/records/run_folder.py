@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agent.spec.job_spec import UsageError
 from worker_hooks.contract.atomic_file import FOLDER_MODE, ensure_folder
-from worker_hooks.contract.layout import EARLIER, EVENTS, FAILURE, SCHEDULER_LOG, STATUS, RunLayout
+from worker_hooks.contract.layout import EARLIER, RunLayout
 
 
 def open_run_folder(layout: RunLayout) -> int:
@@ -57,11 +57,12 @@ def abandon_run_folder(layout: RunLayout, lock: int) -> None:
 def _set_earlier_run_aside(layout: RunLayout) -> None:
     """Move the files of an earlier run into ``earlier/<its id>/``: nothing is overwritten."""
     earlier = _earlier_id(layout)
-    names = [SCHEDULER_LOG, EVENTS, STATUS, FAILURE]
-    if earlier is not None:  # else files of such names are the user's, and are appended to
-        names += [f"errors/{path.name}" for path in layout.folder.glob("errors/attempt_*")]
-    found = [layout.folder / name for name in names if (layout.folder / name).exists()]
-    found += sorted(layout.folder.glob(f"{glob.escape(layout.stem)}_*.log"))
+    own = (layout.scheduler_log, layout.events, layout.status, layout.failure)
+    found = [path for path in own if path.exists()]
+    if not layout.node:  # others may share the folder, and come later
+        if earlier is not None:  # else files of such names are the user's, and are appended to
+            found += layout.folder.glob("errors/attempt_*")
+        found += sorted(layout.folder.glob(f"{glob.escape(layout.stem)}_*.log"))
     if not found:
         return
     aside = _free_name(layout.folder / EARLIER, earlier or "unknown")

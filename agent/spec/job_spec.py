@@ -176,6 +176,15 @@ class NotifySpec(NamedTuple):
         return bool(self.on_event or self.webhook or self.metrics_file or self.metrics_port)
 
 
+class ClusterSpec(NamedTuple):
+    """Several nodes that are to run a job together."""
+
+    nnodes: int
+    world: int | None = None  # workers of all nodes, where that decides who is missing
+    node_rank: int = -1  # of this node; -1: not given
+    is_controller: bool | None = None  # None: the node that has the address is
+
+
 class JobSpec(NamedTuple):
     """A checked job: what to run, how many times, where, and what to do when it breaks."""
 
@@ -183,9 +192,11 @@ class JobSpec(NamedTuple):
     nproc: int  # workers on this node
     run_id: str  # TORCHELASTIC_RUN_ID
     record_id: str  # unique name of this run on this host
+    job_id: str = ""  # the same of the controller's node, if that is another one
     argv: tuple[str, ...] = ()  # the arguments of msrun that start this job again
     is_away: bool = False  # --resume changed into the run's folder from another one
-    nnodes: int = 1
+    cluster: ClusterSpec | None = None  # who takes part; None: this node alone
+    nodes: tuple[int, ...] = ()  # the workers of each node, once all have joined
     node_rank: int = 0
     role: str = "default"
     master_addr: str = "127.0.0.1"
@@ -210,14 +221,35 @@ class JobSpec(NamedTuple):
     @property
     def policy(self) -> Policy:
         """The part that decides."""
-        return Policy(self.ranks_here, self.max_restarts, self.timeouts, self.dump, self.replace)
+        ranks = tuple(range(self.world_size))
+        return Policy(ranks, self.max_restarts, self.timeouts, self.dump, self.replace)
+
+    @property
+    def nnodes(self) -> int:
+        """The nodes that have joined."""
+        return len(self.nodes) or 1
 
     @property
     def world_size(self) -> int:
         """All workers of the job."""
-        return self.nnodes * self.nproc
+        return sum(self.nodes) or self.nproc
+
+    @property
+    def first_rank(self) -> int:
+        """The lowest rank of this node."""
+        return sum(self.nodes[: self.node_rank])
 
     @property
     def ranks_here(self) -> tuple[int, ...]:
         """The ranks of this node."""
-        return tuple(range(self.node_rank * self.nproc, (self.node_rank + 1) * self.nproc))
+        return tuple(range(self.first_rank, self.first_rank + self.nproc))
+
+    @property
+    def saves_as(self) -> str:
+        """The id by which checkpoints of this job are known, on all nodes."""
+        return self.job_id or self.record_id
+
+    @property
+    def is_controlled(self) -> bool:
+        """Whether the controller is on another node."""
+        return bool(self.job_id)

@@ -54,7 +54,7 @@ def guarding(
         kept: remembers where the run saves, and what it began from; does file work.
         services: shared by all.
     """
-    handshake = Handshake(spec.dump, spec.record_id, fallback, links, kept, services)
+    handshake = Handshake(spec.dump, spec.saves_as, fallback, links, kept, services)
     return Guarding(
         handshake=handshake,
         dumps=DumpExecutor(spec, fallback, links, pages, handshake, services),

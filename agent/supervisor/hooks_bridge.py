@@ -18,7 +18,7 @@ from agent.controller.states import JobState
 from agent.hooks.exiting_ranks import ExitingRanks
 from agent.hooks.rank_links import Loop, RankLinks, Said
 from agent.hooks.services import Services
-from agent.hooks.status_pages import StatusPages
+from agent.hooks.status_pages import StatusPages, copied
 from agent.hooks.update_votes import UpdateVotes
 from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 WRAPPER_S = 0.5  # until a wrapper ends whose rank has died
 RESEND_S = 0.05  # of descriptors, if peers have not taken earlier ones yet
 CLOSE_S = 5.0  # for file work that nobody waits for any more
+NO_VOTES = "ranks on several nodes do not vote on updates yet"
 
 # fmt: off
 Action = (
@@ -104,6 +105,7 @@ class HooksBridge:
         self._training: set[int] = set()  # registered, and neither gone nor about to exit
         self._exiting = ExitingRanks(self._links, self._pages, self._training, say)
         self._raised: set[int] = set()
+        self._voteless: set[int] = set()
         self.rehearses = False
         """Whether new ranks have to run their script alone, up to ``run``."""
         self._holders = Holders()
@@ -183,6 +185,7 @@ class HooksBridge:
         self._links.end()
         self._pages.clear()
         self._steps.clear()
+        self._voteless.clear()
         self._exiting.clear()
         self._training.clear()
         self._raised.clear()
@@ -210,7 +213,7 @@ class HooksBridge:
         """
         self._state = state
         if holders.is_cut and state is JobState.RUNNING:
-            self._votes.open()
+            self._open_votes()
         known = self._holders
         if (holders.why_none, holders.alike) != (known.why_none, known.alike):
             self._holders = holders
@@ -220,6 +223,15 @@ class HooksBridge:
             self._guarding.dumps.copies.decided(state, holders.to_copy)
         self._exiting.decided(state)
         self._watch()
+
+    def _open_votes(self) -> None:
+        if self._spec.nnodes == 1:
+            self._votes.open()
+            return
+        for rank in self._steps.keys() - self._voteless:  # there is no memory that all could share
+            self._voteless.add(rank)
+            step = self._steps[rank]
+            self._agent.post(protocol.VoteOpened(rank, self._attempt, step, why_not=NO_VOTES))
 
     def hear_out(self, rank: int) -> int | None:
         """Take in the last messages of a dead rank; its newest commit, if it had any.
@@ -251,9 +263,48 @@ class HooksBridge:
 
     def _watch(self) -> None:
         if self._guarding is not None:
-            are_all = len(self._training) == self._spec.nproc
+            are_all = len(self._training) == self._spec.world_size
             self._guarding.health.watch(self._state, self._training, are_all=are_all)
             self._guarding.stopped.watch(self._state)
+
+    # --- ranks of other nodes -------------------------------------------------------------------
+
+    def relay(self, send: Callable[[int, protocol.Message], None]) -> None:
+        """Ranks of other nodes are sent to by ``send``."""
+        self._links.relay_others(send)
+
+    def hear_relayed(self, message: Said, page: bytes) -> None:
+        """Take in what a rank of another node has said, and its status page, if it sent that."""
+        if page:
+            fd = copied(page)
+            if isinstance(message, protocol.Registered):
+                self._links.hear_relayed(message, [fd])
+                return
+            self._mirror(message.rank, message.attempt, fd)
+        self._links.hear_relayed(message, [])
+
+    def mirror(self, rank: int, attempt: int, page: bytes) -> None:
+        """Take a rank's status page as it was on its node."""
+        self._mirror(rank, attempt, copied(page))
+
+    def _mirror(self, rank: int, attempt: int, fd: int) -> None:
+        try:
+            self._pages.keep(rank, attempt, fd)
+        except (ValueError, OSError) as error:
+            self._journal.event("LinkRefused", rank=rank, why=str(error))
+
+    def mirror_beat(self, rank: int, beat: bytes) -> None:
+        """Take a rank's heartbeat."""
+        self._pages.mirror_beat(rank, beat)
+
+    def lost_elsewhere(self, rank: int, attempt: int) -> None:
+        """A rank of another node has closed its link, and is alive."""
+        if attempt != self._attempt or self._agent.worker(rank).exit_code is not None:
+            return
+        self._exiting.forget(rank)
+        self._training.discard(rank)
+        if not (self._exiting.has_finished(rank) and self._state is JobState.HOLDING):
+            self._agent.post(ev.RankUnreachable(rank, attempt))
 
     # --- what is decided ------------------------------------------------------------------------
 
@@ -383,6 +434,8 @@ class HooksBridge:
 
     def _share_pages(self) -> None:
         """Hand the ranks' pages to their peers, which save without msrun if it is killed."""
+        if self._spec.nnodes > 1:
+            return  # ranks of one node alone save nothing
         if pages := self._pages.take_unshared(self._spec.ranks_here, self._attempt):
             for rank in self._spec.ranks_here:
                 self._send_pages(rank, pages)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from agent.spec.job_spec import JobSpec, StartMethod, UsageError
+from agent.spec.job_spec import CopyMode, JobSpec, StartMethod, UsageError
 from msrun import __version__
 from msrun.job.resume_point import ResumeOrigin
 from msrun.options import dialects
@@ -28,6 +28,7 @@ from worker_hooks.contract import env
 
 _UNFORWARDABLE = frozenset({"SIGKILL", "SIGSTOP", "SIGCHLD"})
 
+NOT_REPLACED = "on several nodes no rank is replaced alone yet"
 DETACHED = "the run was detached, and so is this one"
 SHOWN_VARIABLES = 10  # names in one sentence
 
@@ -218,6 +219,7 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
     job = JobSpec(
         program=build_program(settings, layers.script, layers.script_args, environ),
         nproc=size.nproc,
+        cluster=dialects.cluster(settings, size),
         run_id=_run_id(settings.of("rdzv_id"), record),
         record_id=record,
         role=settings.text("role"),
@@ -239,17 +241,35 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
         rank_table_file=_rank_table(settings.of("rank_table_file")),
         event_log_handler=settings.text("event_log_handler"),
     )
-    _one_node(settings, size, warnings)
-    return job
+    return _with_nodes(job, settings, warnings)
 
 
-def _one_node(settings: Settings, size: dialects.JobSize, warnings: list[str]) -> None:
-    """Refuse several nodes, whose options are read but which are not supported yet."""
-    if size.nnodes > 1:
-        message = f"{size.nnodes} nodes are not supported yet: start with --nnodes=1"
-        raise UsageError(message)
-    if (settings.integer("node_rank") or 0) > 0:
-        warnings.append(f"{settings.of('node_rank').shown} is ignored, there is only one node.")
+def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpec:
+    """The job on several nodes, and what it cannot do there yet; numbers are a guess until all came.
+
+    Raises:
+        UsageError: it asks for what needs one node.
+    """
+    found = job.cluster
+    if found is None:
+        if (settings.integer("node_rank") or 0) > 0:
+            warnings.append(f"{settings.of('node_rank').shown} is ignored, there is only one node.")
+        return job
+    if settings.boolean("standalone"):
+        raise UsageError(f"{settings.of('standalone').shown} is for one node: leave it out")
+    if job.devices.is_on:
+        raise UsageError("--spare-devices is not supported on several nodes yet: leave it out")
+    replace = job.replace
+    if replace.is_on:
+        replace = replace._replace(is_on=False, why_off=NOT_REPLACED)
+    return job._replace(
+        nodes=(job.nproc,) * found.nnodes,
+        node_rank=min(max(found.node_rank, 0), found.nnodes - 1),
+        master_port=dialects.meeting_port(settings, job.master_port),
+        replace=replace,
+        dump=job.dump._replace(copies=CopyMode.OFF),
+        timeouts=job.timeouts._replace(hang_s=0),
+    )
 
 
 def _check_unused(settings: Settings) -> None:

@@ -1,6 +1,6 @@
 """Options that torchrun and MindSpore both have: one value, or an error that names both options.
 
-How many workers, where they meet, which cores they get. One node for now.
+How many workers on how many nodes, where they meet, which cores they get.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from agent.spec.job_spec import BindSpec, UsageError
+from agent.spec.job_spec import BindSpec, ClusterSpec, UsageError
 from msrun.options import rank_maps
 from msrun.options.settings import Setting, Settings, bounded, truth
 from msrun.options.table import BY_DEST, NUMA_MODES, PORT_MAX
@@ -19,6 +19,9 @@ WORKERS_MAX = 10_000
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1"})
 _BACKENDS = ("static", "c10d")
+_PORTS = {"static": 29500, "c10d": 29400}
+"""At which nodes meet if no port is given, as torchrun's do."""
+
 _ENDPOINT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>.*))?", re.DOTALL)
 
 
@@ -27,6 +30,7 @@ class JobSize(NamedTuple):
 
     nnodes: int
     nproc: int
+    world: int | None = None  # of workers on all nodes, if it is given
 
 
 class MasterAddress(NamedTuple):
@@ -54,13 +58,38 @@ def size(settings: Settings, environ: Mapping[str, str]) -> JobSize:
         return _checked(settings, JobSize(nnodes, local or 1))
     whole = settings.of("worker_num")
     if "nnodes" not in settings.given and "local_worker_num" in settings.given and local:
-        nnodes = max(total // local, 1)
+        if local > total:
+            raise disagreement(whole, settings.of("local_worker_num"))
+        # the other nodes may have more workers or fewer
+        return _checked(settings, JobSize(-(-total // local), local, total))
     if local is None and total % nnodes == 0:
         local = total // nnodes
     if local is None or nnodes * local != total:
         given = ("nnodes", "nproc_per_node", "local_worker_num")
         raise disagreement(whole, *(settings.of(dest) for dest in given if dest in settings.given))
     return _checked(settings, JobSize(nnodes, local))
+
+
+def cluster(settings: Settings, found: JobSize) -> ClusterSpec | None:
+    """Who else takes part; ``None``: this node alone.
+
+    Raises:
+        UsageError: the rank of this node is no rank of so many nodes.
+    """
+    if found.nnodes == 1:
+        return None
+    rank = -1
+    if "node_rank" in settings.given and (given := settings.integer("node_rank")) is not None:
+        rank = given
+    if rank >= found.nnodes and found.world is None:
+        shown = settings.of("node_rank").shown
+        raise UsageError(f"{shown}: the ranks of {found.nnodes} nodes are 0 to {found.nnodes - 1}")
+    return ClusterSpec(found.nnodes, found.world, rank)
+
+
+def meeting_port(settings: Settings, given: int | None) -> int:
+    """Where several nodes meet: all must name the same port."""
+    return given or _PORTS[_backend(settings.of("rdzv_backend"))]
 
 
 def _local(settings: Settings, environ: Mapping[str, str]) -> int | None:
@@ -91,7 +120,7 @@ def _nproc(setting: Setting, environ: Mapping[str, str]) -> int:
 
 
 def _nnodes(setting: Setting) -> int:
-    """The largest number of nodes requested; torchrun's static backend takes that, too."""
+    """The number of nodes requested."""
     try:
         bounds = [int(part) for part in setting.text.split(":")]
     except ValueError:
@@ -102,6 +131,9 @@ def _nnodes(setting: Setting) -> int:
         case [low]:
             return low
         case [low, high] if low <= high:
+            if low < high:
+                said = f"give the one number of nodes that the job has, as in --nnodes={high}"
+                raise UsageError(f"{setting.shown}: a range of nodes is not supported yet, {said}")
             return high
     raise UsageError(f"{setting.shown} must be a number of nodes, or MIN:MAX with MIN <= MAX")
 

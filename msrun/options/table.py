@@ -113,10 +113,11 @@ OPTIONS: tuple[Option, ...] = (
            "Number of workers on this node, or one per device: cpu, gpu, xpu, or auto (GPUs if "
            "any, else cores).",
            default="1", metavar="N|auto|cpu|gpu|xpu"),
-    Option("nnodes", _S.JOB, "Number of nodes, or a range; more than one is not supported yet.",
-           default="1:1", unset="1", metavar="N|MIN:MAX"),
-    Option("node-rank", _S.JOB, "Index of this node; has no effect on one node.",
-           default="0", kind=_K.INT, metavar="N", low=-1),
+    Option("nnodes", _S.JOB, "Number of nodes; the same command is started on each of them.",
+           default="1:1", unset="1", metavar="N"),
+    Option("node-rank", _S.JOB, "Index of this node; node 0 has the address at which the nodes meet. Left out, the "
+           "owner of that address is node 0, and the others are numbered by their addresses.",
+           default="0", unset="by addresses", kind=_K.INT, metavar="N", low=-1),
     Option("role", _S.JOB, "ROLE_NAME of the workers, also in the prefix of their output lines.",
            default="default", metavar="NAME"),
     Option("join", _S.JOB,
@@ -145,8 +146,8 @@ OPTIONS: tuple[Option, ...] = (
 
     Option("master-addr", _S.RENDEZVOUS, "Address of the store at which the workers meet.",
            default="127.0.0.1", metavar="HOST"),
-    Option("master-port", _S.RENDEZVOUS, "Port of the store; 0 chooses a free port.",
-           unset="a free port", kind=_K.INT, metavar="PORT", low=0, high=PORT_MAX),
+    Option("master-port", _S.RENDEZVOUS, "Port of the store, and where several nodes meet; 0 chooses a free port.",
+           unset="a free port; on several nodes 29500", kind=_K.INT, metavar="PORT", low=0, high=PORT_MAX),
     Option("cluster-time-out", _S.RENDEZVOUS,
            "Seconds within which all workers must have started; a negative number sets no bound.",
            default="600", kind=_K.INT, metavar="SECONDS", origin=_MS),

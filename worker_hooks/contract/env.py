@@ -14,6 +14,10 @@ RUNS = "MSRUN_RUNS"
 
 By it a process that left its worker's session and tree is still recognized as one of the run."""
 
+JOB = "MSRUN_JOB"
+"""Id by which checkpoints of a job on several nodes are known, if it is not the last of MSRUN_RUNS:
+that of the run on the controller's node."""
+
 HOOKS = "MSRUN_HOOKS"
 """Name of the agent's socket for hooks, in Linux's abstract namespace (without the leading NUL)."""
 
@@ -50,6 +54,7 @@ PYTHON_EXEC = "PYTHON_EXEC"
 OMP_NUM_THREADS = "OMP_NUM_THREADS"
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 OVERRULING_DEVICES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")  # on ROCm
+SOCKET_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 NCCL_ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _TRUE = frozenset({"1", "true", "y", "yes", "t"})  # as torch reads its switches
 _NCCL_BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
@@ -77,6 +82,10 @@ class JobEnv(NamedTuple):
     """Name of the agent's socket for hooks; empty: a dry run."""
     audit: float = AUDIT_SHARE
     is_strict: bool = False
+    job_id: str = ""
+    """The controller's record id, if that is on another node."""
+    interface: str = ""
+    """The network interface at which other nodes are reached; empty: there are none."""
 
     def environ(self, inherited: Mapping[str, str], record_id: str) -> dict[str, str]:
         """Variables that are the same on all ranks; ``inherited`` is the agent's environment."""
@@ -105,6 +114,10 @@ class JobEnv(NamedTuple):
         }
         if self.hooks:
             environ[HOOKS] = self.hooks
+        if self.job_id or JOB in inherited:
+            environ[JOB] = self.job_id
+        for name in SOCKET_INTERFACES if self.interface else ():
+            environ[name] = inherited.get(name, self.interface)
         if self.is_strict:
             environ[STRICT] = "1"
         if self.rank_table_file is not None:
@@ -178,7 +191,7 @@ class RankEnv(NamedTuple):
             rank=number("RANK", 0),
             world_size=number("WORLD_SIZE", 1),
             attempt=number("TORCHELASTIC_RESTART_COUNT", 0),
-            record_id=environ.get(RUNS, "").rpartition(":")[2],
+            record_id=environ.get(JOB) or environ.get(RUNS, "").rpartition(":")[2],
             hooks=environ.get(HOOKS, ""),
             drill=environ.get(DRILL, ""),
             local_world_size=number("LOCAL_WORLD_SIZE", 1),

@@ -14,6 +14,9 @@ A run's folder (``--log-dir``) holds::
 With ``-r``/``-t`` the workers' streams are in torchrun's tree beside these:
 ``<run id>_<record id>/attempt_0/0/{stdout.log,stderr.log,error.json}``.
 
+If the job runs on several nodes, the names are those of the controller's node. The others write
+``node_1.log``, ``node_1.events.jsonl`` and so on, so that all nodes may share the folder.
+
 Run records live in ``$XDG_STATE_HOME/msrun/runs/<record id>/``: ``record.json``, and the run's
 folder itself when no ``--log-dir`` was given.
 """
@@ -44,31 +47,36 @@ class RunLayout(NamedTuple):
     run_id: str
     stem: str = "worker"
     torchrun_tree: bool = False
+    node: int = 0
 
     @property
     def scheduler_log(self) -> Path:
         """What msrun itself says."""
-        return self.folder / SCHEDULER_LOG
+        return self.folder / (f"node_{self.node}.log" if self.node else SCHEDULER_LOG)
 
     @property
     def events(self) -> Path:
         """One JSON object a line."""
-        return self.folder / EVENTS
+        return self._own(EVENTS)
 
     @property
     def status(self) -> Path:
         """The present state."""
-        return self.folder / STATUS
+        return self._own(STATUS)
 
     @property
     def failure(self) -> Path:
         """The failure report for programs."""
-        return self.folder / FAILURE
+        return self._own(FAILURE)
 
     @property
     def lock(self) -> Path:
         """Locked by the msrun that writes into this folder."""
-        return self.folder / LOCK
+        return self.folder / (f"{LOCK}.node_{self.node}" if self.node else LOCK)
+
+    def _own(self, name: str) -> Path:
+        """The file of this node's msrun."""
+        return self.folder / (f"node_{self.node}.{name}" if self.node else name)
 
     def worker_log(self, rank: int) -> Path:
         """Both streams of a rank's present attempt."""
@@ -84,7 +92,8 @@ class RunLayout(NamedTuple):
 
     def attempt(self, attempt: int) -> Path:
         """Torchrun's folder of an attempt."""
-        return self.folder / f"{self.run_id}_{self.record_id}" / f"attempt_{attempt}"
+        tree = f"{self.run_id}_{self.record_id}"  # each node has a record of its own
+        return self.folder / tree / f"attempt_{attempt}"
 
     def stream(self, attempt: int, local_rank: int, name: str) -> Path:
         """A redirected stream in torchrun's tree; ``name`` is stdout or stderr."""
@@ -98,7 +107,8 @@ class RunLayout(NamedTuple):
         """Where a worker describes its own exception (torch's ``@record`` does)."""
         if self.torchrun_tree:
             return self.attempt(attempt) / str(local_rank) / "error.json"
-        return self.folder / "errors" / f"attempt_{attempt}" / f"{local_rank}.json"
+        name = f"node_{self.node}_{local_rank}" if self.node else str(local_rank)
+        return self.folder / "errors" / f"attempt_{attempt}" / f"{name}.json"
 
 
 DUMP = "tft_saved_checkpoints-step_"

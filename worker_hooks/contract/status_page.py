@@ -229,6 +229,28 @@ class Page:
         self._paces.release()
         self._map.close()
 
+    def content(self) -> bytes:
+        """All bytes of the page."""
+        return self._map[:]
+
+    def raw_beat(self) -> bytes:
+        """The heartbeat with its age in nanoseconds instead of its time: other nodes' clocks differ."""
+        step, epoch, batch, at, phase = _BEAT.unpack_from(self._map, _BEAT_AT)
+        return _BEAT.pack(step, epoch, batch, max(monotonic_ns() - at, 0), phase)
+
+    def put_beat(self, raw: bytes) -> None:
+        """Write the heartbeat that :meth:`raw_beat` returned on another node.
+
+        Raises:
+            ValueError: it is none.
+        """
+        try:
+            step, epoch, batch, age, phase = _BEAT.unpack(raw)
+        except struct.error as error:
+            raise ValueError(str(error)) from error
+        at = max(monotonic_ns() - age, 0)
+        _BEAT.pack_into(self._map, _BEAT_AT, step, epoch, batch, at, phase)
+
     def beat(self, step: int, epoch: int, batch: int, phase: Phase) -> None:
         """Write the progress. The first heartbeat of a new step is its commit."""
         now = monotonic_ns()
