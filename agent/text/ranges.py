@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain, pairwise
 
 MAX_NUMBER = 1 << 20
 """More CPUs or ranks than any machine has; a longer range is a typing error."""
@@ -16,6 +17,20 @@ def parse_ranges(text: str) -> frozenset[int]:
     """
     parts = (part.strip() for part in text.split(","))
     return frozenset(number for part in parts if part for number in _numbers(part))
+
+
+def parse_increasing(text: str, most: int) -> tuple[int, ...]:
+    """The numbers of a text that :func:`format_ranges` wrote, in order, without making a set.
+
+    Raises:
+        ValueError: it did not write this text, or these are more than ``most`` numbers.
+    """
+    runs = [_numbers(part) for part in text.split(",")] if text else []
+    if sum(map(len, runs)) > most:
+        raise ValueError(f"more than {most} numbers")
+    if any(after.start <= run.stop for run, after in pairwise(runs)):
+        raise ValueError("the ranges are not in order, or touch each other")
+    return tuple(chain.from_iterable(runs))
 
 
 def _numbers(part: str) -> range:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
     "worker_hooks": "contract machine storage rng device distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
-    "agent": "forkserver text spec machine ranks controller accounting records workers hooks launch health dump failure notify supervisor",
+    "agent": "forkserver text spec machine ranks controller nodes accounting records workers hooks launch health dump failure notify supervisor",
     "msrun": "options terminal runs report checkpoints job top doctor bugreport completion drill function",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
@@ -56,6 +56,8 @@ PURE = {  # packages and modules without effects
         "agent.launch.rank_plan",
     ),
     *("agent.notify.notice", "agent.notify.metrics"),
+    *("agent.nodes.codec", "agent.nodes.frames", "agent.nodes.messages", "agent.nodes.roster"),
+    "agent.nodes.vocabulary",
     *("agent.health.hang", "agent.health.stall", "agent.health.stragglers"),
     *(
         "worker_hooks.contract.env",
@@ -81,7 +83,7 @@ SHARED = (
     "worker_hooks.distributed.rehearsal",
 )
 ENTRY_POINTS = {"__init__.py", "__main__.py", "cli.py", "commands.py", "py.typed"}
-ASYNCIO = {"agent.workers", "agent.hooks", "agent.supervisor"}
+ASYNCIO = {"agent.nodes", "agent.workers", "agent.hooks", "agent.supervisor"}
 MOST_LINES = 600  # of a file
 MOST_FILES = 16  # of a package
 

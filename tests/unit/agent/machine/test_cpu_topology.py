@@ -3,7 +3,7 @@
 import pytest
 
 from agent.machine.cpu_topology import Core, read_topology
-from agent.text.ranges import format_ranges, parse_ranges
+from agent.text.ranges import format_ranges, parse_increasing, parse_ranges
 
 
 def write(root, name, text):
@@ -157,3 +157,17 @@ def test_what_is_no_range_is_named(text):
 )
 def test_ranges_are_written(numbers, text):
     assert format_ranges(numbers) == text
+
+
+@pytest.mark.parametrize("numbers", [(), (0,), (0, 1, 2), (0, 2, 4), (3, 4, 9, 1000)])
+def test_increasing_numbers_come_back_in_order(numbers):
+    assert parse_increasing(format_ranges(numbers), most=len(numbers)) == numbers
+    if numbers:
+        with pytest.raises(ValueError, match="more than"):
+            parse_increasing(format_ranges(numbers), most=len(numbers) - 1)
+
+
+@pytest.mark.parametrize("text", ["1,0", "0-3,2", "0-1,2", "0,0", "0,", " 0", "-1", "x"])
+def test_increasing_numbers_are_written_in_one_way_only(text):
+    with pytest.raises(ValueError, match=r"order|neither"):
+        parse_increasing(text, most=100)

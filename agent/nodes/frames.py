@@ -1,0 +1,94 @@
+"""How messages travel on a stream: the length in four bytes, then one JSON object. Pure.
+
+A ``SOCK_SEQPACKET`` keeps the borders of ``worker_hooks.contract.wire``; TCP does not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+PREAMBLE = b"msrun"
+"""What the node that dials says first: a listener tells the control link from other clients."""
+MOST_BYTES = 16 << 20  # of a message
+STRANGER_BYTES = 64 << 10  # of a message before the peer has proved that it belongs to the job
+_LENGTH = 4
+
+
+class FrameError(Exception):
+    """What came is no frame, or a message is larger than a frame may be."""
+
+
+def frame(message: Mapping[str, object]) -> bytes:
+    """One message's bytes.
+
+    Raises:
+        FrameError: the message is too large.
+    """
+    # ASCII only: halves of surrogate pairs, as in odd file names, survive the journey
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > MOST_BYTES:
+        raise FrameError(f"{message.get('kind')} of {len(body)} bytes is over {MOST_BYTES}")
+    return len(body).to_bytes(_LENGTH, "big") + body
+
+
+class FrameReader:
+    """Makes messages of the bytes of a stream, in whatever pieces they arrive.
+
+    It keeps one unfinished frame at most, which is bounded by ``limit``, and what was added beyond
+    it: who adds bytes takes all messages out before adding more.
+    """
+
+    def __init__(self, limit: int = MOST_BYTES) -> None:
+        """``limit``: the most bytes of a message. It may be raised later."""
+        self.limit = limit
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> list[dict[str, object]]:
+        """The messages that are complete with ``data``.
+
+        Raises:
+            FrameError: this is no frame. The stream cannot be read any further.
+        """
+        self.add(data)
+        messages = []
+        while (message := self.take()) is not None:
+            messages.append(message)
+        return messages
+
+    def add(self, data: bytes) -> None:
+        """Keep bytes for :meth:`take`."""
+        self._bytes += data
+
+    def take(self) -> dict[str, object] | None:
+        """The next message; ``None`` while it is incomplete.
+
+        Raises:
+            FrameError: this is no frame.
+        """
+        if len(self._bytes) < _LENGTH:
+            return None
+        length = int.from_bytes(self._bytes[:_LENGTH], "big")
+        if length > self.limit:
+            raise FrameError(f"a message of {length} bytes is over {self.limit}")
+        end = _LENGTH + length
+        if len(self._bytes) < end:
+            return None
+        body = bytes(self._bytes[_LENGTH:end])
+        del self._bytes[:end]
+        return _message(body)
+
+    def rest(self) -> bytes:
+        """The bytes that no message was made of, for another reader."""
+        return bytes(self._bytes)
+
+
+def _message(body: bytes) -> dict[str, object]:
+    try:
+        # strictly UTF-8; of bytes json would accept UTF-16, too
+        message = json.loads(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"unreadable message {body[:80]!r}: {error!r:.200}") from error
+    if type(message) is not dict or type(message.get("kind")) is not str:
+        raise FrameError(f"a message without a kind: {body[:80]!r}")
+    return message

@@ -1,0 +1,286 @@
+"""Who takes part in a job: the nodes in order, and the rules by which they get there. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import NamedTuple
+
+from agent.nodes.messages import ANY_RANK, Join, NodeFacts
+from agent.text.wording import LISTED
+
+_MOST_WORKERS = 1 << 16  # of one node: more is nonsense
+_MOST_CHARS = 255  # of a host's name and of the like
+
+
+class OwnNode(NamedTuple):
+    """The node of this process."""
+
+    node_rank: int  # ANY_RANK: not given
+    nproc: int
+    host: str
+    pid: int
+    run_id: str
+    record_id: str
+    version: str  # of msrun
+    torch: str = ""
+    address: str = ""  # at which others reach it; empty: not known
+
+
+class WantedNodes(NamedTuple):
+    """When a job is complete."""
+
+    nnodes: int
+    world: int | None = None  # complete with so many workers, however many nodes they are on
+
+
+class Roster:
+    """The nodes of a job in the order of their ranks. Workers are numbered through them."""
+
+    def __init__(self, nodes: tuple[NodeFacts, ...]) -> None:
+        """``nodes``: at least one; the rank of each is its place."""
+        self.nodes = nodes
+        self._ends = tuple(accumulate(node.nproc for node in nodes))
+
+    @property
+    def world_size(self) -> int:
+        """All workers of the job."""
+        return self._ends[-1]
+
+    def first_rank(self, node: int) -> int:
+        """The lowest rank of a node."""
+        return self._ends[node] - self.nodes[node].nproc
+
+    def ranks(self, node: int) -> range:
+        """The ranks of a node."""
+        return range(self.first_rank(node), self._ends[node])
+
+    def node_of(self, rank: int) -> int:
+        """The node of a rank.
+
+        Raises:
+            IndexError: the job has no such rank.
+        """
+        if not 0 <= rank < self.world_size:
+            raise IndexError(f"no rank {rank} in a job of {self.world_size}")
+        return bisect_right(self._ends, rank)
+
+
+class NodeKey(NamedTuple):
+    """One msrun process, however often it connects."""
+
+    address: str
+    host: str
+    pid: int
+    record_id: str
+
+
+def key_of(join: Join, address: str) -> NodeKey:
+    """The process that said ``join`` from ``address``."""
+    return NodeKey(address, join.host, join.pid, join.record_id)
+
+
+class _Member(NamedTuple):
+    """A node that has joined."""
+
+    join: Join
+    address: str
+
+    @property
+    def who(self) -> str:
+        return named(self.join.host, self.address)
+
+
+class Gathering:
+    """The nodes that have come, on the node that waits for them.
+
+    That one is node 0 unless its rank is given. A given rank is kept; the others get the free ones
+    in the order of their addresses, then of their process ids: the same nodes get the same ranks
+    whoever comes first. Nodes may have different numbers of workers.
+    """
+
+    def __init__(self, own: OwnNode, wanted: WantedNodes) -> None:
+        self._own = own
+        self._wanted = wanted
+        rank = own.node_rank if own.node_rank != ANY_RANK else 0
+        join = Join(
+            own.run_id,
+            own.record_id,
+            rank,
+            own.nproc,
+            own.host,
+            own.pid,
+            own.version,
+            own.torch,
+            nonce="",
+            proof="",
+        )
+        self.own_key = key_of(join, own.address)
+        self._members = {self.own_key: _Member(join, own.address)}
+        self._workers = own.nproc
+
+    def add(self, join: Join, address: str) -> str | None:
+        """Take a node in; the answer is why it cannot take part, or ``None``.
+
+        A process that joins once more takes its own seat again.
+        """
+        key, new = key_of(join, address), _Member(join, address)
+        others = [each for one, each in self._members.items() if one != key]
+        if why := self._why_not(new, others):
+            return why
+        self.remove(key)
+        self._members[key] = new
+        self._workers += join.nproc
+        return None
+
+    def remove(self, key: NodeKey) -> None:
+        """A node has gone before the job began: its seat is free."""
+        member = self._members.pop(key, None)
+        self._workers -= member.join.nproc if member else 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the job can begin."""
+        if self._wanted.world is None:
+            return len(self._members) == self._wanted.nnodes
+        return self._workers == self._wanted.world
+
+    def missing(self) -> str:
+        """Who is here and who is not, as a clause."""
+        here = ", ".join(_cut([each.join.host for each in self._by_rank()]))
+        count = len(self._members)
+        be = "is" if count == 1 else "are"
+        if self._wanted.world is not None:
+            come = f"{self._workers} of {self._wanted.world} workers are here"
+            return f"{come}, on {count} node{'' if count == 1 else 's'} ({here})"
+        text = f"{count} of {self._wanted.nnodes} nodes {be} here ({here})"
+        absent = self._absent()
+        if any(each.join.node_rank == ANY_RANK for each in self._members.values()) or not absent:
+            return text  # who came may yet get any of the free ranks
+        numbers = ", ".join(_cut([str(rank) for rank in absent]))
+        one = len(absent) == 1
+        return f"{text}; node rank{'' if one else 's'} {numbers} {'is' if one else 'are'} missing"
+
+    def roster(self, own_address: str = "") -> Roster:
+        """The nodes in order. ``own_address``: of the node that gathers, if it knew none."""
+        return Roster(
+            tuple(
+                NodeFacts(
+                    rank,
+                    each.join.host,
+                    each.address or own_address,
+                    each.join.nproc,
+                    each.join.pid,
+                    each.join.torch,
+                )
+                for rank, each in enumerate(self._by_rank())
+            )
+        )
+
+    def node_ranks(self) -> dict[NodeKey, int]:
+        """The rank of each node in that roster."""
+        return {key_of(*each): rank for rank, each in enumerate(self._by_rank())}
+
+    def _why_not(self, new: _Member, others: list[_Member]) -> str | None:
+        join, nnodes, world = new.join, self._wanted.nnodes, self._wanted.world
+        if join.version != self._own.version:
+            return why_other_version(new.who, join.version, self._own.version)
+        if join.run_id != self._own.run_id:
+            return (
+                f"{new.who} belongs to the job {join.run_id!r}, but {self._own.run_id!r} waits "
+                "here: give another --master-port, or the same --rdzv-id on all nodes"
+            )
+        if join.node_rank >= (nnodes if world is None else world):
+            many = f"{nnodes} nodes" if world is None else f"{world} workers"
+            return f"{new.who} has node rank {join.node_rank}, but the job has {many}"
+        for each in others:
+            if join.node_rank == each.join.node_rank != ANY_RANK:
+                return (
+                    f"{new.who} and {each.who} both have node rank {join.node_rank}: "
+                    "give each node its own --node-rank"
+                )
+        if world is None:
+            if len(others) >= nnodes:
+                here = ", ".join(_cut([each.who for each in others]))
+                return (
+                    f"{new.who} is one too many: the job has {nnodes} nodes, all are here ({here})"
+                )
+            return None
+        workers = sum(each.join.nproc for each in others) + join.nproc
+        if workers > world:
+            return (
+                f"with the {join.nproc} of {new.who} there are {workers} workers, "
+                f"but the job has {world}"
+            )
+        given = [each.join.node_rank for each in (new, *others)]
+        if workers == world and max(given) >= len(given):
+            return (
+                f"with {new.who} all {world} workers are here, on {len(given)} nodes, but one of "
+                f"these has node rank {max(given)}: number the nodes from 0 without a gap"
+            )
+        return None
+
+    def _absent(self) -> list[int]:
+        taken = {each.join.node_rank for each in self._members.values()}
+        return [rank for rank in range(self._wanted.nnodes) if rank not in taken]
+
+    def _by_rank(self) -> list[_Member]:
+        """Members in the order of the ranks that they have or, of those here, would get."""
+        given = {
+            each.join.node_rank: each
+            for each in self._members.values()
+            if each.join.node_rank != ANY_RANK
+        }
+        free = iter(
+            sorted(
+                (each for each in self._members.values() if each.join.node_rank == ANY_RANK),
+                key=lambda each: (natural(each.address), each.join.pid),
+            )
+        )
+        return list(_seated(given, free))
+
+
+def _seated(given: dict[int, _Member], free: Iterator[_Member]) -> Iterator[_Member]:
+    for rank in range(max(given, default=-1) + 1):
+        if member := given.get(rank) or next(free, None):
+            yield member
+    yield from free
+
+
+def named(host: str, address: str) -> str:
+    """A node as text: ``mn1 (10.77.0.2)``."""
+    return f"{host} ({address})" if address and address != host else host
+
+
+def why_other_version(who: str, its: str, ours: str) -> str:
+    """One sentence about a node with another msrun."""
+    return f"{who} runs msrun {its}, the others {ours}: install the same version on all nodes"
+
+
+def is_plausible(join: Join) -> bool:
+    """Whether its numbers and names can be those of a node, and can be shown to people."""
+    texts = (join.run_id, join.record_id, join.host, join.version, join.torch)
+    return (
+        join.node_rank >= ANY_RANK
+        and 0 < join.nproc <= _MOST_WORKERS
+        and join.pid > 0
+        and all(len(text) <= _MOST_CHARS and text.isprintable() for text in texts)
+        and bool(join.host)
+    )
+
+
+def natural(address: str) -> tuple[object, ...]:
+    """Sorts addresses by their numbers, before names; and ``node2`` before ``node10``."""
+    try:
+        number = ipaddress.ip_address(address)
+    except ValueError:
+        words = re.split(r"(\d+)", address)  # every second one is a number
+        return (1, tuple((int(each), "") if at % 2 else (0, each) for at, each in enumerate(words)))
+    return (0, number.version, int(number))
+
+
+def _cut(words: list[str]) -> list[str]:
+    return words if len(words) <= LISTED else [*words[:LISTED], "..."]

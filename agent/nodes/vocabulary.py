@@ -1,0 +1,207 @@
+"""Named tuples and frozen dataclasses as JSON objects, checked against what they declare. Pure.
+
+A receiver uses fields unchecked, so a value of another type than declared is refused here: a bool
+is no int, a missing or unknown field is an error. ``tuple[int, ...]`` travels as ``0-7,9`` where
+its numbers increase: a message about 16,384 ranks is then as short as one about two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from agent.text.ranges import MAX_NUMBER, format_ranges, parse_increasing
+
+MOST_NUMBERS = MAX_NUMBER  # that the ranges of one message may stand for, together
+
+
+class CodecError(Exception):
+    """A message is not one that this version knows."""
+
+
+class _Room:
+    """How many numbers a message's ranges may still stand for: a short text can mean millions."""
+
+    def __init__(self) -> None:
+        self.numbers = MOST_NUMBERS
+
+
+class _Form(NamedTuple):
+    """How values of one declared type become JSON and come back."""
+
+    pack: Callable[[Any], Any]
+    unpack: Callable[[Any, _Room], Any]
+
+
+class Vocabulary:
+    """The kinds of messages that may travel; each is known by its class's name."""
+
+    def __init__(self, kinds: Iterable[type]) -> None:
+        self._kinds = {kind.__name__: kind for kind in kinds}
+        self._forms: dict[type, dict[str, _Form]] = {}  # made when a kind is first met
+
+    def pack(self, value: object) -> dict[str, object]:
+        """A value as a JSON object that names its kind.
+
+        Raises:
+            CodecError: its kind is not in the vocabulary.
+        """
+        kind = type(value)
+        if self._kinds.get(kind.__name__) is not kind:
+            raise CodecError(f"{kind.__name__} does not travel")
+        return {"kind": kind.__name__, **self._fields(kind, value)}
+
+    def unpack(self, message: object) -> Any:
+        """The value that :meth:`pack` made a JSON object of.
+
+        Raises:
+            CodecError: there is no such kind, or its fields are others than declared.
+        """
+        return self._value(message, _Room(), self._kinds)
+
+    def _fields(self, kind: type, value: object) -> dict[str, object]:
+        forms = self._learnt(kind)
+        return {name: form.pack(getattr(value, name)) for name, form in forms.items()}
+
+    def _value(self, message: object, room: _Room, kinds: dict[str, type]) -> object:
+        name = message.get("kind") if isinstance(message, dict) else None
+        if not isinstance(message, dict) or not isinstance(name, str) or name not in kinds:
+            raise CodecError(f"{message!r:.80} is none of this version's messages")
+        return self._made(
+            kinds[name], {key: message[key] for key in message if key != "kind"}, room
+        )
+
+    def _made(self, kind: type, fields: object, room: _Room) -> object:
+        forms = self._learnt(kind)
+        if not isinstance(fields, dict) or fields.keys() != forms.keys():
+            raise CodecError(f"{fields!r:.80} are not the fields of {kind.__name__}")
+        try:
+            return kind(**{name: form.unpack(fields[name], room) for name, form in forms.items()})
+        except (TypeError, ValueError, OverflowError) as error:
+            raise CodecError(f"{kind.__name__}: {error!s:.200}") from error
+
+    def _learnt(self, kind: type) -> dict[str, _Form]:
+        forms = self._forms.get(kind)
+        return self._learn(kind) if forms is None else forms
+
+    def _learn(self, kind: type) -> dict[str, _Form]:
+        hints = get_type_hints(kind)
+        names = _names_of(kind)
+        assert "kind" not in names
+        forms = {name: self._form(hints[name]) for name in names}
+        self._forms[kind] = forms
+        return forms
+
+    def _form(self, declared: Any) -> _Form:
+        origin, inner = get_origin(declared), get_args(declared)
+        if origin in {Union, UnionType}:
+            return self._choice(inner)
+        if origin is tuple and inner == (int, ...):
+            return _Form(_pack_numbers, _unpack_numbers)
+        if origin is tuple and inner[1:] == (...,):
+            return _sequence(self._form(inner[0]))
+        if origin is dict and inner[0] is str:
+            return _mapping(self._form(inner[1]))
+        if declared is object:
+            return _Form(_same, lambda value, _: value)  # any JSON
+        if declared in {int, str, bool}:
+            return _Form(_same, lambda value, _: _exactly(declared, value))
+        if declared is float:
+            return _Form(_same, _unpack_float)
+        if isinstance(declared, type) and issubclass(declared, Enum):
+            return _Form(lambda value: value.value, lambda value, _: declared(value))
+        if isinstance(declared, type) and issubclass(declared, tuple):
+            return _Form(
+                lambda value: self._fields(declared, value),
+                lambda value, room: self._made(declared, value, room),
+            )
+        raise TypeError(f"{declared} cannot travel")
+
+    def _choice(self, declared: tuple[Any, ...]) -> _Form:
+        """One of several kinds, or something that may be missing."""
+        kinds = tuple(each for each in declared if each is not NoneType)
+        if len(kinds) > 1 and len(kinds) == len(declared):
+            known = {kind.__name__: kind for kind in kinds}
+            return _Form(
+                lambda value: {"kind": type(value).__name__, **self._fields(type(value), value)},
+                lambda value, room: self._value(value, room, known),
+            )
+        if len(kinds) != 1:
+            raise TypeError(f"{declared} cannot travel")
+        form = self._form(kinds[0])
+        return _Form(
+            lambda value: None if value is None else form.pack(value),
+            lambda value, room: None if value is None else form.unpack(value, room),
+        )
+
+
+def _names_of(kind: Any) -> Iterable[str]:
+    """The fields of a named tuple or of a dataclass; looked up without importing dataclasses."""
+    names: Iterable[str] = kind._fields if issubclass(kind, tuple) else kind.__dataclass_fields__
+    return names
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _exactly(declared: type, value: object) -> object:
+    if type(value) is not declared:
+        raise TypeError(f"{value!r:.40} is no {declared.__name__}")
+    return value
+
+
+def _unpack_float(value: object, _: _Room) -> float:
+    if type(value) is not float and type(value) is not int:
+        raise TypeError(f"{value!r:.40} is no float")
+    number = float(value)
+    if number != number:  # noqa: PLR0124  nan, which JSON can spell here, and which nobody sends
+        raise ValueError("nan is no time and no size")
+    return number
+
+
+def _pack_numbers(numbers: tuple[int, ...]) -> str | list[int]:
+    if numbers and not (numbers[0] >= 0 and numbers[-1] <= MAX_NUMBER):
+        return list(numbers)
+    if any(number >= after for number, after in pairwise(numbers)):
+        return list(numbers)
+    return format_ranges(numbers)
+
+
+def _unpack_numbers(value: object, room: _Room) -> tuple[int, ...]:
+    if isinstance(value, str):
+        numbers = parse_increasing(value, room.numbers)
+        room.numbers -= len(numbers)
+        return numbers
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r:.40} are no numbers")
+    for number in value:
+        _exactly(int, number)
+    return tuple(value)
+
+
+def _sequence(form: _Form) -> _Form:
+    def unpack(value: object, room: _Room) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise TypeError(f"{value!r:.40} is no list")
+        return tuple([form.unpack(each, room) for each in value])
+
+    return _Form(lambda values: [form.pack(each) for each in values], unpack)
+
+
+def _mapping(form: _Form) -> _Form:
+    def unpack(value: object, room: _Room) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise TypeError(f"{value!r:.40} is no object")
+        return {_text(key): form.unpack(value[key], room) for key in value}
+
+    return _Form(lambda values: {key: form.pack(values[key]) for key in values}, unpack)
+
+
+def _text(key: object) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"{key!r:.40} is no text")
+    return key

@@ -1,0 +1,85 @@
+"""Frames of a stream: any cut, any garbage."""
+
+import json
+
+import pytest
+
+from agent.nodes import frames
+from agent.nodes.frames import FrameError, FrameReader, frame
+
+MESSAGES = [{"kind": "A"}, {"kind": "B", "text": "ä\udc80", "numbers": [1, 2.5, None]}]
+
+
+def framed(body):
+    return len(body).to_bytes(4, "big") + body
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 1000])
+def test_messages_come_whole_in_whatever_pieces_their_bytes_arrive(size):
+    stream = b"".join(map(frame, MESSAGES * 3))
+    reader, heard = FrameReader(), []
+    for at in range(0, len(stream), size):
+        heard += reader.feed(stream[at : at + size])
+    assert heard == MESSAGES * 3
+    assert reader.rest() == b""
+
+
+def test_what_follows_the_last_message_taken_is_kept_for_another_reader():
+    first, second = map(frame, MESSAGES)
+    reader = FrameReader()
+    reader.add(first + second[:9])
+    assert reader.take() == MESSAGES[0]
+    assert reader.take() is None
+    other = FrameReader()
+    assert other.feed(reader.rest() + second[9:]) == [MESSAGES[1]]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b"null",
+        b"{}",
+        b'{"kind": 3}',
+        b'{"kind": null}',
+        b"\xff\xfe",
+        '{"kind": "A"}'.encode("utf-16"),
+        b"[" * 60_000,
+        b'{"kind": "A", "n": ' + b"1" * 5000 + b"}",
+    ],
+)
+def test_garbage_is_refused(body):
+    with pytest.raises(FrameError):
+        FrameReader().feed(framed(body))
+
+
+@pytest.mark.parametrize(
+    "data", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"\xff" * 9]
+)
+def test_other_protocols_are_refused_at_their_first_bytes(data):
+    with pytest.raises(FrameError):
+        FrameReader().feed(data)
+
+
+def test_a_length_over_the_limit_is_refused_before_its_bytes_come():
+    reader = FrameReader(limit=100)
+    assert reader.feed(framed(b'{"kind":"A"}')) == [{"kind": "A"}]
+    with pytest.raises(FrameError, match="101 bytes is over 100"):
+        reader.feed((101).to_bytes(4, "big"))
+
+
+def test_the_limit_may_be_raised_for_a_peer_that_is_known():
+    body = json.dumps({"kind": "A", "text": "x" * 200}).encode()
+    reader = FrameReader(limit=100)
+    reader.limit = frames.MOST_BYTES
+    assert len(reader.feed(framed(body))) == 1
+
+
+def test_a_message_that_no_frame_can_hold_is_not_sent(monkeypatch):
+    monkeypatch.setattr(frames, "MOST_BYTES", 50)
+    assert frame({"kind": "A"})
+    with pytest.raises(FrameError, match="B of"):
+        frame({"kind": "B", "text": "x" * 50})

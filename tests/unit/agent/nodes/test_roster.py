@@ -1,0 +1,218 @@
+"""Which node gets which rank, and who is refused."""
+
+import itertools
+import random
+
+import pytest
+
+from agent.nodes.messages import ANY_RANK, Join, NodeFacts
+from agent.nodes.roster import (
+    Gathering,
+    OwnNode,
+    Roster,
+    WantedNodes,
+    is_plausible,
+    key_of,
+    natural,
+)
+
+OWN = OwnNode(ANY_RANK, 2, "mn0", 100, "run", "own", "1.0", "2.13", "10.0.0.1")
+
+
+def wish(host="mn1", rank=ANY_RANK, nproc=2, pid=7, run_id="run", version="1.0", record="r"):
+    return Join(run_id, record, rank, nproc, host, pid, version, "", "n", "")
+
+
+def hosts(gathering):
+    return [node.host for node in gathering.roster().nodes]
+
+
+def test_ranks_are_numbered_through_nodes_of_any_size():
+    roster = Roster(tuple(NodeFacts(at, "", "", nproc, 1) for at, nproc in enumerate([2, 1, 3])))
+    assert roster.world_size == 6
+    assert [roster.first_rank(node) for node in range(3)] == [0, 2, 3]
+    assert [tuple(roster.ranks(node)) for node in range(3)] == [(0, 1), (2,), (3, 4, 5)]
+    assert [roster.node_of(rank) for rank in range(6)] == [0, 0, 1, 2, 2, 2]
+    for rank in (-1, 6):
+        with pytest.raises(IndexError):
+            roster.node_of(rank)
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_given_ranks_are_kept_whoever_comes_first(order):
+    gathering = Gathering(OWN._replace(node_rank=2), WantedNodes(4))
+    nodes = [
+        (wish("a", 3), "10.0.0.9"),
+        (wish("b", 0), "10.0.0.8"),
+        (wish("c", 1, nproc=5), "10.0.0.7"),
+    ]
+    for at in order:
+        assert not gathering.is_complete
+        assert gathering.add(*nodes[at]) is None
+    assert gathering.is_complete
+    assert hosts(gathering) == ["b", "c", "mn0", "a"]
+    assert [tuple(gathering.roster().ranks(node)) for node in range(4)] == [
+        (0, 1),
+        (2, 3, 4, 5, 6),
+        (7, 8),
+        (9, 10),
+    ]
+    assert gathering.node_ranks()[gathering.own_key] == 2
+    assert gathering.node_ranks()[key_of(*nodes[0])] == 3
+
+
+def test_without_given_ranks_addresses_count_then_process_ids_whoever_comes_first():
+    nodes = [
+        (wish("b", pid=9), "10.0.0.2"),
+        (wish("a", pid=3), "10.0.0.10"),
+        (wish("a", pid=20), "10.0.0.10"),
+        (wish("d"), "9.255.0.1"),
+    ]
+    for _ in range(10):
+        random.Random(1).shuffle(nodes)
+        gathering = Gathering(OWN, WantedNodes(5))
+        assert [gathering.add(*each) for each in nodes] == [None] * 4
+        assert [(node.host, node.pid) for node in gathering.roster().nodes] == [
+            ("mn0", 100), ("d", 7), ("b", 9), ("a", 3), ("a", 20),
+        ]  # fmt: skip
+
+
+def test_nodes_without_a_rank_get_those_that_are_left():
+    gathering = Gathering(OWN, WantedNodes(4))
+    gathering.add(wish("c"), "10.0.0.5")
+    gathering.add(wish("b", 2), "10.0.0.2")
+    gathering.add(wish("d"), "10.0.0.6")
+    assert hosts(gathering) == ["mn0", "c", "b", "d"]
+
+
+def test_addresses_are_ordered_by_their_numbers():
+    ordered = [
+        "9.0.0.1",
+        "10.0.0.2",
+        "10.0.0.10",
+        "fe80::2",
+        "fe80::10",
+        "10node",
+        "node2",
+        "node2b",
+        "node10",
+    ]
+    shuffled = random.Random(2).sample(ordered, len(ordered))
+    assert sorted(shuffled, key=natural) == ordered
+
+
+@pytest.mark.parametrize(
+    ("join", "words"),
+    [
+        (wish("mn9", 1), ["mn9 (10.0.0.9)", "mn1 (10.0.0.2)", "both have node rank 1"]),
+        (wish("mn9", 0), ["mn9 (10.0.0.9)", "mn0 (10.0.0.1)", "both have node rank 0"]),
+        (wish("mn9", 3), ["mn9 (10.0.0.9)", "node rank 3", "3 nodes"]),
+        (wish("mn9", run_id="other"), ["mn9 (10.0.0.9)", "'other'", "'run'"]),
+        (wish("mn9", version="2.0"), ["mn9 (10.0.0.9)", "2.0", "1.0"]),
+    ],
+)
+def test_a_node_that_cannot_take_part_hears_why_in_one_sentence(join, words):
+    gathering = Gathering(OWN, WantedNodes(3))
+    assert gathering.add(wish("mn1", 1), "10.0.0.2") is None
+    why = gathering.add(join, "10.0.0.9")
+    assert [word for word in words if word not in why] == []
+    assert "\n" not in why
+    assert len(gathering.roster().nodes) == 2
+
+
+def test_a_node_too_many_is_refused():
+    gathering = Gathering(OWN, WantedNodes(2))
+    gathering.add(wish("mn1"), "10.0.0.2")
+    assert "one too many: the job has 2 nodes" in gathering.add(wish("mn2"), "10.0.0.3")
+    assert gathering.is_complete
+
+
+def test_the_seat_of_a_node_that_left_is_free():
+    gathering = Gathering(OWN, WantedNodes(2))
+    first = wish("mn1", 1), "10.0.0.2"
+    gathering.add(*first)
+    assert gathering.is_complete
+    gathering.remove(key_of(*first))
+    assert not gathering.is_complete
+    assert gathering.add(wish("mn7", 1), "10.0.0.7") is None
+    assert hosts(gathering) == ["mn0", "mn7"]
+
+
+def test_a_process_that_connects_again_takes_its_own_seat():
+    gathering = Gathering(OWN, WantedNodes(3))
+    assert gathering.add(wish("mn1", 1), "10.0.0.2") is None
+    assert gathering.add(wish("mn1", 1, nproc=3), "10.0.0.2") is None
+    assert "both have" in gathering.add(wish("mn1", 1, record="another"), "10.0.0.2")
+    assert gathering.roster().world_size == 5
+
+
+def test_with_a_number_of_workers_nodes_come_until_it_is_reached():
+    gathering = Gathering(OWN, WantedNodes(1, world=7))
+    assert not gathering.is_complete
+    assert gathering.add(wish("mn2", 2, nproc=1), "10.0.0.3") is None
+    assert "10 workers" not in gathering.missing()
+    why = gathering.add(wish("mn1", 1, nproc=7), "10.0.0.2")
+    assert "there are 10 workers, but the job has 7" in why
+    assert gathering.add(wish("mn1", 1, nproc=4), "10.0.0.2") is None
+    assert gathering.is_complete
+    assert [node.nproc for node in gathering.roster().nodes] == [2, 4, 1]
+
+
+def test_with_a_number_of_workers_a_gap_in_the_ranks_is_refused():
+    gathering = Gathering(OWN, WantedNodes(1, world=4))
+    assert "without a gap" in gathering.add(wish("mn2", 2, nproc=2), "10.0.0.3")
+    assert gathering.add(wish("mn1", 1, nproc=2), "10.0.0.2") is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "joins", "text"),
+    [
+        (
+            WantedNodes(3),
+            [wish("mn2", 2)],
+            "2 of 3 nodes are here (mn0, mn2); node rank 1 is missing",
+        ),
+        (WantedNodes(3), [], "1 of 3 nodes is here (mn0); node ranks 1, 2 are missing"),
+        (WantedNodes(3), [wish("mn2")], "2 of 3 nodes are here (mn0, mn2)"),
+        (WantedNodes(1, 8), [wish("mn2")], "4 of 8 workers are here, on 2 nodes (mn0, mn2)"),
+        (WantedNodes(1, 8), [], "2 of 8 workers are here, on 1 node (mn0)"),
+    ],
+)
+def test_people_hear_who_is_missing(wanted, joins, text):
+    gathering = Gathering(OWN, wanted)
+    for join in joins:
+        gathering.add(join, "10.0.0.3")
+    assert gathering.missing() == text
+
+
+def test_a_long_list_of_those_missing_is_cut():
+    assert (
+        Gathering(OWN, WantedNodes(500))
+        .missing()
+        .endswith("ranks 1, 2, 3, 4, 5, 6, 7, 8, ... are missing")
+    )
+
+
+def test_the_own_address_is_what_was_reached_if_nobody_gave_one():
+    gathering = Gathering(OWN._replace(address=""), WantedNodes(2))
+    gathering.add(wish(), "10.0.0.2")
+    assert [node.address for node in gathering.roster("10.0.0.1").nodes] == ["10.0.0.1", "10.0.0.2"]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"nproc": 0},
+        {"nproc": 1 << 20},
+        {"pid": 0},
+        {"rank": -2},
+        {"host": "a\x1b[31m"},
+        {"host": ""},
+        {"run_id": "x" * 300},
+        {"host": "\udc80"},
+    ],
+    ids=str,
+)
+def test_nonsense_is_no_node(odd):
+    assert is_plausible(wish())
+    assert not is_plausible(wish(**odd))
