@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from agent.spec.job_spec import UsageError
 from msrun.options.program import SUBCOMMANDS
 
-USAGE_EXIT = 2
 STDERR = 2
 LAST_MESSAGES_S = 10.0  # for a stderr that takes nothing: scheduler.log has the messages, too
 
@@ -28,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         return _launch(argv)
     except UsageError as error:
         _say(f"error: {error}")
-        return USAGE_EXIT
+        return error.exit_code
     except BrokenPipeError:  # `msrun --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -88,14 +87,23 @@ def _launch(argv: Sequence[str]) -> int:
         return show(request, os.environ)
     from agent.launch.prepare import abandon, prepare, start_forkserver
 
-    prepared = prepare(request.job, os.environ)
+    met = None
+    if request.job.cluster is None:
+        prepared = prepare(request.job, os.environ)
+    else:
+        from agent.launch.meeting import meet
+        from msrun import __version__
+
+        met = meet(request.job, os.environ, __version__, _say)
+        prepared = met.prepared
     if not request.join:
         from msrun.job.detach import detach
 
         if not detach(prepared):
             return 0
     try:
-        started = start_forkserver(prepared, os.environ)
+        interface = "" if met is None else met.interface
+        started = start_forkserver(prepared, os.environ, interface)
     except UsageError:
         if request.join:  # else the message is only in the log
             abandon(prepared)
@@ -104,7 +112,7 @@ def _launch(argv: Sequence[str]) -> int:
     from msrun.terminal.console import CONSOLE, MESSAGES
 
     try:
-        code = run(prepared, started, os.environ, CONSOLE)
+        code = run(prepared, started, os.environ, CONSOLE, met)
         if request.report is not None:
             from msrun.report.report import report_at_end
 

@@ -230,6 +230,9 @@ def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
     rank, exit_code = event.rank, event.exit_code
     job = _known_alive(job, rank, event.attempt)
     how = f"rank {rank} {describe_exit(exit_code, event.error)}"
+    if event.lost:
+        how = f"rank {rank} is lost: {event.lost}"
+        job = job._replace(lost_node=event.lost)
     is_stopping = job.state in {JobState.STOPPING, JobState.KILLING}
     is_ordered = is_stopping and rank not in job.now.raised
     if exit_code and is_ordered and job.state is JobState.STOPPING and is_leaving(job, rank):

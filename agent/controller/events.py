@@ -46,7 +46,8 @@ class WorkerExited:
     which failed by itself, its exception as a rule; of one that killed itself, why. ``amid``: where
     in a step it was when it exited with 0, such as ``in forward of step 14``; empty: nowhere, or
     that is not known. ``is_over``: it was killed on its way out, after the end of its script.
-    ``fault``: how its device failed, if devices are planned and a spare one can help.
+    ``fault``: how its device failed, if devices are planned and a spare one can help. ``lost``: why
+    nobody saw it end, because its node is gone; then ``exit_code`` says nothing.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class WorkerExited:
     amid: str = ""
     is_over: bool = False
     fault: str = ""
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,6 +199,7 @@ class Job(NamedTuple):
     stalled: int = 0  # attempts in a row that reached no newer one
     has_hooks: bool = False  # some rank's state could be saved, ever
     gave_up: str = ""  # why the job ended with restarts left
+    lost_node: str = ""  # why a node is lost; empty: all are there
     diverged: str = ""  # what differed after a replacement; empty: nothing ever did
     differing: frozenset[str] = frozenset()  # values of the script's own, with their prefixes
     devices: DevicePlan = DevicePlan()  # the list for ranks that start now

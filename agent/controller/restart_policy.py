@@ -26,6 +26,9 @@ def decide_restart(job: Job) -> RestartVerdict:
     policy, failure, outcome = job.policy, job.now.failure or "unknown", describe_outcome(job)
     if job.now.refusal:
         return RestartVerdict(job, Condition.HOPELESS, f"{job.now.refusal}{outcome}")
+    if job.lost_node:
+        why = "the job needs all its nodes, and a lost one does not come back by itself yet"
+        return _give_up(job, why, f"{failure}: {why}{outcome}")
     if job.is_disputed:
         why = "the replicas disagree without a majority, so nothing is resumed from"
         return _give_up(job, why, f"{failure}: {why}{outcome}")

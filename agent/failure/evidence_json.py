@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ def as_json(evidence: Evidence) -> dict[str, Any]:
     return found
 
 
-def from_json(found: Mapping[str, Any]) -> Evidence:
+def from_json(found: Any) -> Evidence:
     """The evidence that :func:`as_json` described.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from signal import SIGUSR1, SIGUSR2
 from typing import Any
@@ -48,18 +48,26 @@ class PostMortem:
         self.driver_report = ""  # what NVIDIA's driver reported of it, as a sentence
         self._newest: tuple[int | None, str, int] = (None, "", 0)  # exit code, last line, step
 
-    def examine(self, workers: tuple[Worker, ...]) -> str | None:
-        """Find the root cause of an attempt; one sentence, if a process failed by itself."""
+    def evidence(self, workers: Sequence[Worker]) -> list[Evidence]:
+        """What these workers, of one attempt and of this node, left when they ended."""
         now = read_counters()
         kills, elsewhere = now.kills_since(self._counters), now.kills_elsewhere(self._counters)
         self._counters = now
         orders = {began: self._facts.plan(began) for began in {one.began for one in workers}}
-        ends = [
+        return [
             gather(self._end(worker, orders[worker.began][worker.local_rank]), kills, elsewhere)
             for worker in workers
             if worker.pid and worker.exit_code is not None
         ]
-        cause = find_cause(ends)
+
+    def examine(self, workers: tuple[Worker, ...], others: Sequence[Evidence] = ()) -> str | None:
+        """Find the root cause of an attempt; one sentence, if a process failed by itself.
+
+        Args:
+            workers: of this node.
+            others: what other nodes found of theirs.
+        """
+        cause = find_cause([*self.evidence(workers), *others])
         self._report, self.memory_hint = None, ""
         self.driver_report = "" if cause is None else self._driver_report(cause.root.end)
         if cause is None:

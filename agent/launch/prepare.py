@@ -41,11 +41,12 @@ class Prepared(NamedTuple):
     records_folder: Path
     bindings: tuple[rank_plan.Binding, ...]
     claim: int | None = None  # held while this run resumes another
+    store_port: int = 0  # of the workers' store, if that is on another node
 
     @property
     def port(self) -> int:
         """The port of the workers' store."""
-        return int(self.listener.getsockname()[1])
+        return self.store_port or int(self.listener.getsockname()[1])
 
 
 class StartedForkserver(NamedTuple):
@@ -57,22 +58,30 @@ class StartedForkserver(NamedTuple):
     ordered: tuple[WorkerOrder, ...] = ()  # workers of attempt 0 that have been ordered
 
 
-def prepare(spec: JobSpec, environ: Mapping[str, str]) -> Prepared:
+def prepare(
+    spec: JobSpec, environ: Mapping[str, str], listener: socket.socket | None = None
+) -> Prepared:
     """Check the request against the machine, take the port and the folder.
+
+    Args:
+        spec: the job.
+        environ: msrun's environment.
+        listener: where the workers meet; ``None``: at MASTER_ADDR and MASTER_PORT, on this node.
 
     Raises:
         UsageError: one sentence that says what is wrong.
     """
     _check_limits()
     bound = bindings(spec, environ)
-    listener = listen(spec.master_addr, spec.master_port)
+    listener = listener or listen(spec.master_addr, spec.master_port)
     records_folder = run_record.writable_folder(environ)
     layout = rank_plan.run_layout(spec, records_folder)
     many = spec.max_restarts + REPLACEMENTS
     # the longest plan that this job can have: if it is too long, that is reported now
     last = rank_plan.plan_ranks(spec, layout, many, environ, bound, resumes=True)
     rank_plan.check_orders(last)
-    claim = run_record.claim(records_folder, spec.dump.lineage[0]) if spec.dump.lineage else None
+    resumed = spec.dump.lineage[0] if spec.dump.lineage and not spec.is_controlled else None
+    claim = None if resumed is None else run_record.claim(records_folder, resumed)
     lock = open_run_folder(layout)
     return Prepared(
         spec=spec,
@@ -124,8 +133,15 @@ def _ignore(path: Path, error: OSError) -> None:
     """The journal does not exist yet; it will have the same problem and report it."""
 
 
-def start_forkserver(prepared: Prepared, environ: Mapping[str, str]) -> StartedForkserver:
+def start_forkserver(
+    prepared: Prepared, environ: Mapping[str, str], interface: str = ""
+) -> StartedForkserver:
     """Start the forkserver; from here on it works beside the agent.
+
+    Args:
+        prepared: the run.
+        environ: msrun's environment.
+        interface: the network's, at which other nodes are reached; empty: there are none.
 
     Raises:
         UsageError: no process can be started.
@@ -135,7 +151,7 @@ def start_forkserver(prepared: Prepared, environ: Mapping[str, str]) -> StartedF
         hooks_listener = open_listener(spec.record_id)
     except OSError as error:
         raise UsageError(f"no socket can be opened ({error.strerror}): raise ulimit -n") from error
-    job = rank_plan.job_env(spec, prepared.port, name_of(hooks_listener))
+    job = rank_plan.job_env(spec, prepared.port, name_of(hooks_listener), interface)
     job_environ = job.environ(environ, spec.record_id)
     log = None if spec.logs.disabled else prepared.layout.scheduler_log
     if log is not None:

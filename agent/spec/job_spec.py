@@ -18,6 +18,16 @@ from worker_hooks.contract.env import AUDIT_SHARE
 class UsageError(Exception):
     """The request is wrong: one sentence that says what to do instead; exit code 2."""
 
+    exit_code = 2
+
+
+class NotStartedError(UsageError):
+    """The job cannot begin because of another node: one sentence, with an exit code of its own."""
+
+    def __init__(self, why: str, exit_code: int = 1) -> None:
+        super().__init__(why)
+        self.exit_code = exit_code
+
 
 class Std(IntFlag):
     """Which of a worker's streams, with torchrun's numbers for ``--redirects`` and ``--tee``."""
@@ -182,7 +192,7 @@ class ClusterSpec(NamedTuple):
     nnodes: int
     world: int | None = None  # workers of all nodes, where that decides who is missing
     node_rank: int = -1  # of this node; -1: not given
-    is_controller: bool | None = None  # None: the node that has the address is
+    token_file: Path | None = None  # holds what proves that a node belongs to the job
 
 
 class JobSpec(NamedTuple):

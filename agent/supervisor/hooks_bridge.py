@@ -68,6 +68,49 @@ class AgentPort(Protocol):
         """A graceful exit may be asked for in this file."""
 
 
+class HooksPort(Protocol):
+    """The hooks of a node's ranks, as far as the supervisor needs them."""
+
+    rehearses: bool
+
+    def attach(self, loop: Loop, agent: AgentPort) -> None:
+        """Listen on ``loop``."""
+
+    def begin(self, attempt: int, resume: str) -> None:
+        """An attempt begins."""
+
+    def expect(self, action: do.PrepareRanks) -> None:
+        """These newcomers may say Hello before their attempt begins."""
+
+    def renew(self, action: do.ReplaceRanks, port: int) -> None:
+        """Newcomers join the survivors of the last attempt."""
+
+    def end_attempt(self) -> None:
+        """Every rank is gone."""
+
+    def close(self) -> None:
+        """The job is over."""
+
+    def decided(self, state: JobState, holders: Holders) -> None:
+        """The job is in this state now."""
+
+    def hear_out(self, rank: int) -> int | None:
+        """Take in the last messages of a dead rank; its newest commit, if it is known here."""
+
+    def has_finished(self, rank: int) -> bool:
+        """Whether a rank's script had ended, and the rank was on its way out."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether any rank of this attempt has a state to save."""
+
+    def refresh(self, workers: Mapping[int, Worker]) -> None:
+        """Note in ``workers`` how far they are."""
+
+    def act(self, action: Action) -> None:
+        """Carry out a decision; it was made because of what hooks said."""
+
+
 class HooksBridge:
     """The agent's side of the hooks, for a whole job."""
 

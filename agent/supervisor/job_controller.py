@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from agent.accounting import ledger
@@ -56,6 +56,10 @@ class NodePort(Protocol):
     def workers(self) -> tuple[Worker, ...]:
         """The present attempt's workers of this node."""
 
+    @property
+    def is_swept(self) -> bool:
+        """Whether it has done what the last sweep ordered; if not, it calls ``go_on`` then."""
+
 
 class JobController:
     """Runs one job, from its launch to its end."""
@@ -95,12 +99,14 @@ class JobController:
         self._account = Account()
         self._events: deque[ev.Event] = deque()
         self._deciding = False
+        self._left: Iterator[None] | None = None  # of a decision that waits for a sweep
+        self._gone: tuple[JobState, tuple[Worker, ...]] | None = None  # not examined yet
         self._deadline: asyncio.TimerHandle | None = None
         self._reminders: list[asyncio.TimerHandle] = []
         self._ending: RunEnding | None = None
 
     def attach(self, loop: asyncio.AbstractEventLoop, node: NodePort) -> None:
-        """Decide in ``loop``, for the ranks of ``node``."""
+        """Decide in ``loop``, for the ranks of ``node``, be it one or all."""
         self._loop = loop
         self._node = node
         self._publisher = StatusPublisher(loop, self._publish)
@@ -127,19 +133,37 @@ class JobController:
     def post(self, event: ev.Event) -> None:
         """Decide on an event and act; events that acting causes are decided afterwards."""
         self._events.append(event)
-        if self._deciding:
-            return
+        if not self._deciding:
+            self._decide_all()
+
+    def go_on(self) -> None:
+        """All nodes have done what a sweep ordered."""
+        if self._left is not None:
+            self._decide_all()
+
+    def _decide_all(self) -> None:
         self._deciding = True
         try:
-            while self._events:
-                self._decide(self._events.popleft())
+            while self._events or self._left is not None:
+                self._left = self._left or self._decide(self._events.popleft())
+                for _ in self._left:
+                    if not self._node.is_swept:
+                        return  # what follows must not begin yet
+                self._left = None
         finally:
-            self._deciding = False
+            self._deciding = self._left is not None
         self._publisher.changed(self._job.state)
 
     def ended(self, state: JobState, gone: tuple[Worker, ...]) -> None:
         """These workers are gone for good; what they left can be examined."""
-        self._attempt_ended(state, gone)
+        self._gone = state, gone
+        if self._node.is_swept:
+            self._examine()
+
+    def _examine(self) -> None:
+        if self._gone is not None:
+            (state, gone), self._gone = self._gone, None
+            self._attempt_ended(state, gone)
 
     def _publish(self) -> bool:
         changes_by_itself = self._node.refresh()
@@ -151,7 +175,8 @@ class JobController:
         self._changed(self._job, workers, account)
         return changes_by_itself and not self._job.state.is_end
 
-    def _decide(self, event: ev.Event) -> None:
+    def _decide(self, event: ev.Event) -> Iterator[None]:
+        """Decide on an event and act; a step of it ends where nodes may have to be awaited."""
         before, decision = self._job, decide(self._job, event)
         self._job = decision.job
         known = self._account
@@ -165,6 +190,9 @@ class JobController:
             name, fields = do.name_and_fields(action)
             self._journal.event(name, **fields)
             self._act(action)
+            if isinstance(action, do.Sweep):
+                yield
+                self._examine()
         for incident in over:
             self._journal.event("IncidentOver", **incident.facts())
         for notice in notices(before, event, decision, known, self._account):

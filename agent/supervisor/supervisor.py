@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent.controller import actions as do
@@ -19,7 +19,7 @@ from agent.controller.states import JobState
 from agent.records.journal import Journal
 from agent.records.worker_output import WorkerOutput
 from agent.spec.job_spec import JobSpec
-from agent.supervisor.hooks_bridge import HooksBridge
+from agent.supervisor.hooks_bridge import AgentPort, HooksPort
 from agent.supervisor.job_view import ControllerPort, Holders, JobView
 from agent.supervisor.requests import Requests
 from agent.text.ranges import format_ranges
@@ -43,7 +43,7 @@ class Supervisor:
         spec: JobSpec,
         plan: Callable[[int, bool, tuple[str, ...]], tuple[protocol.WorkerOrder, ...]],
         starter: Starter,
-        hooks: HooksBridge,
+        hooks: HooksPort,
         requests: Requests,
         output: WorkerOutput,
         journal: Journal,
@@ -93,12 +93,17 @@ class Supervisor:
         """The one loop of this process."""
         self.loop.set_exception_handler(self._on_bug)
 
-    def run(self, controller: ControllerPort) -> None:
-        """Act for this controller until the job is over."""
+    def run(self, controller: ControllerPort, agent: AgentPort | None = None) -> None:
+        """Act for this controller until the job is over.
+
+        Args:
+            controller: who decides.
+            agent: what the hooks talk to, if they are those of all nodes' ranks.
+        """
         loop, self._controller = self.loop, controller
         loop.add_signal_handler(signal.SIGCHLD, self.settle)
         self._requests.attach(loop, self.post, lambda: controller.view.attempt)
-        self._hooks.attach(loop, self)
+        self._hooks.attach(loop, agent or self)
         try:
             self._starter.attach(loop, self._on_answer, self._refuse_start)
             controller.begin()
@@ -118,6 +123,10 @@ class Supervisor:
         loop.stop()
 
     # --- events in -----------------------------------------------------------------------------
+
+    def watch(self, path: str) -> None:
+        """A graceful exit may be asked for in this file."""
+        self._requests.watch(path)
 
     def announce(self) -> None:
         """Take in starts."""
@@ -148,8 +157,7 @@ class Supervisor:
         worker = self._workers[rank]
         worker.exit_code = exit_code
         worker.ended_at = time.time()
-        self._ended += 1
-        worker.order = self._ended
+        worker.order = self.next_end()
         return worker
 
     def _post_exit(self, worker: Worker) -> None:
@@ -183,10 +191,6 @@ class Supervisor:
     def protect(self, pid: int) -> None:
         """If the agent dies, ``pid`` gets its time to save."""
         self._starter.protect(pid)
-
-    def watch(self, path: str) -> None:
-        """A graceful exit may be asked for in this file."""
-        self._requests.watch(path)
 
     def _on_answer(self, answer: protocol.Forked | protocol.ForkFailed) -> None:
         match answer:
@@ -230,8 +234,7 @@ class Supervisor:
         if worker.pid:  # it exists and says why it will exit: its exit is the event
             self._journal.event("WorkerSpoke", rank=message.rank, why=message.why)
             return
-        self._ended += 1
-        worker.order = self._ended
+        worker.order = self.next_end()
         worker.ended_at = time.time()
         self.post(ev.StartFailed(message.rank, message.attempt, message.why))
 
@@ -281,9 +284,28 @@ class Supervisor:
         self._hooks.refresh(self._workers)
         return self._hooks.is_needed
 
+    def refresh_of(self, workers: Mapping[int, Worker]) -> bool:
+        """The same of workers of all nodes, by rank, whose pages are copied to this one."""
+        self._hooks.refresh(workers)
+        return self._hooks.is_needed
+
     def workers(self) -> tuple[Worker, ...]:
         """The present attempt's, by local rank."""
         return tuple(self._workers.values())
+
+    def living(self) -> tuple[int, ...]:
+        """The ranks that have a process."""
+        return tuple(self._ranks_by_pid.values())
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether the last sweep is over: always, as it waits."""
+        return True
+
+    def next_end(self) -> int:
+        """The number of one more worker's end in the attempt."""
+        self._ended += 1
+        return self._ended
 
     def finish(self) -> None:
         """The job is over."""
@@ -337,7 +359,7 @@ class Supervisor:
     def _refuse(self, action: do.RefuseRanks) -> None:
         """Each rank then writes the same into its log; people hear it once, from msrun."""
         self._output.hush()
-        for rank in action.ranks:
+        for rank in self._workers.keys() & set(action.ranks):
             self._workers[rank].was_stopped = True
         self._hooks.act(action)
 

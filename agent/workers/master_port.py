@@ -40,6 +40,33 @@ def listen(host: str, port: int | None) -> socket.socket:
         raise UsageError(_why(error, host, wanted)) from error
 
 
+def listen_for_nodes(host: str, port: int | None) -> socket.socket:
+    """The same for other nodes: this host's own name may be a loopback address in its hosts file.
+
+    Raises:
+        UsageError: the host does not resolve or is another machine, or the port is taken.
+    """
+    if host == "localhost" or _is_loopback(host):
+        return listen(host, port)
+    _, address = _resolve(host)
+    if not _is_loopback(address[0]):
+        return listen(host, port)
+    try:
+        return _bind_all(port or 0)
+    except OSError as error:
+        raise UsageError(_why(error, host, port or 0)) from error
+
+
+def is_of_this_host(host: str) -> bool:
+    """Whether a name or an address is this machine's; not as long as it does not resolve."""
+    try:
+        family, address = _resolve(host)
+        with contextlib.closing(_bind(family, address[0], 0)):
+            return True
+    except (UsageError, OSError):
+        return False
+
+
 def second_listener(listener: socket.socket) -> socket.socket:
     """A listener at the same address on a free port; ``listener`` itself if there is none."""
     try:

@@ -257,7 +257,7 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
         return job
     if settings.boolean("standalone"):
         raise UsageError(f"{settings.of('standalone').shown} is for one node: leave it out")
-    if job.devices.is_on:
+    if settings.integer("spare_devices"):
         raise UsageError("--spare-devices is not supported on several nodes yet: leave it out")
     replace = job.replace
     if replace.is_on:

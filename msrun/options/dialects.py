@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from agent.spec.job_spec import BindSpec, ClusterSpec, UsageError
@@ -84,7 +85,11 @@ def cluster(settings: Settings, found: JobSize) -> ClusterSpec | None:
     if rank >= found.nnodes and found.world is None:
         shown = settings.of("node_rank").shown
         raise UsageError(f"{shown}: the ranks of {found.nnodes} nodes are 0 to {found.nnodes - 1}")
-    return ClusterSpec(found.nnodes, found.world, rank)
+    return ClusterSpec(found.nnodes, found.world, rank, _token_file(settings.of("token_file")))
+
+
+def _token_file(setting: Setting) -> Path | None:
+    return Path(setting.text).absolute() if setting.text else None
 
 
 def meeting_port(settings: Settings, given: int | None) -> int:

@@ -146,8 +146,14 @@ OPTIONS: tuple[Option, ...] = (
 
     Option("master-addr", _S.RENDEZVOUS, "Address of the store at which the workers meet.",
            default="127.0.0.1", metavar="HOST"),
-    Option("master-port", _S.RENDEZVOUS, "Port of the store, and where several nodes meet; 0 chooses a free port.",
-           unset="a free port; on several nodes 29500", kind=_K.INT, metavar="PORT", low=0, high=PORT_MAX),
+    Option("master-port", _S.RENDEZVOUS,
+           "Port of the store, or at which several nodes meet; 0 chooses a free port.",
+           unset="a free port; with several nodes 29500", kind=_K.INT, metavar="PORT", low=0,
+           high=PORT_MAX),
+    Option("token-file", _S.RENDEZVOUS,
+           "A file with the job's token, the same on all nodes: only who has it may join; "
+           "also MSRUN_TOKEN.",
+           metavar="FILE", origin=_OUR),
     Option("cluster-time-out", _S.RENDEZVOUS,
            "Seconds within which all workers must have started; a negative number sets no bound.",
            default="600", kind=_K.INT, metavar="SECONDS", origin=_MS),

@@ -1,0 +1,249 @@
+"""The nodes of a job meet, before anything of it starts; then each knows its ranks.
+
+One node listens and decides, the controller's; the others dial it. Which one it is follows from the
+node's rank, or else from whose address the meeting point has.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.launch.prepare import Prepared, prepare
+from agent.nodes.gather import MissingNodesError, gather
+from agent.nodes.join import NeverBegunError, RefusedError, join
+from agent.nodes.line import Line
+from agent.nodes.roster import OwnNode, Roster, WantedNodes
+from agent.spec.job_spec import ClusterSpec, JobSpec, NotStartedError, UsageError
+from agent.workers.master_port import is_of_this_host, listen, listen_for_nodes
+from worker_hooks.storage import manifest
+
+TOKEN = "MSRUN_TOKEN"
+NO_TOKEN = "the nodes have no token: whoever reaches port {} may join the job (set {}, or --token-file)"
+
+
+class Met(NamedTuple):
+    """All nodes are here."""
+
+    prepared: Prepared
+    roster: Roster
+    lines: Mapping[int, Line]  # node rank -> the connection to it; of other nodes only to node 0
+    door: socket.socket | None  # where nodes meet; None: on another node
+    version: str  # of msrun
+    token: bytes
+    interface: str  # of this machine, at which other nodes are reached; empty: not known
+
+
+def meet(
+    spec: JobSpec, environ: Mapping[str, str], version: str, say: Callable[[str], None]
+) -> Met:
+    """Wait until all nodes are here, and prepare the run.
+
+    Args:
+        spec: the job; how many ranks it has, and which are here, is known only then.
+        environ: msrun's environment.
+        version: of msrun.
+        say: prints one sentence for people.
+
+    Raises:
+        UsageError: the request is wrong, or another node's is.
+        NotStartedError: not all nodes came.
+    """
+    cluster = spec.cluster
+    assert cluster is not None
+    assert spec.master_port is not None
+    token = _token(cluster, environ)
+    door = _door(spec, cluster)
+    own = OwnNode(
+        node_rank=cluster.node_rank,
+        nproc=spec.nproc,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        run_id="" if spec.run_id == spec.record_id else spec.run_id,
+        record_id=spec.record_id,
+        version=version,
+    )
+    if door is None:
+        return _join(spec, environ, own, token, say)
+    if not token:
+        say(NO_TOKEN.format(spec.master_port, TOKEN))
+    return _gather(spec, environ, own, token, door, say)
+
+
+def _token(cluster: ClusterSpec, environ: Mapping[str, str]) -> bytes:
+    if cluster.token_file is None:
+        return environ.get(TOKEN, "").encode()
+    try:
+        token = cluster.token_file.read_bytes().strip()
+    except OSError as error:
+        raise UsageError(
+            f"--token-file {cluster.token_file} cannot be read ({error.strerror})"
+        ) from error
+    if not token:
+        raise UsageError(f"--token-file {cluster.token_file} is empty")
+    return token
+
+
+def _door(spec: JobSpec, cluster: ClusterSpec) -> socket.socket | None:
+    """The listening socket, if this is the controller's node."""
+    host, port = spec.master_addr, spec.master_port
+    if cluster.node_rank > 0 or (cluster.node_rank < 0 and not is_of_this_host(host)):
+        return None
+    try:
+        return listen_for_nodes(host, port)
+    except UsageError:
+        if cluster.node_rank == 0:
+            raise
+        return None  # another msrun on this machine was first
+
+
+# --- the controller's node ------------------------------------------------------------------------
+
+
+def _gather(
+    spec: JobSpec,
+    environ: Mapping[str, str],
+    own: OwnNode,
+    token: bytes,
+    door: socket.socket,
+    say: Callable[[str], None],
+) -> Met:
+    cluster = spec.cluster
+    assert cluster is not None
+    prepared: list[Prepared] = []
+
+    def settings(roster: Roster) -> dict[str, object]:
+        """Prepare the run first: if that fails, no other node has begun."""
+        nodes = tuple(node.nproc for node in roster.nodes)
+        met = spec._replace(nodes=nodes, node_rank=0)
+        prepared.append(prepare(met, environ, listen_for_nodes(spec.master_addr, 0)))
+        dump = met.dump
+        return {
+            "job_id": spec.record_id,
+            "run_id": spec.run_id,
+            "store_port": prepared[0].port,
+            "max_restarts": spec.max_restarts,
+            "resume": None if dump.resume is None else str(dump.resume),
+            "resume_step": dump.resume_step,
+            "lineage": list(dump.lineage),
+        }
+
+    try:
+        gathered = gather(
+            door,
+            own._replace(node_rank=0),
+            WantedNodes(cluster.nnodes, cluster.world),
+            token,
+            spec.timeouts.start_s,
+            say,
+            settings,
+        )
+    except MissingNodesError as error:
+        door.close()
+        raise NotStartedError(str(error)) from error
+    except BaseException:
+        door.close()
+        raise
+    here = next(iter(gathered.lines.values())).connection.getsockname()[0]
+    return Met(prepared[0], gathered.roster, gathered.lines, door, own.version, token, _interface(here))
+
+
+# --- the other nodes ------------------------------------------------------------------------------
+
+
+def _join(
+    spec: JobSpec,
+    environ: Mapping[str, str],
+    own: OwnNode,
+    token: bytes,
+    say: Callable[[str], None],
+) -> Met:
+    assert spec.master_port is not None
+    try:
+        joined = join(
+            spec.master_addr, spec.master_port, own, token, spec.timeouts.start_s, say
+        )
+    except RefusedError as error:
+        raise NotStartedError(error.why, error.exit_code) from error
+    except NeverBegunError as error:
+        raise NotStartedError(str(error), error.exit_code) from error
+    try:
+        told = _Told.read(joined.settings)
+        met = spec._replace(
+            nodes=tuple(node.nproc for node in joined.roster.nodes),
+            node_rank=joined.node_rank,
+            job_id=told.job_id,
+            run_id=told.run_id,
+            max_restarts=told.max_restarts,
+            dump=spec.dump._replace(
+                resume=told.resume, resume_step=told.resume_step, lineage=told.lineage
+            ),
+        )
+        prepared = prepare(met, environ, listen("127.0.0.1", 0))
+    except BaseException:
+        joined.line.connection.close()
+        raise
+    here = joined.line.connection.getsockname()[0]
+    return Met(
+        prepared._replace(store_port=told.store_port),
+        joined.roster,
+        {0: joined.line},
+        None,
+        own.version,
+        token,
+        _interface(here),
+    )
+
+
+class _Told(NamedTuple):
+    """What the controller's node says that all nodes must know alike."""
+
+    job_id: str
+    run_id: str
+    store_port: int
+    max_restarts: int
+    resume: Path | None
+    resume_step: int
+    lineage: tuple[str, ...]
+
+    @staticmethod
+    def read(settings: Mapping[str, object]) -> _Told:
+        """Read and check it.
+
+        Raises:
+            UsageError: the checkpoint to resume from is not to be seen here.
+        """
+        resume = settings["resume"]
+        path = None if resume is None else Path(str(resume))
+        if path is not None:
+            try:
+                manifest.read(path)
+            except ValueError as error:
+                raise UsageError(
+                    f"the checkpoint {path} cannot be read on {socket.gethostname()}: all nodes "
+                    f"must see the folder ({error})"
+                ) from error
+        lineage = settings["lineage"]
+        return _Told(
+            job_id=str(settings["job_id"]),
+            run_id=str(settings["run_id"]),
+            store_port=int(str(settings["store_port"])),
+            max_restarts=int(str(settings["max_restarts"])),
+            resume=path,
+            resume_step=int(str(settings["resume_step"])),
+            lineage=tuple(map(str, lineage)) if isinstance(lineage, list) else (),
+        )
+
+
+def _interface(address: str) -> str:
+    """The network interface that has this address; empty: none is known to."""
+    import psutil  # only here: a job of one node starts without it
+
+    wanted = address.removeprefix("::ffff:").partition("%")[0]
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == wanted for each in addresses):
+            return str(name)
+    return ""

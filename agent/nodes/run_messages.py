@@ -1,0 +1,121 @@
+"""What the controller's node and the others say to each other while the job runs. Pure.
+
+    other node -> controller's node    Fact, FromRank, PageSeen, RankUnlinked, Beats, SweptNode
+    controller's node -> others        JobKnown, Order, ToRank, ShownStatus, Ended
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, get_args
+
+from agent.nodes.vocabulary import Vocabulary
+from worker_hooks.contract import protocol
+
+
+class Fact(NamedTuple):
+    """What happened to the processes of a node."""
+
+    event: dict[str, object]  # as agent.nodes.codec
+
+
+class FromRank(NamedTuple):
+    """What a rank's hooks have said; with its status page, where what it says changes that."""
+
+    message: dict[str, object]  # as :func:`pack_said`
+    page: str = ""  # base64; empty: the page that was seen last is good enough
+
+
+class PageSeen(NamedTuple):
+    """A rank's status page, as it is now."""
+
+    rank: int
+    attempt: int
+    page: str  # base64
+
+
+class RankUnlinked(NamedTuple):
+    """A rank is alive and has closed its link: it can be told nothing."""
+
+    rank: int
+    attempt: int
+
+
+class Beats(NamedTuple):
+    """How far the ranks of a node are."""
+
+    beats: dict[str, str]  # rank -> its heartbeat, base64
+
+
+class SweptNode(NamedTuple):
+    """No process of an attempt is left on a node; what it found of their ends."""
+
+    attempt: int
+    evidence: tuple[object, ...]  # as agent.failure.evidence_json
+
+
+class JobKnown(NamedTuple):
+    """The job as of the newest decision."""
+
+    state: str
+    attempt: int
+    has_hooks: bool
+
+
+class Order(NamedTuple):
+    """What was decided, for the processes of a node."""
+
+    action: dict[str, object]  # as agent.nodes.codec
+
+
+class ToRank(NamedTuple):
+    """A message for a rank's hooks."""
+
+    rank: int
+    message: dict[str, object]  # as :func:`pack_said`
+
+
+class ShownStatus(NamedTuple):
+    """The state of the whole job, for those who ask on another node."""
+
+    status: dict[str, object]
+
+
+class Ended(NamedTuple):
+    """The job is over: every node's msrun ends with ``exit_code``."""
+
+    exit_code: int
+    reason: str
+
+
+# fmt: off
+RunMessage = (
+    Fact | FromRank | PageSeen | RankUnlinked | Beats | SweptNode | JobKnown | Order | ToRank
+    | ShownStatus | Ended
+)
+# fmt: on
+
+_SAID = Vocabulary(
+    kind
+    for kind in get_args(protocol.Message)
+    if kind not in {protocol.StartWorkers, protocol.PeerPages, protocol.Replicated}
+)
+"""Messages between hooks and agent. Those with descriptors beside them do not travel."""
+
+
+def pack_said(message: protocol.Message) -> dict[str, object]:
+    """A message of hooks, or to them, as JSON.
+
+    Raises:
+        CodecError: it does not travel.
+    """
+    return _SAID.pack(message)
+
+
+def unpack_said(packed: object) -> protocol.Message:
+    """The message that :func:`pack_said` packed.
+
+    Raises:
+        CodecError: it is none.
+    """
+    message: protocol.Message = _SAID.unpack(packed)
+    return message

@@ -1,0 +1,198 @@
+"""All nodes of a job, for the controller as if they were one: its own, and the others.
+
+What concerns the state of ranks is done on the controller's node for all ranks, through their
+links; what concerns processes on the node where they run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agent.controller import actions as do
+from agent.controller import events as ev
+from agent.failure.evidence import Evidence
+from agent.launch.meeting import Met
+from agent.nodes.late import LateGuests
+from agent.nodes.line import Loss, LossKind
+from agent.nodes.link import NodeLink
+from agent.supervisor.hooks_bridge import HooksBridge
+from agent.supervisor.job_controller import JobController
+from agent.supervisor.job_view import Holders, JobView
+from agent.supervisor.remote_node import RemoteNode
+from agent.supervisor.supervisor import Supervisor
+from agent.workers.worker import Worker
+from worker_hooks.contract import protocol
+
+FULL = "the job has begun with all its nodes: start another one, or wait for its end"
+SWEEP_S = 10.0  # until a node has swept, and told what it found
+CLOSE_S = 5.0  # until a node has heard that the job is over
+
+ON_EACH = do.StartAttempt | do.CancelStarts | do.SignalRanks | do.RefuseRanks | do.Sweep | do.WarmUp
+"""What is done where the processes are."""
+
+
+class AllNodes:
+    """The methods are those of a node and, for hooks, those of an agent."""
+
+    def __init__(
+        self,
+        own: Supervisor,
+        others: Sequence[RemoteNode],
+        hooks: HooksBridge,
+        controller: JobController,
+        late: LateGuests,
+        say: Callable[[str], None],
+    ) -> None:
+        """Take the nodes; nothing is heard of the others before :meth:`attach`.
+
+        Args:
+            own: the controller's node.
+            others: the others.
+            hooks: of all ranks.
+            controller: decides for all.
+            late: answers nodes that come now.
+            say: prints one sentence for people.
+        """
+        self._door = late
+        self._say = say
+        self._own = own
+        self._others = tuple(others)
+        self._node_of = {rank: node for node in others for rank in node.ranks}
+        self._controller = controller
+        self._late: asyncio.TimerHandle | None = None
+        hooks.relay(self._tell)
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Listen to the others on ``loop``."""
+        self._loop = loop
+        self._door.attach(loop)
+        for node in self._others:
+            node.attach(loop, self, self._on_lost)
+
+    # --- a node, for the controller -------------------------------------------------------------
+
+    def act(self, action: do.Action) -> None:
+        """Carry out a decision on all nodes."""
+        if isinstance(action, ON_EACH):
+            for node in self._others:
+                node.act(action, self._controller.view)
+        if isinstance(action, do.Sweep) and not self.is_swept:
+            self._late = self._loop.call_later(SWEEP_S, self._give_up_sweeps)
+        if isinstance(action, do.SignalRanks):
+            here = tuple(rank for rank in action.ranks if rank not in self._node_of)
+            action = do.SignalRanks(here, action.signum, action.reason)
+        self._own.act(action)
+
+    def decided(self, view: JobView, holders: Holders) -> None:
+        """Know what became of the job by the newest decision, which was carried out."""
+        for node in self._others:
+            node.know(view)
+        self._own.decided(view, holders)
+
+    def refresh(self) -> bool:
+        """Note in the workers how far they are; whether that changes by itself."""
+        return self._own.refresh_of({worker.rank: worker for worker in self.workers()})
+
+    def workers(self) -> tuple[Worker, ...]:
+        """The present attempt's, by rank."""
+        others = (worker for node in self._others for worker in node.workers.values())
+        return tuple(sorted((*self._own.workers(), *others), key=lambda worker: worker.rank))
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether every node has done what the last sweep ordered."""
+        return all(node.is_swept for node in self._others)
+
+    def evidence(self) -> tuple[Evidence, ...]:
+        """What the other nodes found of the ends of the last attempt."""
+        return tuple(found for node in self._others for found in node.evidence)
+
+    def show(self, status: dict[str, object]) -> None:
+        """Tell the others the state of the whole job."""
+        for node in self._others:
+            node.show(status)
+
+    def finish(self) -> None:
+        """The job is over."""
+        ending = self._controller.ending
+        self._door.close()
+        for node in self._others:
+            node.end(ending.exit_code, ending.reason, CLOSE_S)
+        self._own.finish()
+
+    # --- what the others say --------------------------------------------------------------------
+
+    def swept(self) -> None:
+        """A node has no process of the attempt any more."""
+        if self.is_swept:
+            if self._late is not None:
+                self._late.cancel()
+                self._late = None
+            self._controller.go_on()
+
+    def _give_up_sweeps(self) -> None:
+        self._late = None
+        for node in self._others:
+            node.is_swept = True
+        self._controller.go_on()
+
+    def next_end(self) -> int:
+        """The number of one more worker's end, among those of all nodes."""
+        return self._own.next_end()
+
+    def _on_lost(self, node: RemoteNode, loss: Loss) -> None:
+        doing = "is gone" if loss.kind is LossKind.PROOF else "is silent"
+        why = f"{node.name} {doing}: its msrun {loss.why}"
+        self._say(why)
+        for event in node.lost_events(why):
+            self._controller.post(event)
+        node.is_swept = True
+        self.swept()
+
+    def _tell(self, rank: int, message: protocol.Message) -> None:
+        self._node_of[rank].tell(rank, message)
+
+    # --- an agent, for the hooks ----------------------------------------------------------------
+
+    def post(self, event: ev.Event) -> None:
+        """Decide on an event."""
+        self._controller.post(event)
+
+    def announce(self) -> None:
+        """Take in every start that has happened already; other nodes tell theirs in order."""
+        self._own.announce()
+
+    def settle(self) -> None:
+        """Take in every start and death that has happened already."""
+        self._own.settle()
+
+    def worker(self, rank: int) -> Worker:
+        """A rank of the present attempt."""
+        node = self._node_of.get(rank)
+        return self._own.worker(rank) if node is None else node.workers[rank]
+
+    def protect(self, pid: int) -> None:
+        """Ranks of one node alone save nothing if its agent dies."""
+
+    def watch(self, path: str) -> None:
+        """A graceful exit may be asked for in this file."""
+        self._own.watch(path)
+
+
+
+
+def all_nodes(
+    met: Met,
+    own: Supervisor,
+    hooks: HooksBridge,
+    controller: JobController,
+    say: Callable[[str], None],
+) -> AllNodes:
+    """The nodes that have met."""
+    others = [
+        RemoteNode(met.roster.nodes[rank], met.roster.ranks(rank), NodeLink(line), hooks)
+        for rank, line in met.lines.items()
+    ]
+    return AllNodes(own, others, hooks, controller, LateGuests(met.door, met.version, met.token, FULL), say)

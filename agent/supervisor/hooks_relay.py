@@ -1,0 +1,167 @@
+"""The hooks of the ranks of one node, where the controller is on another one.
+
+What ranks say is handed on to the controller's node, and what that answers to them. Status pages
+stay here; their content goes along with what a rank says of it, and when a rank has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+
+from agent.controller import actions as do
+from agent.controller.states import JobState
+from agent.hooks.rank_links import Loop, RankLinks, Said
+from agent.hooks.status_pages import StatusPages
+from agent.nodes.run_messages import FromRank, PageSeen, RankUnlinked, RunMessage, pack_said
+from agent.records.journal import Journal
+from agent.spec.job_spec import JobSpec
+from agent.supervisor.hooks_bridge import WRAPPER_S, Action, AgentPort
+from agent.supervisor.job_view import Holders
+from agent.workers.processes import is_exiting
+from agent.workers.worker import Worker
+from worker_hooks.contract import protocol
+
+CHANGED_BY = protocol.Frozen | protocol.Standing | protocol.Leaving
+"""A rank says this once its page holds what matters."""
+
+
+class HooksRelay:
+    """Has the methods of :class:`~agent.supervisor.hooks_bridge.HooksBridge`."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        listener: socket.socket,
+        journal: Journal,
+        send: Callable[[RunMessage], None],
+    ) -> None:
+        """Take the parts; nothing is heard before :meth:`attach`.
+
+        Args:
+            spec: the job.
+            listener: where hooks connect to.
+            journal: what is written about the run.
+            send: tells the controller's node.
+        """
+        self._links = RankLinks(listener, spec.ranks_here, journal)
+        self._pages = StatusPages()
+        self._journal = journal
+        self._send = send
+        self._attempt = 0
+        self.rehearses = False
+
+    def attach(self, loop: Loop, agent: AgentPort) -> None:
+        """Listen on ``loop``."""
+        self._loop = loop
+        self._agent = agent
+        self._links.attach(loop, self._on_message, self._on_lost)
+
+    def begin(self, attempt: int, resume: str) -> None:  # noqa: ARG002  the controller's node knows
+        """An attempt begins."""
+        self._attempt = attempt
+        self._links.begin(attempt)
+
+    def end_attempt(self) -> None:
+        """Every rank is gone."""
+        self._links.end()
+        self._pages.clear()
+
+    def close(self) -> None:
+        """The job is over."""
+        self._links.close()
+
+    def expect(self, action: do.PrepareRanks) -> None:
+        """No rank is replaced alone on several nodes."""
+
+    def renew(self, action: do.ReplaceRanks, port: int) -> None:
+        """No rank is replaced alone on several nodes."""
+
+    def act(self, action: Action) -> None:
+        """What is said to ranks comes by :meth:`tell`."""
+
+    def decided(self, state: JobState, holders: Holders) -> None:
+        """Nothing is known here of what the ranks hold."""
+
+    def tell(self, rank: int, message: protocol.Message) -> None:
+        """Hand a message on to a rank."""
+        if isinstance(message, protocol.Freeze):
+            self._show(rank)
+        self._links.send(rank, message)
+
+    def hear_out(self, rank: int) -> int | None:
+        """Hand on the last messages of a dead rank, and its page; its commit is read there."""
+        self._links.hear_out(rank)
+        self._show(rank)
+        return None
+
+    def has_finished(self, rank: int) -> bool:  # noqa: ARG002
+        """The controller's node knows."""
+        return False
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether heartbeats change by themselves."""
+        return bool(self._pages.all())
+
+    def refresh(self, workers: Mapping[int, Worker]) -> None:
+        """Note in ``workers`` how far they are."""
+        for rank, beat in self._pages.beats(workers).items():
+            workers[rank].beat = beat
+
+    def beats(self) -> dict[str, str]:
+        """Every rank's heartbeat, for the controller's node."""
+        beats = self._pages.raw_beats()
+        return {str(rank): b64encode(beat).decode() for rank, beat in beats.items()}
+
+    def _show(self, rank: int) -> None:
+        if page := self._page(rank):
+            self._send(PageSeen(rank, self._attempt, page))
+
+    def _page(self, rank: int) -> str:
+        return b64encode(self._pages.content(rank)).decode()
+
+    def _on_message(self, message: Said, fds: list[int]) -> None:
+        page = ""
+        if isinstance(message, protocol.Registered):
+            if not self._keep(message, fds):
+                return
+            page = self._page(message.rank)
+        elif isinstance(message, CHANGED_BY):
+            page = self._page(message.rank)
+        for fd in fds:
+            os.close(fd)
+        self._agent.announce()  # a start comes before what the rank says
+        if isinstance(message, protocol.Hello) and message.exit_file:
+            self._agent.watch(message.exit_file)
+        self._send(FromRank(pack_said(message), page))
+
+    def _keep(self, message: protocol.Registered, fds: list[int]) -> bool:
+        try:
+            if len(fds) != 1:
+                raise ValueError(f"rank {message.rank} sent {len(fds)} pages")  # noqa: TRY301
+            self._pages.keep(message.rank, message.attempt, fds.pop())
+        except (ValueError, OSError) as error:
+            for fd in fds:
+                os.close(fd)
+            self._links.drop(message.rank, str(error))
+            return False
+        return True
+
+    def _on_lost(self, rank: int, pid: int) -> None:
+        attempt = self._attempt
+        self._agent.settle()
+        if attempt != self._attempt:
+            return  # its end was the last attempt's
+        worker = self._agent.worker(rank)
+        if worker.exit_code is None and not (pid == worker.pid and is_exiting(pid)):
+            if pid != worker.pid and is_exiting(pid):  # its wrapper will exit as well
+                self._loop.call_later(WRAPPER_S, self._note_unlinked, rank, attempt)
+                return
+            self._send(RankUnlinked(rank, attempt))
+
+    def _note_unlinked(self, rank: int, attempt: int) -> None:
+        if attempt == self._attempt and self._agent.worker(rank).exit_code is None:
+            self._send(RankUnlinked(rank, attempt))

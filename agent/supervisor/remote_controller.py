@@ -1,0 +1,142 @@
+"""The controller, as a node sees it that is not the controller's: a line to that node."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+
+from agent.controller import actions as do
+from agent.controller import events as ev
+from agent.controller.states import JobState
+from agent.nodes.codec import pack_event, unpack_action
+from agent.nodes.line import Loss
+from agent.nodes.link import NodeLink
+from agent.nodes.run_messages import (
+    Beats,
+    Ended,
+    Fact,
+    JobKnown,
+    Order,
+    RunMessage,
+    ShownStatus,
+    SweptNode,
+    ToRank,
+    unpack_said,
+)
+from agent.supervisor.hooks_relay import HooksRelay
+from agent.supervisor.job_view import Holders, JobView
+from agent.supervisor.supervisor import Supervisor
+from agent.workers.worker import Worker
+
+BEAT_S = 1.0  # how old what the controller's node knows of the ranks' progress may be
+FAILED_EXIT = 1
+
+
+class RemoteController:
+    """What happens here goes to the controller's node, what it orders is done."""
+
+    def __init__(
+        self,
+        link: NodeLink,
+        hooks: HooksRelay,
+        evidence: Callable[[Sequence[Worker]], list[dict[str, object]]],
+        show_status: Callable[[dict[str, object]], None],
+        say: Callable[[str], None],
+        grace_s: float,
+    ) -> None:
+        """Take the parts; nothing is heard before :meth:`begin`.
+
+        Args:
+            link: to the controller's node.
+            hooks: of the ranks of this node.
+            evidence: finds what ended workers left, as JSON.
+            show_status: writes the state of the whole job for those who ask on this node.
+            say: prints one sentence for people.
+            grace_s: for ranks to exit, if the controller's node is gone.
+        """
+        self._link = link
+        self._hooks = hooks
+        self._evidence = evidence
+        self._show_status = show_status
+        self._say = say
+        self._grace_s = grace_s
+        self._beats: dict[str, str] = {}
+        self.view = JobView()
+        self.ending: Ended | None = None
+        """How the job ended; ``None``: it has not."""
+
+    def attach(self, loop: asyncio.AbstractEventLoop, node: Supervisor) -> None:
+        """Act on ``node``, in ``loop``."""
+        self._loop = loop
+        self._node = node
+
+    def begin(self) -> None:
+        """The node is ready: hear what it is to do."""
+        self._link.attach(self._loop, self._hear, self._lost)
+        self._loop.call_later(BEAT_S, self._tell_beats)
+
+    def post(self, event: ev.Event) -> None:
+        """Tell what happened; what follows from it will be ordered."""
+        if self._link.is_open:
+            self._link.send(Fact(pack_event(event)))
+        elif isinstance(event, ev.WorkerExited | ev.StartFailed) and not self._node.living():
+            self._finish()
+
+    def ended(self, state: JobState, gone: tuple[Worker, ...]) -> None:  # noqa: ARG002
+        """These workers are gone for good: tell what they left."""
+        self._link.send(SweptNode(self.view.attempt, tuple(self._evidence(gone))))
+
+    def close(self) -> None:
+        """The job is over."""
+        self._link.close()
+
+    def send(self, message: RunMessage) -> None:
+        """Tell the controller's node."""
+        self._link.send(message)
+
+    def _tell_beats(self) -> None:
+        if not self._link.is_open:
+            return
+        beats = self._hooks.beats()
+        if beats and beats != self._beats:
+            self._beats = beats
+            self._link.send(Beats(beats))
+        self._loop.call_later(BEAT_S, self._tell_beats)
+
+    def _hear(self, message: object) -> None:
+        match message:
+            case JobKnown():
+                state = JobState(message.state)
+                self.view = JobView(state, message.attempt, message.has_hooks)
+                self._node.decided(self.view, Holders())
+            case Order():
+                self._node.act(unpack_action(message.action))
+            case ToRank():
+                self._hooks.tell(message.rank, unpack_said(message.message))
+            case ShownStatus():
+                self._show_status(message.status)
+            case Ended():
+                self.ending = message
+                self._node.finish()
+            case _:
+                raise TypeError(f"not for a node: {message}")
+
+    def _lost(self, loss: Loss) -> None:
+        """Without the controller nothing is decided: end what runs here."""
+        why = f"the controller's node {loss.why}"
+        self._say(f"{why}: the ranks of this node are stopped")
+        self.ending = Ended(FAILED_EXIT, why)
+        if not (living := self._node.living()):
+            self._finish()
+            return
+        self.view = self.view._replace(state=JobState.STOPPING)
+        self._node.act(do.CancelStarts(why, now=True))
+        self._node.act(do.SignalRanks(living, signal.SIGTERM, why))
+        self._loop.call_later(self._grace_s, self._kill, why)
+
+    def _kill(self, why: str) -> None:
+        self._node.act(do.SignalRanks(self._node.living(), signal.SIGKILL, why))
+
+    def _finish(self) -> None:
+        self._node.finish()

@@ -1,0 +1,158 @@
+"""What every node of a run needs, wherever its controller is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from signal import SIGKILL
+from typing import TYPE_CHECKING, NamedTuple
+
+from agent.failure.own_end import own_end_in
+from agent.launch import rank_plan
+from agent.launch.prepare import Prepared, StartedForkserver
+from agent.launch.unprotected import unprotected
+from agent.machine import open_files
+from agent.machine.oom_kills import OomCounters, read_counters
+from agent.records import run_record
+from agent.records.journal import Journal
+from agent.records.run_record import remembered, unrecorded
+from agent.records.worker_output import WorkerOutput
+from agent.spec import timeouts
+from agent.spec.console import Console
+from agent.spec.job_spec import JobSpec
+from agent.spec.run_facts import RunFacts
+from agent.supervisor.requests import Requests
+from agent.workers.starter import Starter
+from agent.workers.worker import Worker
+from worker_hooks.contract.protocol import WorkerOrder
+
+if TYPE_CHECKING:
+    from agent.failure.post_mortem import (
+        PostMortem,  # what a failure needs is imported when there is one
+    )
+
+FILES_PER_RANK = 5  # its link and its status page; its share of a checkpoint in memory, twice
+SWITCH_S = 0.0005  # how long the loop waits at most for the thread that shows workers' output
+
+
+class RunParts(NamedTuple):
+    """The parts of a run on one node."""
+
+    facts: RunFacts
+    plan: Callable[[int, bool, tuple[str, ...]], tuple[WorkerOrder, ...]]
+    journal: Journal
+    record: run_record.Record
+    kept: run_record.KeptRecord
+    output: WorkerOutput
+    starter: Starter
+    requests: Requests
+    post_mortem: Callable[[], PostMortem]
+
+    def last_words(self, worker: Worker) -> str:
+        """What an ended rank wrote about its failure; of a killed one, why it did that itself."""
+        if worker.exit_code == -SIGKILL:
+            orders = self.facts.plan(worker.began)
+            return own_end_in(orders[worker.local_rank].stderr)
+        return self.post_mortem().last_words(worker)
+
+
+def make_parts(
+    prepared: Prepared, ignited: StartedForkserver, environ: Mapping[str, str], console: Console
+) -> RunParts:
+    """Make them; nothing is at work yet but the forkserver."""
+    spec, layout, forkserver = prepared.spec, prepared.layout, ignited.forkserver
+
+    def plan(
+        attempt: int, resumes: bool = False, devices: tuple[str, ...] = ()
+    ) -> tuple[WorkerOrder, ...]:
+        bound = prepared.bindings
+        return rank_plan.plan_ranks(
+            spec, layout, attempt, environ, bound, resumes=resumes, devices=devices
+        )
+
+    host, began_s = socket.gethostname(), time.monotonic()
+    facts = RunFacts(spec, layout, host, time.time(), unprotected(spec), plan)
+    journal = Journal(None if spec.logs.disabled else layout, console.say, _echo(spec, console))
+    warm = "warm" if forkserver.warmth else "cold"
+    journal.log(f"msrun {spec.record_id}: {sys.argv}")
+    journal.log(f"workers start {warm}: {ignited.choice.reason}")
+    journal.log(timeouts.describe(spec))
+    record = _record(prepared, facts, environ)
+    kept = _write_record(prepared, record, journal)
+    counters = read_counters()
+    sys.setswitchinterval(SWITCH_S)
+    open_files.allow_files(FILES_PER_RANK * spec.nproc)
+    notes = prepared.records_folder / spec.record_id
+
+    @cache
+    def post_mortem() -> PostMortem:
+        return _post_mortem(facts, counters, began_s)
+
+    return RunParts(
+        facts=facts,
+        plan=plan,
+        journal=journal,
+        record=record,
+        kept=kept,
+        output=WorkerOutput(spec, layout, journal, console.progress),
+        starter=Starter(forkserver, prepared.listener, journal, console.say, ignited.ordered),
+        requests=Requests(spec, notes, facts.started, console.say),
+        post_mortem=post_mortem,
+    )
+
+
+def take_apart(prepared: Prepared, ignited: StartedForkserver) -> None:
+    """The run is over: close what it had open."""
+    prepared.listener.close()
+    ignited.hooks_listener.close()
+    os.close(prepared.lock)
+    if prepared.claim is not None:
+        os.close(prepared.claim)
+
+
+def _post_mortem(facts: RunFacts, counters: OomCounters, began_s: float) -> PostMortem:
+    """What examines failures: 25 ms of imports that a job which succeeds does not need."""
+    from agent.failure.post_mortem import PostMortem
+    from agent.machine.xid_log import XidLog
+
+    return PostMortem(facts, counters, XidLog(began_s))
+
+
+def _echo(spec: JobSpec, console: Console) -> Callable[[str], None] | None:
+    return console.report if spec.event_log_handler == "console" else None
+
+
+def _record(prepared: Prepared, facts: RunFacts, environ: Mapping[str, str]) -> run_record.Record:
+    """What other msrun processes can read about this one."""
+    spec = prepared.spec
+    resume = spec.dump.resume
+    return run_record.Record(
+        record_id=spec.record_id,
+        run_id=spec.run_id,
+        pid=os.getpid(),
+        born=run_record.birth(os.getpid()) or 0,
+        log_dir=str(prepared.layout.folder),
+        argv=(sys.argv[0], *spec.argv),
+        cwd=os.getcwd(),
+        started=facts.started,
+        checkpoints=() if resume is None else (str(resume.parent),),
+        environ=remembered(environ),
+        lineage=spec.dump.lineage,
+        resumed_step=spec.dump.resume_step if spec.dump.resume else None,
+        unrecorded=unrecorded(environ),
+        failed_devices=spec.devices.given_up,
+    )
+
+
+def _write_record(
+    prepared: Prepared, record: run_record.Record, journal: Journal
+) -> run_record.KeptRecord:
+    try:
+        run_record.write(prepared.records_folder, record)
+    except OSError as error:
+        journal.trouble(prepared.records_folder, error)
+    return run_record.KeptRecord(prepared.records_folder, record)
