@@ -1,0 +1,78 @@
+"""One TCP connection between two nodes' msrun, and what its end means.
+
+Proof of death and silence are two things. The kernel of a living machine tells at once that a
+process is gone; of a machine that is off, or behind a cut cable, nothing is heard, and it may be
+well and alone. Only keepalive *and* TCP_USER_TIMEOUT notice silence: no probe is sent while data is
+unacknowledged, and on an idle line there is no data.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from enum import Enum
+from typing import NamedTuple
+
+from agent.nodes.frames import frame
+from agent.nodes.messages import NodeMessage, pack
+
+LIMIT_S = 10.0  # of silence
+RECEIVE_BYTES = 256 << 10  # at a time
+_PROOFS = {errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED}
+
+
+class Line(NamedTuple):
+    """A connection that proved to belong to the job, and what its streams still hold."""
+
+    connection: socket.socket
+    heard: bytes = b""  # what was read beyond the last message
+    unsent: bytes = b""
+
+
+class LossKind(Enum):
+    """What is known about the other end of a lost line."""
+
+    PROOF = "proof"  # its process is gone, or has closed the line
+    SILENCE = "silence"  # nothing: it may be alive, and go on alone
+
+
+class Loss(NamedTuple):
+    """Why a line ended."""
+
+    kind: LossKind
+    why: str  # a verb phrase
+
+
+def loss_of(error: OSError) -> Loss:
+    """What an error of a connection means."""
+    kind = LossKind.PROOF if error.errno in _PROOFS else LossKind.SILENCE
+    return Loss(kind, f"is lost ({error.strerror or error})")
+
+
+CLOSED = Loss(LossKind.PROOF, "closed the line")
+
+
+def set_options(connection: socket.socket, limit_s: float = LIMIT_S) -> None:
+    """Let the kernel notice within about ``limit_s`` that the other machine is silent."""
+    seconds = max(2, round(limit_s))
+    tcp = socket.IPPROTO_TCP
+    connection.setsockopt(tcp, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(tcp, socket.TCP_KEEPIDLE, 1)
+    connection.setsockopt(tcp, socket.TCP_KEEPINTVL, 1)
+    connection.setsockopt(tcp, socket.TCP_KEEPCNT, seconds - 1)
+    connection.setsockopt(tcp, socket.TCP_USER_TIMEOUT, seconds * 1000)
+
+
+def bytes_of(message: NodeMessage) -> bytes:
+    """A message's frame.
+
+    Raises:
+        FrameError: it is too large.
+    """
+    return frame(pack(message))
+
+
+def plain_address(address: str) -> str:
+    """An address without the prefix that a socket for IPv4 and IPv6 gives those of IPv4."""
+    return address.removeprefix("::ffff:")

@@ -1,0 +1,199 @@
+"""A line to another node while the job runs, on the loop of msrun: what is said, and its loss."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import time
+from collections.abc import Callable
+
+from agent.nodes.frames import FrameError, FrameReader
+from agent.nodes.line import CLOSED, RECEIVE_BYTES, Line, Loss, LossKind, bytes_of, loss_of
+from agent.nodes.messages import NodeMessage, unpack
+from agent.nodes.vocabulary import CodecError
+
+MOST_UNSENT = 64 << 20  # bytes: an end that takes so much less than it is told is as good as silent
+_SEND_BYTES = 1 << 20  # at a time
+
+Heard = Callable[[NodeMessage], None]
+Lost = Callable[[Loss], None]
+
+
+class NodeLink:
+    """Sends and hears messages. It never waits, but in :meth:`drain`."""
+
+    def __init__(self, line: Line) -> None:
+        """Take the connection over."""
+        line.connection.setblocking(False)
+        self._connection = line.connection
+        self._reader = FrameReader()
+        self._early = line.heard
+        self._unsent = bytearray(line.unsent)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_open = True
+        self._failure: Loss | None = None  # of sending; the kernel tells an error only once
+        self._is_writing = False  # the loop says when the kernel takes more
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the line was neither lost nor closed."""
+        return self._is_open
+
+    def attach(self, loop: asyncio.AbstractEventLoop, heard: Heard, lost: Lost) -> None:
+        """Hear and send on ``loop``.
+
+        Args:
+            loop: msrun's.
+            heard: takes each message.
+            lost: takes why the line ended, once, after its last message; not after :meth:`close`.
+        """
+        self._loop, self._heard, self._lost = loop, heard, lost
+        loop.add_reader(self._connection, self._read)
+        early, self._early = self._early, b""
+        loop.call_soon(self._take, early)  # not before the caller is ready for it
+        self._write()
+
+    def send(self, message: NodeMessage) -> None:
+        """Say something. To a lost line it is lost.
+
+        Raises:
+            FrameError: the message is too large to travel.
+        """
+        data = bytes_of(message)
+        if not self._is_open:
+            return
+        self._unsent += data
+        if self._loop is not None and not self._is_writing:
+            self._write()
+        if len(self._unsent) > MOST_UNSENT:
+            why = f"takes too little of what it is told ({len(self._unsent)} bytes wait)"
+            self._lose_soon(Loss(LossKind.SILENCE, why))
+
+    def drain(self, timeout_s: float) -> bool:
+        """Send what is left, wait until the other end has closed, and close: the job is over.
+
+        It blocks, and what still comes is not heard: closing with unread data could take back what
+        was sent.
+
+        Returns:
+            Whether everything was sent.
+        """
+        if not self._is_open:
+            return False
+        self._detach()
+        end = time.monotonic() + timeout_s
+        is_sent = False
+        try:
+            if is_sent := self._flushed(end):
+                self._connection.shutdown(socket.SHUT_WR)
+                while self._is_ready(select.POLLIN, end) and self._connection.recv(RECEIVE_BYTES):
+                    pass
+        except OSError:  # it has gone
+            pass
+        self.close()
+        return is_sent
+
+    def close(self) -> None:
+        """Close the line without a word."""
+        if self._is_open:
+            self._detach()
+            self._is_open = False
+            self._connection.close()
+
+    def _detach(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._connection)
+            self._loop.remove_writer(self._connection)
+            self._loop = None
+
+    def _read(self) -> None:
+        """Take what is there, but let others have their turn."""
+        if not self._is_open:
+            return
+        try:
+            data = self._connection.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(loss_of(error))
+            return
+        if data:
+            self._take(data)
+        else:
+            self._lose(self._failure or CLOSED)
+
+    def _take(self, data: bytes) -> None:
+        """Hand on the messages that are complete with ``data``, while somebody listens."""
+        self._reader.add(data)
+        while self._loop is not None:
+            try:
+                packed = self._reader.take()
+                if packed is None:
+                    return
+                message = unpack(packed)
+            except (FrameError, CodecError) as error:
+                # it may well be alive, so this proves no death
+                self._lose(Loss(LossKind.SILENCE, f"said what nobody understands: {error!s:.200}"))
+                return
+            self._heard(message)
+
+    def _write(self) -> None:
+        while self._unsent:
+            try:
+                sent = self._connection.send(bytes(self._unsent[:_SEND_BYTES]))
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self._unsent.clear()
+                self._failure = loss_of(error)
+                self._lose_soon(self._failure)
+                break
+            del self._unsent[:sent]
+        self._watch(bool(self._unsent))
+
+    def _watch(self, is_writing: bool) -> None:
+        if self._loop is not None and is_writing != self._is_writing:
+            self._is_writing = is_writing
+            if is_writing:
+                self._loop.add_writer(self._connection, self._write)
+            else:
+                self._loop.remove_writer(self._connection)
+
+    def _lose_soon(self, loss: Loss) -> None:
+        """Not while somebody sends: the caller may be in the middle of telling several nodes."""
+        if self._loop is not None:
+            self._loop.call_soon(self._lose_after_last_words, loss)
+
+    def _lose_after_last_words(self, loss: Loss) -> None:
+        """Hear first what the other end said before it went: a failed send is no end of reading."""
+        while self._loop is not None and loss.kind is LossKind.PROOF:
+            try:
+                data = self._connection.recv(RECEIVE_BYTES)
+            except OSError:
+                break
+            if not data:
+                break
+            self._take(data)
+        self._lose(loss)
+
+    def _lose(self, loss: Loss) -> None:
+        if self._is_open and self._loop is not None:
+            self.close()
+            self._lost(loss)
+
+    def _flushed(self, end: float) -> bool:
+        while self._unsent:
+            if not self._is_ready(select.POLLOUT, end):
+                return False
+            try:
+                sent = self._connection.send(bytes(self._unsent[:_SEND_BYTES]))
+            except BlockingIOError:
+                continue
+            del self._unsent[:sent]
+        return True
+
+    def _is_ready(self, event: int, end: float) -> bool:
+        poll = select.poll()  # select() takes no descriptor above 1,023
+        poll.register(self._connection, event)
+        return bool(poll.poll(max(0.0, end - time.monotonic()) * 1000))

@@ -1,0 +1,313 @@
+"""A line to another node: nothing is lost or cut, and its end says what is known."""
+
+import asyncio
+import errno
+import os
+import socket
+import struct
+import threading
+
+import pytest
+
+from agent.nodes import link as links
+from agent.nodes.frames import FrameError, FrameReader
+from agent.nodes.line import Line, Loss, LossKind, bytes_of, loss_of, plain_address, set_options
+from agent.nodes.link import NodeLink
+from agent.nodes.messages import Ended, Noted, Pulse
+
+
+def pair():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        return one, listener.accept()[0]
+
+
+class End:
+    """One link on a loop, and all that it says."""
+
+    def __init__(self, loop, line):
+        self.loop = loop
+        self.heard, self.losses = [], []
+        self.link = NodeLink(line)
+        self._news = asyncio.Event()
+
+    def attach(self):
+        self.link.attach(self.loop, self._hear, self._lose)
+        return self
+
+    def _hear(self, message):
+        self.heard.append(message)
+        self._news.set()
+
+    def _lose(self, loss):
+        self.losses.append(loss)
+        self._news.set()
+
+    def until(self, condition):
+        async def wait():
+            while not condition():
+                self._news.clear()
+                await asyncio.wait_for(self._news.wait(), 60)
+
+        self.loop.run_until_complete(wait())
+
+    def loss(self):
+        self.until(lambda: self.losses)
+        assert len(self.losses) == 1
+        return self.losses[0]
+
+
+@pytest.fixture
+def loop():
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def ends(loop):
+    """Two links that are connected."""
+    both = [End(loop, Line(connection)).attach() for connection in pair()]
+    yield both
+    for end in both:
+        end.link.close()
+
+
+@pytest.fixture
+def end(loop):
+    """A link, and the plain socket at its other end."""
+    one, other = pair()
+    other.settimeout(60)
+    end = End(loop, Line(one)).attach()
+    end.peer = other
+    yield end
+    end.link.close()
+    other.close()
+
+
+def turn(loop, times=3):
+    for _ in range(times):
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+
+
+def noted(number):
+    return Noted({"number": number})
+
+
+def reset(connection):
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def test_messages_arrive_in_order_both_ways(ends):
+    one, other = ends
+    said = [noted(number) for number in range(500)]
+    for message in said:
+        one.link.send(message)
+        other.link.send(message)
+    one.until(lambda: len(one.heard) == 500)
+    other.until(lambda: len(other.heard) == 500)
+    assert one.heard == other.heard == said
+
+
+def test_large_messages_both_ways_at_once_block_nobody(ends):
+    one, other = ends
+    large = Noted({"text": os.urandom(3 << 20).hex()})
+    for _ in range(3):
+        one.link.send(large)
+        other.link.send(large)
+    one.until(lambda: len(one.heard) == 3)
+    other.until(lambda: len(other.heard) == 3)
+    assert one.heard == other.heard == [large] * 3
+
+
+def test_half_frames_are_put_together(end):
+    for octet in bytes_of(noted(1)) + bytes_of(noted(2)):
+        end.peer.send(bytes([octet]))
+        turn(end.loop)
+    end.until(lambda: len(end.heard) == 2)
+    assert end.heard == [noted(1), noted(2)]
+
+
+def test_what_was_read_or_not_sent_before_the_link_was_made_is_not_lost(loop):
+    one, other = pair()
+    second = bytes_of(noted(2))
+    early = End(loop, Line(one, bytes_of(noted(1)) + second[:5], bytes_of(noted(3))))
+    late = End(loop, Line(other))
+    late.link.send(noted(4))  # before it is attached
+    other.sendall(second[5:])
+    early.attach()
+    late.attach()
+    early.until(lambda: len(early.heard) == 3)
+    late.until(lambda: late.heard)
+    assert early.heard == [noted(1), noted(2), noted(4)]
+    assert late.heard == [noted(3)]
+    early.link.close()
+    late.link.close()
+
+
+@pytest.mark.parametrize("leave", [socket.socket.close, reset])
+def test_the_end_of_a_process_is_proof_and_its_last_words_are_heard(end, leave):
+    end.peer.sendall(bytes_of(noted(1)) + bytes_of(noted(2)))
+    leave(end.peer)
+    assert end.loss().kind is LossKind.PROOF
+    assert end.heard == [noted(1), noted(2)]
+    assert not end.link.is_open
+
+
+def test_last_words_are_heard_though_sending_fails_first(end):
+    end.peer.sendall(bytes_of(noted(1)))
+    reset(end.peer)
+    for _ in range(3):
+        end.link.send(noted(9))
+    assert end.losses == []  # not while the caller sends
+    assert end.loss().kind is LossKind.PROOF
+    assert end.heard == [noted(1)]
+
+
+def test_a_failure_of_sending_is_told_though_reading_then_only_sees_an_end(end, monkeypatch):
+    class Unplugged(socket.socket):
+        def send(self, data):
+            raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    end.link._connection = Unplugged(fileno=end.link._connection.detach())
+    end.peer.close()
+    end.link.send(noted(1))
+    end.link._read()
+    assert end.losses == [Loss(LossKind.SILENCE, "is lost (Connection timed out)")]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ECONNRESET, LossKind.PROOF),
+        (errno.EPIPE, LossKind.PROOF),
+        (errno.ECONNREFUSED, LossKind.PROOF),
+        (errno.ETIMEDOUT, LossKind.SILENCE),
+        (errno.EHOSTUNREACH, LossKind.SILENCE),
+        (errno.ENETUNREACH, LossKind.SILENCE),
+    ],
+)
+def test_only_what_a_living_kernel_says_is_proof(number, kind):
+    assert loss_of(OSError(number, os.strerror(number))) == (kind, f"is lost ({os.strerror(number)})")
+
+
+@pytest.mark.parametrize("said", [b"\xff" * 8, b"\0\0\0\2{}", b'\0\0\0\x12{"kind":"Unheard"}'])
+def test_nonsense_ends_the_line_but_proves_no_death(end, said):
+    end.peer.sendall(bytes_of(noted(1)) + said)
+    loss = end.loss()
+    assert loss.kind is LossKind.SILENCE
+    assert "nobody understands" in loss.why
+    assert end.heard == [noted(1)]
+
+
+def test_an_end_that_takes_nothing_is_lost_before_memory_is(end, monkeypatch):
+    monkeypatch.setattr(links, "MOST_UNSENT", 1 << 20)
+    text = "x" * (1 << 18)
+    for number in range(100):
+        end.link.send(Noted({"number": number, "text": text}))
+    loss = end.loss()
+    assert loss.kind is LossKind.SILENCE
+    assert "takes too little" in loss.why
+
+
+def test_after_close_nothing_is_heard_sent_or_reported(end):
+    end.peer.sendall(bytes_of(noted(1)))
+    end.link.close()
+    end.link.close()
+    end.link.send(noted(2))
+    turn(end.loop)
+    assert (end.heard, end.losses, end.link.is_open) == ([], [], False)
+
+
+def test_who_closes_while_hearing_hears_no_more(loop):
+    one, other = pair()
+    link, heard = NodeLink(Line(one)), []
+
+    def hear(message):
+        heard.append(message)
+        link.close()
+
+    link.attach(loop, hear, lambda _: heard.append("lost"))
+    other.sendall(bytes_of(noted(1)) + bytes_of(noted(2)))
+    other.close()
+    turn(loop, 10)
+    assert heard == [noted(1)]
+
+
+def test_a_message_that_cannot_travel_is_the_senders_mistake(end, monkeypatch):
+    monkeypatch.setattr("agent.nodes.frames.MOST_BYTES", 100)
+    with pytest.raises(FrameError):
+        end.link.send(Noted({"text": "x" * 100}))
+    end.link.send(noted(1))
+    assert FrameReader().feed(end.peer.recv(1000)) != []
+    assert end.losses == []
+
+
+def read_all(connection, reader, into):
+    while data := connection.recv(1 << 16):
+        into += reader.feed(data)
+
+
+def test_draining_sends_everything_and_waits_for_the_other_end(end):
+    large = Noted({"text": "x" * (5 << 20)})
+    end.link.send(large)
+    end.link.send(Ended(3, "over"))
+    heard = []
+    reading = threading.Thread(target=read_all, args=(end.peer, FrameReader(), heard))
+    end.peer.sendall(bytes_of(Pulse({})))  # unread, this must not take back what is sent
+    reading.start()
+    closing = threading.Thread(target=lambda: (reading.join(), end.peer.close()))
+    closing.start()
+    assert end.link.drain(60)
+    closing.join()
+    assert [each["kind"] for each in heard] == ["Noted", "Ended"]
+    assert not end.link.is_open
+
+
+def test_draining_gives_up_on_an_end_that_reads_nothing(end):
+    end.link.send(Noted({"text": "x" * (12 << 20)}))
+    assert not end.link.drain(0.05)
+    assert not end.link.is_open
+    assert not end.link.drain(60)
+
+
+def test_draining_a_line_whose_other_end_is_gone_ends_at_once(end):
+    reset(end.peer)
+    end.link.send(noted(1))
+    end.link.drain(60)
+    assert not end.link.is_open
+
+
+def test_both_ends_may_drain_at_once(ends):
+    one, other = ends
+    one.link.send(noted(1))
+    other.link.send(noted(2))
+    outcomes = []
+    thread = threading.Thread(target=lambda: outcomes.append(other.link.drain(60)))
+    thread.start()
+    assert one.link.drain(60)
+    thread.join()
+    assert outcomes == [True]
+
+
+@pytest.mark.parametrize(("limit_s", "count", "user_ms"), [(10.0, 9, 10_000), (0.5, 1, 2000)])
+def test_the_kernel_watches_for_silence(limit_s, count, user_ms):
+    with socket.socket() as connection:
+        set_options(connection, limit_s)
+        tcp = socket.IPPROTO_TCP
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        wanted = {
+            socket.TCP_NODELAY: 1,
+            socket.TCP_KEEPIDLE: 1,
+            socket.TCP_KEEPINTVL: 1,
+            socket.TCP_KEEPCNT: count,
+            socket.TCP_USER_TIMEOUT: user_ms,
+        }
+        assert {name: connection.getsockopt(tcp, name) for name in wanted} == wanted
+
+
+def test_an_ipv4_address_is_shown_as_one():
+    assert plain_address("::ffff:10.0.0.1") == "10.0.0.1"
+    assert plain_address("fe80::1") == "fe80::1"
