@@ -22,7 +22,9 @@ from agent.workers.master_port import is_of_this_host, listen, listen_for_nodes
 from worker_hooks.storage import manifest
 
 TOKEN = "MSRUN_TOKEN"
-NO_TOKEN = "the nodes have no token: whoever reaches port {} may join the job (set {}, or --token-file)"
+NO_TOKEN = (
+    "the nodes have no token: whoever reaches port {} may join the job (set {}, or --token-file)"
+)
 
 
 class Met(NamedTuple):
@@ -148,7 +150,9 @@ def _gather(
         door.close()
         raise
     here = next(iter(gathered.lines.values())).connection.getsockname()[0]
-    return Met(prepared[0], gathered.roster, gathered.lines, door, own.version, token, _interface(here))
+    return Met(
+        prepared[0], gathered.roster, gathered.lines, door, own.version, token, _interface(here)
+    )
 
 
 # --- the other nodes ------------------------------------------------------------------------------
@@ -163,9 +167,7 @@ def _join(
 ) -> Met:
     assert spec.master_port is not None
     try:
-        joined = join(
-            spec.master_addr, spec.master_port, own, token, spec.timeouts.start_s, say
-        )
+        joined = join(spec.master_addr, spec.master_port, own, token, spec.timeouts.start_s, say)
     except RefusedError as error:
         raise NotStartedError(error.why, error.exit_code) from error
     except NeverBegunError as error:

@@ -1,15 +1,16 @@
 """What the msrun processes of several nodes say to each other. Pure.
 
-    node that dials -> controller's node    Join, Fact, Noted, Pulse, NodeReport, Parting
-    controller's node -> the others         Challenge, Refused, Admitted, Begin, Order, Noted, Ended
+    node that dials -> controller's node    Join
+    controller's node -> the others         Challenge, Refused, Admitted, Begin
 
-From Join to Begin a node waits and says nothing.
+From Join to Begin a node waits and says nothing. What follows is in ``run_messages``.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, get_args
 
+from agent.nodes.run_messages import RunMessage
 from agent.nodes.vocabulary import Vocabulary
 
 ANY_RANK = -1  # a node rank that was not given
@@ -69,56 +70,7 @@ class Begin(NamedTuple):
     settings: dict[str, object]
 
 
-class Order(NamedTuple):
-    """What the controller decided, for this node's ranks."""
-
-    action: dict[str, object]  # as agent.nodes.codec
-
-
-class Fact(NamedTuple):
-    """What happened on a node."""
-
-    event: dict[str, object]  # as agent.nodes.codec
-
-
-class Noted(NamedTuple):
-    """What is neither decided upon nor ordered."""
-
-    facts: dict[str, object]
-
-
-class Pulse(NamedTuple):
-    """How far a node's ranks are."""
-
-    facts: dict[str, object]
-
-
-class NodeReport(NamedTuple):
-    """What a node found out about a failure, for the one report of the job."""
-
-    text: str
-    facts: dict[str, object]
-
-
-class Ended(NamedTuple):
-    """The job is over: every node's msrun ends with ``exit_code``."""
-
-    exit_code: int
-    reason: str
-
-
-class Parting(NamedTuple):
-    """A node has nothing left to do or to say."""
-
-    reason: str
-
-
-# fmt: off
-NodeMessage = (
-    Challenge | Join | Refused | Admitted | Begin | Order | Fact | Noted | Pulse | NodeReport
-    | Ended | Parting
-)
-# fmt: on
+NodeMessage = Challenge | Join | Refused | Admitted | Begin | RunMessage
 
 _MESSAGES = Vocabulary(get_args(NodeMessage))
 

@@ -1,7 +1,7 @@
 """What the controller's node and the others say to each other while the job runs. Pure.
 
-    other node -> controller's node    Fact, FromRank, PageSeen, RankUnlinked, Beats, SweptNode
-    controller's node -> others        JobKnown, Order, ToRank, ShownStatus, Ended
+other node -> controller's node    Fact, FromRank, PageSeen, RankUnlinked, Beats, SweptNode
+controller's node -> others        JobKnown, Order, ToRank, ShownStatus, Ended
 """
 
 from __future__ import annotations

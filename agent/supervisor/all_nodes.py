@@ -17,6 +17,7 @@ from agent.launch.meeting import Met
 from agent.nodes.late import LateGuests
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.link import NodeLink
+from agent.nodes.messages import Refused
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.job_view import Holders, JobView
@@ -25,7 +26,7 @@ from agent.supervisor.supervisor import Supervisor
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
-FULL = "the job has begun with all its nodes: start another one, or wait for its end"
+FULL = Refused("the job has begun with all its nodes: start another one, or wait for its end", 2)
 SWEEP_S = 10.0  # until a node has swept, and told what it found
 CLOSE_S = 5.0  # until a node has heard that the job is over
 
@@ -181,8 +182,6 @@ class AllNodes:
         self._own.watch(path)
 
 
-
-
 def all_nodes(
     met: Met,
     own: Supervisor,
@@ -191,8 +190,11 @@ def all_nodes(
     say: Callable[[str], None],
 ) -> AllNodes:
     """The nodes that have met."""
+    assert met.door is not None
     others = [
         RemoteNode(met.roster.nodes[rank], met.roster.ranks(rank), NodeLink(line), hooks)
         for rank, line in met.lines.items()
     ]
-    return AllNodes(own, others, hooks, controller, LateGuests(met.door, met.version, met.token, FULL), say)
+    return AllNodes(
+        own, others, hooks, controller, LateGuests(met.door, met.version, met.token, FULL), say
+    )

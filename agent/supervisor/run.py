@@ -110,6 +110,7 @@ def run(
         from agent.supervisor.all_nodes import all_nodes
 
         nodes = all_nodes(met, supervisor, hooks, controller, console.say)
+        nodes.attach(supervisor.loop)
     controller.attach(supervisor.loop, nodes or supervisor)
     supervisor.run(controller, nodes)
     if not parts.output.close(CONSOLE_PATIENCE_S):

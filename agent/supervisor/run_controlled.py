@@ -76,7 +76,9 @@ def run_controlled(
         console.say(f"the console takes no more output; all of it is in {layout.folder}")
     ending = controller.ending
     code = FAILED_EXIT if ending is None else ending.exit_code
-    reason = "the controller's node did not say how the job ended" if ending is None else ending.reason
+    reason = (
+        "the controller's node did not say how the job ended" if ending is None else ending.reason
+    )
     if code:
         console.say(f"the job has failed, see the report of node 0 ({head.host}): {reason}")
     parts.journal.log(f"exit {code}: {reason}")

@@ -245,7 +245,7 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
 
 
 def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpec:
-    """The job on several nodes, and what it cannot do there yet; numbers are a guess until all came.
+    """The job on several nodes, and what it cannot do there yet; ranks are a guess until all came.
 
     Raises:
         UsageError: it asks for what needs one node.

@@ -115,7 +115,8 @@ OPTIONS: tuple[Option, ...] = (
            default="1", metavar="N|auto|cpu|gpu|xpu"),
     Option("nnodes", _S.JOB, "Number of nodes; the same command is started on each of them.",
            default="1:1", unset="1", metavar="N"),
-    Option("node-rank", _S.JOB, "Index of this node; node 0 has the address at which the nodes meet. Left out, the "
+    Option("node-rank", _S.JOB,
+           "Index of this node; node 0 has the address at which the nodes meet. Left out, the "
            "owner of that address is node 0, and the others are numbered by their addresses.",
            default="0", unset="by addresses", kind=_K.INT, metavar="N", low=-1),
     Option("role", _S.JOB, "ROLE_NAME of the workers, also in the prefix of their output lines.",

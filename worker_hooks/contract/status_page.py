@@ -234,7 +234,7 @@ class Page:
         return self._map[:]
 
     def raw_beat(self) -> bytes:
-        """The heartbeat with its age in nanoseconds instead of its time: other nodes' clocks differ."""
+        """The heartbeat with its age in ns instead of its time: another node has another clock."""
         step, epoch, batch, at, phase = _BEAT.unpack_from(self._map, _BEAT_AT)
         return _BEAT.pack(step, epoch, batch, max(monotonic_ns() - at, 0), phase)
 
