@@ -60,16 +60,16 @@ def tools() -> Iterator[None]:
 
 def test_each_node_has_a_name_processes_and_memory_of_its_own(nodes: Nodes) -> None:
     cluster = nodes(3)
-    look = "hostname; echo $$; touch /dev/shm/mine; ls /dev/shm /run/mine; ls /sys/class/net"
-    seen = [node.run(["sh", "-c", f"touch /run/mine; {look}"]) for node in cluster.nodes]
+    mine = f"mine-{cluster.mark}"
+    look = f"cd /dev/shm; hostname; echo $$; touch {mine} /run/{mine}; ls; ls /run/*-*; ls /sys/class/net"
+    look += "; grep nsfs /proc/self/mountinfo || echo free"  # it holds no other node's network
+    seen = [node.run(["sh", "-c", look]) for node in cluster.nodes]
     assert [one.wait() for one in seen] == [0, 0, 0]
     names, pids, *rest = zip(*(one.output().split() for one in seen), strict=True)
     assert names == ("node0", "node1", "node2")
     assert max(map(int, pids)) < 100  # of the machine's there are more
-    assert {" ".join(words) for words in zip(*rest, strict=True)} == {
-        "/run/mine /dev/shm: mine eth0 lo"
-    }
-    assert not Path("/dev/shm/mine").exists()
+    assert set(zip(*rest, strict=True)) == {(mine, f"/run/{mine}", "eth0", "lo", "free")}
+    assert not Path("/dev/shm", mine).exists()
 
 
 def test_nodes_share_files_but_not_their_folders_for_temporary_files_and_state(
@@ -265,6 +265,7 @@ def test_a_refusal_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal.__wrapped__() == "nodes of namespaces are refused to this user: not you"
 
 
+KINDS = ("net", "pid", "uts", "mnt", "user")
 KEEPER = """
 import json, os, signal, sys
 from pathlib import Path
@@ -283,7 +284,7 @@ def users(spaces: set[str]) -> list[str]:
     """Processes in one of these namespaces."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        for kind in ("net", "pid", "uts", "mnt", "user"):
+        for kind in KINDS:
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/{pid}/ns/{kind}") in spaces:
                     found.append(f"{kind} of {pid}")
@@ -294,20 +295,19 @@ def test_nothing_is_left_of_a_cluster_whose_test_process_was_killed(tmp_path: Pa
     if why := refusal():
         pytest.skip(why)
     launcher = Launcher(tmp_path)
+    own = launcher.env()
     keeper = subprocess.Popen(
         [sys.executable, "-c", KEEPER, tmp_path, launcher.mark],
-        env=launcher.env(PYTHONPATH=str(WORKERS.parent)),
+        env={**own, "PYTHONPATH": f"{WORKERS.parent}:{own['PYTHONPATH']}"},
         stdout=subprocess.PIPE,
     )
     with keeper:
         spaces = set(json.loads(keeper.stdout.readline()))
-        own = {
-            os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid", "uts", "mnt", "user")
-        }
-        assert len(users(spaces - own)) > 10
+        assert not spaces & {os.readlink(f"/proc/self/ns/{kind}") for kind in KINDS}
+        assert len(users(spaces)) > 10
         keeper.kill()
     poll(lambda: not launcher.marked())
-    poll(lambda: not users(spaces - own))
+    poll(lambda: not users(spaces))
 
 
 @pytest.mark.torch

@@ -25,7 +25,7 @@ from support.jobs import DEADLINE_S, Launcher, marked, poll
 ENTER = Path(__file__).with_name("enter.py")
 NEEDED = ("unshare", "nsenter", "mount", "umount", "hostname", "ip")
 PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
-NEW_WORLD = ("unshare", "-Urnm", "--pid", "--fork", "--kill-child", "--mount-proc")
+NEW_WORLD = ("unshare", "-Urnm", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 # The cluster's own namespaces. Words: a hosts file, the nodes' names.
 SWITCH = """
@@ -89,7 +89,7 @@ def refusal() -> str:
         return f"to make nodes of namespaces {' and '.join(missing)} would have to be installed"
     tried = "mount -t tmpfs tmpfs /run && ip link add try0 type veth peer name try1 && hostname try"
     said = subprocess.run(
-        [*NEW_WORLD, "--uts", "sh", "-c", tried],
+        [*NEW_WORLD, "sh", "-c", tried],
         env={"PATH": PATH},
         stdin=subprocess.DEVNULL,
         capture_output=True,
