@@ -1,0 +1,254 @@
+"""The node of the controller waits here for the others, before anything of the job starts."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from itertools import islice
+from typing import NamedTuple
+
+from agent.nodes.guest import ANSWER_S, WRONG, Guest, StrangerError
+from agent.nodes.line import LIMIT_S, Line, bytes_of, plain_address, set_options
+from agent.nodes.messages import Admitted, Begin, Join, Refused
+from agent.nodes.roster import Gathering, NodeKey, OwnNode, Roster, WantedNodes, key_of, named
+from agent.text.wording import duration
+
+FIRST_WORD_S = 2.0  # until people hear that nodes are missing
+NEXT_WORD_S = 10.0
+MOST_UNKNOWN = 256  # guests that still have to say who they are
+PATIENCE_S = 1.0  # that a guest has in any case, however many others knock
+MOST_REFUSALS = 8  # that people hear of
+RETRY_S = 0.2  # after descriptors ran out
+MISSING = 1  # the exit code of every node if some never came
+
+Progress = Callable[[str], object]
+
+
+class MissingNodesError(Exception):
+    """The job cannot begin: one sentence that names who came and who is missing."""
+
+
+class GatheredNodes(NamedTuple):
+    """All nodes are here, and know it."""
+
+    roster: Roster
+    node_rank: int  # of this node
+    lines: dict[int, Line]  # node rank -> the connection to it, without this node's
+    strangers: int  # how many connections were none of the job's
+
+
+def gather(
+    listener: socket.socket,
+    own: OwnNode,
+    wanted: WantedNodes,
+    token: bytes,
+    timeout_s: float | None,
+    progress: Progress,
+    settings: Callable[[Roster], dict[str, object]],
+    limit_s: float = LIMIT_S,
+) -> GatheredNodes:
+    """Wait until all nodes have joined, and tell them to begin.
+
+    If it fails, by whatever exception, those that wait are told to end.
+
+    Args:
+        listener: listens already; it stays the caller's and does not block afterwards.
+        own: this node.
+        wanted: when the job is complete.
+        token: the job's; empty: none.
+        timeout_s: how long to wait; ``None``: for ever.
+        progress: takes a line for people now and then.
+        settings: JSON for the other nodes.
+        limit_s: of a line's silence.
+
+    Raises:
+        MissingNodesError: not all came in time.
+    """
+    door = _Door(listener, own, wanted, token, progress, limit_s)
+    try:
+        door.wait(timeout_s)
+        return door.begin(settings)
+    except MissingNodesError as error:
+        door.turn_away(Refused(str(error), MISSING))
+        raise
+    except BaseException:
+        who = named(own.host, own.address)
+        door.turn_away(Refused(f"msrun on {who} ended before all nodes were here", MISSING))
+        raise
+    finally:
+        door.close()
+
+
+class _Door:
+    """The listener, and all who came through it."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        own: OwnNode,
+        wanted: WantedNodes,
+        token: bytes,
+        progress: Progress,
+        limit_s: float,
+    ) -> None:
+        self._listener = listener
+        self._own = own
+        self._gathering = Gathering(own, wanted)
+        self._token = token
+        self._progress = progress
+        self._limit_s = limit_s
+        self._guests: dict[Guest, None] = {}  # who has not joined, those that wait longest first
+        self._joined: dict[NodeKey, Guest] = {}
+        self._strangers = 0
+        self._refusals: list[str] = []
+        self._selector = selectors.DefaultSelector()
+        self._opens_at: float | None = None  # while nobody is let in
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Let guests in until all nodes are here."""
+        begin = time.monotonic()
+        end = None if timeout_s is None else begin + timeout_s
+        word = begin + FIRST_WORD_S
+        while True:
+            if self._gathering.is_complete:
+                self._turn(0.0)  # has one of them gone meanwhile?
+                if self._gathering.is_complete:
+                    return
+            now = time.monotonic()
+            if end is not None and now >= end:
+                raise MissingNodesError(self._why_late(now - begin))
+            if now >= word:
+                self._progress(f"waiting for nodes: {self._gathering.missing()}")
+                word = now + NEXT_WORD_S
+            self._turn(self._pause_s(now, word if end is None else min(word, end)))
+
+    def begin(self, settings: Callable[[Roster], dict[str, object]]) -> GatheredNodes:
+        """Tell every node who takes part; the connections are the caller's from now on."""
+        reached_at = [guest.connection.getsockname()[0] for guest in self._joined.values()]
+        roster = self._gathering.roster(plain_address(reached_at[0]) if reached_at else "")
+        ranks = self._gathering.node_ranks()
+        begin = bytes_of(Begin(roster.nodes, settings(roster)))
+        for key, guest in self._joined.items():
+            guest.say(bytes_of(Admitted(ranks[key], guest.proof(self._token))) + begin)
+        lines = {ranks[key]: guest.line() for key, guest in self._joined.items()}
+        self._joined.clear()
+        return GatheredNodes(roster, ranks[self._gathering.own_key], lines, self._strangers)
+
+    def turn_away(self, refused: Refused) -> None:
+        """Tell all who wait that the job does not begin."""
+        for guest in self._joined.values():
+            guest.refuse(refused)
+
+    def close(self) -> None:
+        """Close what is left."""
+        self._selector.close()
+        for guest in (*self._guests, *self._joined.values()):
+            guest.close()
+
+    def _turn(self, timeout_s: float) -> bool:
+        """Wait for something to happen, and see to it; whether there was anything."""
+        ready = self._selector.select(timeout_s)
+        for key, _ in ready:
+            if key.fileobj is self._listener:
+                self._let_in()
+            elif key.data.fileno() >= 0:  # not closed by what happened just before
+                self._hear(key.data)
+        self._tidy()
+        return bool(ready)
+
+    def _pause_s(self, now: float, word: float) -> float:
+        """Until something has to be done though nothing happens."""
+        due = [word]
+        if self._opens_at is not None:
+            due.append(self._opens_at)
+        due += [guest.since + ANSWER_S for guest in islice(self._guests, 1)]
+        return max(0.0, min(due) - now)
+
+    def _let_in(self) -> None:
+        if len(self._guests) >= MOST_UNKNOWN:
+            oldest = next(iter(self._guests))
+            if time.monotonic() < oldest.since + PATIENCE_S:
+                self._shut(oldest.since + PATIENCE_S)
+                return
+            self._drop(oldest)
+        try:
+            connection, address = self._listener.accept()
+        except BlockingIOError:
+            return  # whoever it was has gone
+        except OSError:  # no descriptor is left, or the like
+            self._shut(time.monotonic() + RETRY_S)
+            return
+        try:
+            set_options(connection, self._limit_s)
+            guest = Guest(connection, address[0], self._own.version)
+            self._selector.register(connection, selectors.EVENT_READ, guest)
+        except OSError:
+            connection.close()
+            return
+        self._guests[guest] = None
+
+    def _shut(self, until: float) -> None:
+        self._selector.unregister(self._listener)
+        self._opens_at = until
+
+    def _hear(self, guest: Guest) -> None:
+        try:
+            said = guest.hear(self._token)
+        except StrangerError:
+            self._drop(guest)
+            return
+        if isinstance(said, Refused):
+            self._refuse(guest, said.why)
+        elif said is not None:
+            self._seat(guest, said)
+
+    def _seat(self, guest: Guest, join: Join) -> None:
+        if why := self._gathering.add(join, guest.address):
+            self._refuse(guest, why)
+            return
+        key = key_of(join, guest.address)
+        if earlier := self._joined.pop(key, None):
+            self._forget(earlier)  # its process has lost that connection, and made this one
+        del self._guests[guest]
+        self._joined[key] = guest
+
+    def _refuse(self, guest: Guest, why: str) -> None:
+        guest.refuse(Refused(why, WRONG))
+        del self._guests[guest]
+        self._guests[guest] = None  # the last: its time begins anew
+        if why not in self._refusals and len(self._refusals) < MOST_REFUSALS:
+            self._refusals.append(why)
+            self._progress(f"a node was refused: {why}")
+
+    def _drop(self, guest: Guest) -> None:
+        if guest.join is not None:
+            key = key_of(guest.join, guest.address)
+            self._gathering.remove(key)
+            del self._joined[key]
+        else:
+            self._strangers += guest.is_unknown
+            del self._guests[guest]
+        self._forget(guest)
+
+    def _forget(self, guest: Guest) -> None:
+        self._selector.unregister(guest.connection)
+        guest.close()
+
+    def _tidy(self) -> None:
+        """Close guests that had their time, and listen again."""
+        now = time.monotonic()
+        for guest in [each for each in self._guests if now >= each.since + ANSWER_S]:
+            self._drop(guest)
+        if self._opens_at is not None and now >= self._opens_at:
+            self._opens_at = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def _why_late(self, waited_s: float) -> str:
+        why = f"not all nodes came within {duration(waited_s)}: {self._gathering.missing()}"
+        if self._refusals:
+            why += f"; refused was: {self._refusals[-1]}"
+        return why

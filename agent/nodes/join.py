@@ -1,0 +1,264 @@
+"""A node joins the job: it dials the controller's node until that answers, and waits to begin."""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from agent.nodes.frames import MOST_BYTES, PREAMBLE, STRANGER_BYTES, FrameError, FrameReader
+from agent.nodes.gather import FIRST_WORD_S, MISSING, NEXT_WORD_S
+from agent.nodes.guest import WRONG
+from agent.nodes.line import LIMIT_S, RECEIVE_BYTES, Line, bytes_of, set_options
+from agent.nodes.messages import Admitted, Begin, Challenge, Join, Refused, unpack
+from agent.nodes.roster import OwnNode, Roster, named, why_other_version
+from agent.nodes.token import Proofs, Side, new_nonce
+from agent.nodes.vocabulary import CodecError
+from agent.text.wording import duration
+
+DIAL_S = 5.0  # for one connection
+CHALLENGE_S = 10.0  # the listener exists before anybody looks at it
+SHORTEST_S, LONGEST_S = 0.1, 1.0  # between two tries
+_GROWTH = 1.6
+
+
+class RefusedError(Exception):
+    """The job does not take this node: one sentence, and the exit code of msrun."""
+
+    def __init__(self, why: str, exit_code: int) -> None:
+        super().__init__(why)
+        self.why = why
+        self.exit_code = exit_code
+
+
+class NeverBegunError(Exception):
+    """The job did not begin in time: one sentence with the address and the last error."""
+
+    exit_code = MISSING
+
+
+class JoinedNode(NamedTuple):
+    """The node takes part."""
+
+    roster: Roster
+    node_rank: int  # of this node
+    settings: dict[str, object]
+    line: Line  # to the controller's node
+
+
+class _DialError(Exception):
+    """One try came to nothing: a verb phrase about the other end."""
+
+
+def join(
+    host: str,
+    port: int,
+    own: OwnNode,
+    token: bytes,
+    timeout_s: float | None,
+    progress: Callable[[str], object],
+    limit_s: float = LIMIT_S,
+) -> JoinedNode:
+    """Join the job whose controller listens at ``host:port``, and wait until it begins.
+
+    The name may not resolve yet, nobody may listen yet, and whoever listens may die: it dials again
+    until ``timeout_s`` (``None``: for ever) have passed.
+
+    Args:
+        host: name or address of the controller's node.
+        port: where it listens.
+        own: this node.
+        token: the job's; empty: none.
+        timeout_s: how long to wait in all.
+        progress: takes a line for people now and then.
+        limit_s: of the line's silence.
+
+    Raises:
+        RefusedError: the job does not take this node.
+        NeverBegunError: it did not begin in time.
+    """
+    return _Dialling(host, port, own, token, timeout_s, progress, limit_s).until_begun()
+
+
+class _Dialling:
+    """One attempt to join, of many connections perhaps."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        own: OwnNode,
+        token: bytes,
+        timeout_s: float | None,
+        progress: Callable[[str], object],
+        limit_s: float,
+    ) -> None:
+        self._host, self._port = host, port
+        self._where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._own = own
+        self._token = token
+        self._progress = progress
+        self._limit_s = limit_s
+        self._begin = time.monotonic()
+        self._end = float("inf") if timeout_s is None else self._begin + timeout_s
+        self._word = self._begin + FIRST_WORD_S
+        self._state = "has not answered yet"
+
+    def until_begun(self) -> JoinedNode:
+        """Dial until the job begins."""
+        pause_s = SHORTEST_S
+        while True:
+            try:
+                return self._dial()
+            except _DialError as error:
+                self._state = str(error)
+            # not all at once: many nodes lose the same controller at the same moment
+            self._pause(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
+            pause_s = min(LONGEST_S, pause_s * _GROWTH)
+
+    def _dial(self) -> JoinedNode:
+        connection = self._connected()
+        try:
+            return self._met(connection)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _connected(self) -> socket.socket:
+        self._speak()
+        try:
+            found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "no host has such a name"
+            raise _DialError(f"does not resolve ({why})") from error
+        why = ""
+        for family, kind, protocol, _, address in found:
+            self._speak()
+            connection = socket.socket(family, kind, protocol)
+            try:
+                set_options(connection, self._limit_s)
+                connection.settimeout(self._within(DIAL_S))
+                connection.connect(address)
+                if connection.getsockname() != connection.getpeername():
+                    return connection
+                # nobody listens, and by chance this end got the very port that it dialled
+                why = "does not answer (Connection refused)"
+            except OSError as error:
+                why = f"does not answer ({error.strerror or error})"
+            except BaseException:
+                connection.close()
+                raise
+            connection.close()
+        raise _DialError(why)
+
+    def _met(self, connection: socket.socket) -> JoinedNode:
+        reader = FrameReader(STRANGER_BYTES)
+        self._send(connection, PREAMBLE)
+        challenge = self._next(connection, reader, time.monotonic() + CHALLENGE_S)
+        if not isinstance(challenge, Challenge):
+            raise _DialError("is no msrun that waits for nodes")
+        own, nonce = self._own, new_nonce()
+        proofs = Proofs(own.run_id, challenge.nonce, nonce)
+        wish = Join(
+            own.run_id,
+            own.record_id,
+            own.node_rank,
+            own.nproc,
+            own.host,
+            own.pid,
+            own.version,
+            own.torch,
+            nonce,
+            proofs.proof(self._token, Side.NODE),
+        )
+        self._send(connection, bytes_of(wish))
+        self._state = "waits for other nodes"
+        admitted = self._next(connection, reader, float("inf"))
+        if not isinstance(admitted, Admitted):
+            raise _DialError(f"says {type(admitted).__name__} where the job should begin")
+        if not proofs.is_proven(admitted.proof, self._token, Side.CONTROLLER):
+            why = f"{self._where} does not know the token of this job: is it another job's port?"
+            raise RefusedError(why, WRONG)
+        reader.limit = MOST_BYTES
+        begin = self._next(connection, reader, float("inf"))
+        if not isinstance(begin, Begin) or not _is_whole(begin, admitted.node_rank):
+            raise _DialError("names nodes that cannot be")
+        connection.setblocking(False)
+        line = Line(connection, reader.rest())
+        return JoinedNode(Roster(begin.nodes), admitted.node_rank, begin.settings, line)
+
+    def _send(self, connection: socket.socket, data: bytes) -> None:
+        connection.settimeout(self._within(DIAL_S))
+        try:
+            connection.sendall(data)
+        except OSError as error:
+            raise _DialError(f"is gone ({error.strerror or error})") from error
+
+    def _next(self, connection: socket.socket, reader: FrameReader, end: float) -> object:
+        """The next message; people hear meanwhile what is waited for.
+
+        Raises:
+            RefusedError: the message is that this node is not taken.
+        """
+        while True:
+            try:
+                packed = reader.take()
+                if packed is not None:
+                    return self._understood(packed)
+            except (FrameError, CodecError) as error:
+                raise _DialError("is no msrun that waits for nodes") from error
+            self._speak()
+            if time.monotonic() >= end:
+                raise _DialError("is silent: perhaps it is no msrun that waits for nodes")
+            connection.settimeout(self._within(min(end, self._word) - time.monotonic()))
+            try:
+                data = connection.recv(RECEIVE_BYTES)
+            except TimeoutError as error:
+                if error.errno is not None:  # not the bound above, but the kernel's: silence
+                    raise _DialError(f"is gone ({error.strerror})") from error
+                continue
+            except OSError as error:
+                raise _DialError(f"is gone ({error.strerror or error})") from error
+            if not data:
+                raise _DialError("closed the connection")
+            reader.add(data)
+
+    def _understood(self, packed: dict[str, object]) -> object:
+        version = packed.get("version")
+        is_text = isinstance(version, str)
+        if packed["kind"] == "Challenge" and is_text and version != self._own.version:
+            # its other fields may be others, too
+            who, its = named(self._own.host, self._own.address), f"{version!r:.20}"
+            raise RefusedError(why_other_version(who, self._own.version, its), WRONG)
+        message = unpack(packed)
+        if isinstance(message, Refused):
+            raise RefusedError(message.why, message.exit_code)
+        return message
+
+    def _within(self, seconds: float) -> float:
+        """A bound for one wait, which lies within the whole; never 0, which means not to block."""
+        return max(0.001, min(seconds, self._end - time.monotonic()))
+
+    def _pause(self, seconds: float) -> None:
+        self._speak()
+        time.sleep(min(seconds, max(0.0, self._end - time.monotonic())))
+
+    def _speak(self) -> None:
+        """Tell people what is waited for, if it is time to, and end with the time."""
+        now = time.monotonic()
+        if now >= self._end:
+            waited = duration(now - self._begin)
+            raise NeverBegunError(
+                f"the job did not begin within {waited}: {self._where} {self._state}"
+            )
+        if now >= self._word:
+            self._word = now + NEXT_WORD_S
+            self._progress(f"waiting to begin: {self._where} {self._state}")
+
+
+def _is_whole(begin: Begin, node_rank: int) -> bool:
+    """Whether the nodes can be those of a job with this node in it."""
+    ranks = [node.rank for node in begin.nodes if node.nproc > 0]
+    return ranks == list(range(len(begin.nodes))) and node_rank in ranks

@@ -1,0 +1,77 @@
+"""Who connects after the job has begun: a node hears why it cannot take part, others nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from agent.nodes.guest import ANSWER_S, Guest, StrangerError
+from agent.nodes.messages import Refused
+
+MOST_GUESTS = 64  # at once; the oldest makes room
+RETRY_S = 1.0  # after descriptors ran out
+
+Loop = asyncio.AbstractEventLoop
+
+
+class LateGuests:
+    """Answers whoever connects to ``listener``, which stays the caller's."""
+
+    def __init__(
+        self, listener: socket.socket, version: str, token: bytes, refused: Refused
+    ) -> None:
+        """``version``: this msrun's; ``refused``: what nodes hear that belong to the job."""
+        listener.setblocking(False)
+        self._listener = listener
+        self._version = version
+        self._token = token
+        self._refused = refused
+        self._guests: dict[Guest, asyncio.TimerHandle] = {}
+        self._retry: asyncio.TimerHandle | None = None
+        self.refused = 0  # nodes
+        self.strangers = 0
+
+    def attach(self, loop: Loop) -> None:
+        """Answer on ``loop``."""
+        self._loop = loop
+        loop.add_reader(self._listener, self._let_in)
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._loop.remove_reader(self._listener)
+        if self._retry is not None:
+            self._retry.cancel()
+        for guest in tuple(self._guests):
+            self._drop(guest)
+
+    def _let_in(self) -> None:
+        try:
+            connection, address = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left: do not spin
+            self._loop.remove_reader(self._listener)
+            self._retry = self._loop.call_later(RETRY_S, self.attach, self._loop)
+            return
+        if len(self._guests) >= MOST_GUESTS:
+            self._drop(next(iter(self._guests)))
+        guest = Guest(connection, address[0], self._version)
+        self._guests[guest] = self._loop.call_later(ANSWER_S, self._drop, guest)
+        self._loop.add_reader(connection, self._hear, guest)
+
+    def _hear(self, guest: Guest) -> None:
+        try:
+            said = guest.hear(self._token)
+        except StrangerError:
+            self._drop(guest)
+            return
+        if said is not None:
+            self.refused += 1
+            guest.refuse(said if isinstance(said, Refused) else self._refused)
+
+    def _drop(self, guest: Guest) -> None:
+        if guest.is_unknown:
+            self.strangers += 1
+        self._guests.pop(guest).cancel()
+        self._loop.remove_reader(guest.connection)
+        guest.close()
