@@ -21,29 +21,28 @@ EVENTS, ACTIONS = get_args(Event), get_args(Action)
 MESSAGES = get_args(messages.NodeMessage)
 
 
+PLAIN = {
+    int: [0, 1, -9, 7, 1 << 40],
+    float: [0.0, 1.5, -2.25, 3e300, 7],
+    bool: [False, True],
+    str: ["", "SIGTERM", "ä€\udc80", '"\n\x00'],
+    object: [None, 3, "x", [1, {"a": None}], True],
+    type(None): [None],
+    tuple[int, ...]: [(), (0,), (0, 1, 2, 9), (3, 1), (1, 1), (-1, 2), tuple(range(64))],
+}
+
+
 def some(declared, rng):
     """A value of a declared type."""
     origin, inner = get_origin(declared), get_args(declared)
-    if declared is int:
-        return rng.choice([0, 1, -9, 7, 1 << 40])
-    if declared is float:
-        return rng.choice([0.0, 1.5, -2.25, 3e300, 7])
-    if declared is bool:
-        return rng.random() < 0.5
-    if declared is str:
-        return rng.choice(["", "SIGTERM", "ä€\udc80", '"\n\x00'])
-    if declared is object:
-        return rng.choice([None, 3, "x", [1, {"a": None}], True])
-    if origin is tuple and inner == (int, ...):
-        return rng.choice([(), (0,), (0, 1, 2, 9), (3, 1), (1, 1), (-1, 2), tuple(range(64))])
+    if declared in PLAIN:
+        return rng.choice(PLAIN[declared])
     if origin is tuple:
         return tuple(some(inner[0], rng) for _ in range(rng.randrange(4)))
     if origin is dict:
         return {f"key {at}": some(inner[1], rng) for at in range(rng.randrange(4))}
     if inner:  # a union
         return some(rng.choice(inner), rng)
-    if declared is type(None):
-        return None
     if issubclass(declared, enum.Enum):
         return rng.choice(list(declared))
     return instance(declared, rng)

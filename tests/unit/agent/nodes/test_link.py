@@ -166,9 +166,9 @@ def test_last_words_are_heard_though_sending_fails_first(end):
     assert end.heard == [noted(1)]
 
 
-def test_a_failure_of_sending_is_told_though_reading_then_only_sees_an_end(end, monkeypatch):
+def test_a_failure_of_sending_is_told_though_reading_then_only_sees_an_end(end):
     class Unplugged(socket.socket):
-        def send(self, data):
+        def send(self, _):
             raise OSError(errno.ETIMEDOUT, "Connection timed out")
 
     end.link._connection = Unplugged(fileno=end.link._connection.detach())
@@ -190,7 +190,10 @@ def test_a_failure_of_sending_is_told_though_reading_then_only_sees_an_end(end, 
     ],
 )
 def test_only_what_a_living_kernel_says_is_proof(number, kind):
-    assert loss_of(OSError(number, os.strerror(number))) == (kind, f"is lost ({os.strerror(number)})")
+    assert loss_of(OSError(number, os.strerror(number))) == (
+        kind,
+        f"is lost ({os.strerror(number)})",
+    )
 
 
 @pytest.mark.parametrize("said", [b"\xff" * 8, b"\0\0\0\2{}", b'\0\0\0\x12{"kind":"Unheard"}'])
