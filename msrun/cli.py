@@ -7,9 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from agent.spec.job_spec import UsageError
+from agent.spec.job_spec import JobSpec, UsageError
 from msrun.options.program import SUBCOMMANDS
+
+if TYPE_CHECKING:
+    from agent.launch.meeting import Met
+    from agent.launch.prepare import Prepared
 
 STDERR = 2
 LAST_MESSAGES_S = 10.0  # for a stderr that takes nothing: scheduler.log has the messages, too
@@ -63,6 +68,19 @@ def _check_folder() -> None:
         ) from error
 
 
+def _prepared(job: JobSpec) -> tuple[Prepared, Met | None]:
+    """The run, and the other nodes if there are any."""
+    from agent.launch.prepare import prepare
+
+    if job.cluster is None:
+        return prepare(job, os.environ), None
+    from agent.launch.meeting import meet
+    from msrun import __version__
+
+    met = meet(job, os.environ, __version__, _say)
+    return met.prepared, met
+
+
 def _launch(argv: Sequence[str]) -> int:
     from agent.launch import recover_arg
     from agent.spec.timeouts import describe
@@ -85,17 +103,9 @@ def _launch(argv: Sequence[str]) -> int:
         from msrun.job.dry_run import show
 
         return show(request, os.environ)
-    from agent.launch.prepare import abandon, prepare, start_forkserver
+    from agent.launch.prepare import abandon, start_forkserver
 
-    met = None
-    if request.job.cluster is None:
-        prepared = prepare(request.job, os.environ)
-    else:
-        from agent.launch.meeting import meet
-        from msrun import __version__
-
-        met = meet(request.job, os.environ, __version__, _say)
-        prepared = met.prepared
+    prepared, met = _prepared(request.job)
     if not request.join:
         from msrun.job.detach import detach
 

@@ -229,10 +229,8 @@ def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
         event = replace(event, exit_code=0)
     rank, exit_code = event.rank, event.exit_code
     job = _known_alive(job, rank, event.attempt)
-    how = f"rank {rank} {describe_exit(exit_code, event.error)}"
-    if event.lost:
-        how = f"rank {rank} is lost: {event.lost}"
-        job = job._replace(lost_node=event.lost)
+    how = f"rank {rank} {_describe_end(event)}"
+    job = job._replace(lost_node=job.lost_node or event.lost)
     is_stopping = job.state in {JobState.STOPPING, JobState.KILLING}
     is_ordered = is_stopping and rank not in job.now.raised
     if exit_code and is_ordered and job.state is JobState.STOPPING and is_leaving(job, rank):
@@ -260,6 +258,12 @@ def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
             return succeed(job, event)
         case _:
             return rank_lost(job, event)
+
+
+def _describe_end(event: ev.WorkerExited) -> str:
+    if event.lost:
+        return f"is lost: {event.lost}"
+    return describe_exit(event.exit_code, event.error)
 
 
 def _stopped(job: Job, event: ev.WorkerExited | ev.StartFailed) -> Decision:

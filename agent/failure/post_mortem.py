@@ -81,6 +81,10 @@ class PostMortem:
         self._report = Report(cause, program.name, why, self._facts.ids)
         return headline(cause.root.end).removeprefix("msrun: ")
 
+    def blame_reason(self) -> None:
+        """What was found is the consequence of something else, which the reason says."""
+        self._report = None
+
     def _met_again(self, root: Evidence, workers: tuple[Worker, ...]) -> str:
         """That the last failure was the same: one exit code, one last line, one step."""
         step = max((worker.beat.step for worker in workers if worker.beat is not None), default=0)

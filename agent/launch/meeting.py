@@ -21,8 +21,8 @@ from agent.spec.job_spec import ClusterSpec, JobSpec, NotStartedError, UsageErro
 from agent.workers.master_port import is_of_this_host, listen, listen_for_nodes
 from worker_hooks.storage import manifest
 
-TOKEN = "MSRUN_TOKEN"
-NO_TOKEN = (
+TOKEN_NAME = "MSRUN_TOKEN"  # noqa: S105  of the variable
+OPEN_DOOR = (
     "the nodes have no token: whoever reaches port {} may join the job (set {}, or --token-file)"
 )
 
@@ -71,13 +71,13 @@ def meet(
     if door is None:
         return _join(spec, environ, own, token, say)
     if not token:
-        say(NO_TOKEN.format(spec.master_port, TOKEN))
+        say(OPEN_DOOR.format(spec.master_port, TOKEN_NAME))
     return _gather(spec, environ, own, token, door, say)
 
 
 def _token(cluster: ClusterSpec, environ: Mapping[str, str]) -> bytes:
     if cluster.token_file is None:
-        return environ.get(TOKEN, "").encode()
+        return environ.get(TOKEN_NAME, "").encode()
     try:
         token = cluster.token_file.read_bytes().strip()
     except OSError as error:

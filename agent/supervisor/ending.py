@@ -28,6 +28,7 @@ class RunEnding:
     gave_up: str = ""  # why restarts were left unused
     not_replaced: str = ""  # why no rank was replaced although replacing is on
     cost: str = ""  # what its failures cost, in one sentence
+    lost_node: str = ""  # why a node is lost
 
     @staticmethod
     def of(action: do.Finish, job: Job, workers: tuple[Worker, ...], account: Account) -> RunEnding:
@@ -45,4 +46,5 @@ class RunEnding:
             gave_up=job.gave_up,
             not_replaced=job.now.not_replaced if was_to_replace else "",
             cost=summary(account, job),
+            lost_node=job.lost_node,
         )

@@ -28,6 +28,9 @@ CHANGED_BY = protocol.Frozen | protocol.Standing | protocol.Leaving
 """A rank says this once its page holds what matters."""
 
 
+MOST_SHOWN = 8 << 20  # of a page as base64: what fits a frame, with room for the rest
+
+
 class HooksRelay:
     """Has the methods of :class:`~agent.supervisor.hooks_bridge.HooksBridge`."""
 
@@ -116,8 +119,14 @@ class HooksRelay:
         beats = self._pages.raw_beats()
         return {str(rank): b64encode(beat).decode() for rank, beat in beats.items()}
 
+    def show_all(self) -> None:
+        """Hand on the pages of all ranks: this node may be gone in the next moment."""
+        for rank in self._pages.all():
+            self._show(rank)
+
     def _show(self, rank: int) -> None:
-        if page := self._page(rank):
+        page = self._page(rank)
+        if 0 < len(page) <= MOST_SHOWN:
             self._send(PageSeen(rank, self._attempt, page))
 
     def _page(self, rank: int) -> str:

@@ -100,6 +100,7 @@ class RemoteController:
             return
         beats = self._hooks.beats()
         if beats and beats != self._beats:
+            self._hooks.show_all()
             self._beats = beats
             self._link.send(Beats(beats))
         self._loop.call_later(BEAT_S, self._tell_beats)

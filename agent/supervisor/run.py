@@ -131,6 +131,8 @@ def _report(
     console: Console,
 ) -> None:
     """Say how the job ended, and what remains of it."""
+    if ending.lost_node:
+        parts.post_mortem().blame_reason()
     advice = _advice(ending, prepared, parts.record, environ)
     has_failed, journal = ending.state is JobState.FAILED, parts.journal
     if has_failed or (ending.state is JobState.STOPPED and parts.post_mortem().found):

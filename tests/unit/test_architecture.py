@@ -31,10 +31,10 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.training": "run train_state",
     "agent.forkserver": "",  # runs in a process of its own
     "agent.controller": "actions attempts decide drain events job messages protection replication restart_policy states",
-    "agent.launch": "prepare rank_plan recover_arg signals unprotected warm_imports",
+    "agent.launch": "meeting prepare rank_plan recover_arg signals unprotected warm_imports",
     "agent.health": "monitor stopped",
     "agent.dump": "executor",
-    "agent.failure": "own_end post_mortem resume_advice",
+    "agent.failure": "evidence evidence_json own_end post_mortem resume_advice",
     "agent.notify": "notice notifier",
     "agent.supervisor": "run",
     "msrun.checkpoints": "commands",

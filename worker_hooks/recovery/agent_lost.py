@@ -42,11 +42,16 @@ LAST_LOOK_S = 1.0  # at a main thread that may be blocked after a complete updat
 LEAVE_S = 5.0  # for the others, to see that the dump is complete
 EXIT = 1
 
+OTHER_NODES = "msrun is gone on this node, and ranks of other nodes train: nothing is saved here"
+
 
 def save_without_agent(guard: Guard) -> None:
     """Save the state of this rank and its peers, and end the process. Runs in the listener."""
     try:
-        _save(guard)
+        if guard.env.local_world_size < guard.env.world_size:
+            log.error(OTHER_NODES)
+        else:
+            _save(guard)
     except OSError as error:
         log.error("msrun is gone, and nothing could be saved: %s", error)  # noqa: TRY400
     except Exception:

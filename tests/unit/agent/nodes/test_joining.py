@@ -25,11 +25,10 @@ from agent.nodes.messages import (
     Challenge,
     Join,
     NodeFacts,
-    Noted,
-    Order,
     Refused,
 )
 from agent.nodes.roster import OwnNode, WantedNodes
+from agent.nodes.run_messages import Order, ShownStatus
 from agent.nodes.token import Proofs, Side
 
 LONG_S = 30.0  # no test waits for it to pass
@@ -326,7 +325,7 @@ def test_a_node_that_lost_its_connection_takes_its_own_seat_again(job):
 def test_a_node_that_speaks_before_the_job_begins_is_none(job):
     controller = job.gather(nnodes=3)
     connection, _ = joined_by_hand(job, node("mn8", 1))
-    connection.sendall(bytes_of(Noted({})))
+    connection.sendall(bytes_of(ShownStatus({})))
     assert is_closed(connection)
     job.join(node("mn1", 1))
     job.join(node("mn2", 2))
@@ -339,7 +338,7 @@ STRANGERS = [
     b"\x00\xce\xf7\x85\x3c",
     PREAMBLE + b"\0\0\0\2{}",
     PREAMBLE + b"\0\1\0\1",
-    PREAMBLE + bytes_of(Noted({})),
+    PREAMBLE + bytes_of(ShownStatus({})),
     PREAMBLE + bytes_of(Join("run", "r", 1, 0, "mn1", 1, "1.0", "", "n", "")),
     PREAMBLE + b"\0\0\0\x0f" + b'{"kind":"Join"}',
 ]  # fmt: skip
@@ -401,8 +400,8 @@ def test_a_node_dials_again_if_the_controller_dies_before_the_job_begins(job):
     "answer",
     [
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
-        bytes_of(Noted({})),
-        bytes_of(Challenge("c", "1.0")) + bytes_of(Noted({})),
+        bytes_of(ShownStatus({})),
+        bytes_of(Challenge("c", "1.0")) + bytes_of(ShownStatus({})),
         bytes_of(Challenge("c", "1.0")) + bytes_of(Admitted(5, "")) + bytes_of(Begin((), {})),
         b"",
     ],

@@ -13,7 +13,7 @@ from agent.nodes import link as links
 from agent.nodes.frames import FrameError, FrameReader
 from agent.nodes.line import Line, Loss, LossKind, bytes_of, loss_of, plain_address, set_options
 from agent.nodes.link import NodeLink
-from agent.nodes.messages import Ended, Noted, Pulse
+from agent.nodes.run_messages import Beats, Ended, ShownStatus
 
 
 def pair():
@@ -92,7 +92,7 @@ def turn(loop, times=3):
 
 
 def noted(number):
-    return Noted({"number": number})
+    return ShownStatus({"number": number})
 
 
 def reset(connection):
@@ -113,7 +113,7 @@ def test_messages_arrive_in_order_both_ways(ends):
 
 def test_large_messages_both_ways_at_once_block_nobody(ends):
     one, other = ends
-    large = Noted({"text": os.urandom(3 << 20).hex()})
+    large = ShownStatus({"text": os.urandom(3 << 20).hex()})
     for _ in range(3):
         one.link.send(large)
         other.link.send(large)
@@ -209,7 +209,7 @@ def test_an_end_that_takes_nothing_is_lost_before_memory_is(end, monkeypatch):
     monkeypatch.setattr(links, "MOST_UNSENT", 1 << 20)
     text = "x" * (1 << 18)
     for number in range(100):
-        end.link.send(Noted({"number": number, "text": text}))
+        end.link.send(ShownStatus({"number": number, "text": text}))
     loss = end.loss()
     assert loss.kind is LossKind.SILENCE
     assert "takes too little" in loss.why
@@ -242,7 +242,7 @@ def test_who_closes_while_hearing_hears_no_more(loop):
 def test_a_message_that_cannot_travel_is_the_senders_mistake(end, monkeypatch):
     monkeypatch.setattr("agent.nodes.frames.MOST_BYTES", 100)
     with pytest.raises(FrameError):
-        end.link.send(Noted({"text": "x" * 100}))
+        end.link.send(ShownStatus({"text": "x" * 100}))
     end.link.send(noted(1))
     assert FrameReader().feed(end.peer.recv(1000)) != []
     assert end.losses == []
@@ -254,23 +254,23 @@ def read_all(connection, reader, into):
 
 
 def test_draining_sends_everything_and_waits_for_the_other_end(end):
-    large = Noted({"text": "x" * (5 << 20)})
+    large = ShownStatus({"text": "x" * (5 << 20)})
     end.link.send(large)
     end.link.send(Ended(3, "over"))
     heard = []
     reading = threading.Thread(target=read_all, args=(end.peer, FrameReader(), heard))
-    end.peer.sendall(bytes_of(Pulse({})))  # unread, this must not take back what is sent
+    end.peer.sendall(bytes_of(Beats({})))  # unread, this must not take back what is sent
     reading.start()
     closing = threading.Thread(target=lambda: (reading.join(), end.peer.close()))
     closing.start()
     assert end.link.drain(60)
     closing.join()
-    assert [each["kind"] for each in heard] == ["Noted", "Ended"]
+    assert [each["kind"] for each in heard] == ["ShownStatus", "Ended"]
     assert not end.link.is_open
 
 
 def test_draining_gives_up_on_an_end_that_reads_nothing(end):
-    end.link.send(Noted({"text": "x" * (12 << 20)}))
+    end.link.send(ShownStatus({"text": "x" * (12 << 20)}))
     assert not end.link.drain(0.05)
     assert not end.link.is_open
     assert not end.link.drain(60)
