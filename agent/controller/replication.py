@@ -393,12 +393,30 @@ def has_all(job: Job, dump: DumpProgress) -> bool:
 
 def enough(job: Job, dump: DumpProgress, able: tuple[int, ...]) -> tuple[int, ...]:
     """Of those that are able, the ones that write."""
+    if dump.place == do.MEMORY:
+        able = _near(job, able)
     if job.policy.dump.split or is_stuck(job, dump):
         return able
     if dump.place != do.MEMORY:
         return able[:1]
     nbytes = max((answer.nbytes for answer in dump.answers.values()), default=0)
     return able[: min(job.policy.dump.memory_writers, 1 + nbytes // WRITER_BYTES)]
+
+
+def _near(job: Job, able: tuple[int, ...]) -> tuple[int, ...]:
+    """Of these ranks those that can write to the controller's memory."""
+    there = job.policy.replace.near
+    return tuple(rank for rank in able if rank in there) if there else able
+
+
+def why_far(job: Job, dump: DumpProgress) -> str:
+    """Why the state cannot come to the controller's memory; empty: it can."""
+    if not job.policy.replace.near:
+        return ""
+    pools = pools_of(job)
+    if all(_near(job, able) for able in shared_out(holders(job, dump), pools)):
+        return ""
+    return "no rank on the controller's node holds the state"
 
 
 def is_stuck(job: Job, dump: DumpProgress) -> bool:

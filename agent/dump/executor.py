@@ -23,7 +23,7 @@ from agent.dump.old_dumps import remove_old
 from agent.dump.replies import Answer, Replies
 from agent.dump.room import needed
 from agent.dump.summary import dump_summary
-from agent.dump.target import AbandonedError, SavedDump, Target
+from agent.dump.target import AbandonedError, SavedDump, Spread, Target
 from agent.hooks.handshake import Handshake
 from agent.hooks.rank_links import RankLinks
 from agent.hooks.services import Services
@@ -102,6 +102,8 @@ class DumpExecutor:
         self._order: do.SaveRanks | None = None  # the newest
         self._kept: _Dump | None = None  # the complete dump in memory
         self._abandoned: list[Target] = []  # ranks may still look for their files there
+        self.spread: Spread | None = None
+        """Brings a checkpoint in memory to the other nodes; ``None``: there are none."""
         self._replies = Replies(links, services.post, self._note_trouble)
 
     def begin(self, attempt: int) -> None:
@@ -373,6 +375,31 @@ class DumpExecutor:
             is_state = isinstance(done, UnknownStateError | IncompleteStateError)
             self._post(ev.CommitFailed(action.dump_id, _describe(done), is_place, is_state))
             return
+        if action.place == do.MEMORY and self.spread is not None and dump.draft is not None:
+            manifest = dump.draft.manifest
+            assert manifest is not None
+            self.spread(
+                action.dump_id,
+                done.path,
+                manifest,
+                lambda why: self._on_spread(dump, action, began_s, done, why),
+            )
+            return
+        self._tell_committed(dump, action, began_s, done)
+
+    def _on_spread(
+        self, dump: _Dump, action: do.CommitDump, began_s: float, done: SavedDump, why: str
+    ) -> None:
+        if not dump.target.is_complete:
+            why = str(AbandonedError())
+        if why:
+            self._post(ev.CommitFailed(action.dump_id, why, is_place=True))
+            return
+        self._tell_committed(dump, action, began_s, done)
+
+    def _tell_committed(
+        self, dump: _Dump, action: do.CommitDump, began_s: float, done: SavedDump
+    ) -> None:
         if self._dump is dump:
             self._dump = None
         if action.place == do.MEMORY:

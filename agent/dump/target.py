@@ -13,6 +13,11 @@ Advance = Callable[[int], None]
 """Called with the number of bytes that were written since the last call."""
 
 
+Spread = Callable[[int, str, Manifest, Callable[[str], None]], None]
+"""Copies a checkpoint in memory to other nodes: its dump's id, its path, its manifest, and what
+takes the reason why that failed, or an empty text."""
+
+
 class AbandonedError(Exception):
     """The dump was abandoned before it was complete."""
 

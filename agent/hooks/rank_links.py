@@ -73,6 +73,7 @@ class RankLinks:
         self._retry: asyncio.TimerHandle | None = None
         self._strangers: dict[int, int] = {}  # another user's id -> how often it has connected
         self._relay: Callable[[int, protocol.Message], None] | None = None
+        self._elsewhere: set[int] = set()  # ranks of other nodes that have a link there
 
     def attach(
         self,
@@ -120,6 +121,7 @@ class RankLinks:
     def renew(self, attempt: int, survivors: Iterable[int]) -> None:
         """Keep the links of survivors in a new attempt, and close those of others."""
         self._attempt, kept = attempt, frozenset(survivors)
+        self._elsewhere &= kept
         for rank, link in tuple(self._links.items()):
             if rank not in kept:
                 self._close(link)
@@ -127,6 +129,7 @@ class RankLinks:
     def end(self) -> None:
         """Close every link."""
         self._attempt, self._expected = None, {}
+        self._elsewhere.clear()
         for link in (*self._unknown, *self._links.values()):
             self._close(link)
 
@@ -141,6 +144,14 @@ class RankLinks:
         if self._retry is not None:
             self._retry.cancel()
         self._loop.remove_reader(self._listener.fileno())
+
+    def unlink(self, rank: int) -> None:
+        """A rank of another node has no link any more."""
+        self._elsewhere.discard(rank)
+
+    def has(self, rank: int) -> bool:
+        """Whether a rank has a link, here or on its node."""
+        return rank in self._links or rank in self._elsewhere
 
     def pid(self, rank: int) -> int:
         """The process at a rank's link; 0: there is none."""
@@ -275,6 +286,8 @@ class RankLinks:
     def hear_relayed(self, message: Said, fds: list[int]) -> None:
         """Take in what a rank of another node has said there, if it is of this attempt."""
         present = self._attempt
+        if isinstance(message, protocol.Hello):
+            self._elsewhere.add(message.rank)
         if present is not None and isinstance(message, protocol.ExitRequested):
             message = message._replace(attempt=present)  # which is of no attempt
         if message.attempt == present:

@@ -1,7 +1,7 @@
 """What the controller's node and the others say to each other while the job runs. Pure.
 
-other node -> controller's node    Fact, FromRank, PageSeen, RankUnlinked, Beats, SweptNode
-controller's node -> others        JobKnown, Order, ToRank, ShownStatus, Ended
+To the controller's node: Fact, FromRank, PageSeen, RankUnlinked, Beats, SweptNode, MemoryTaken.
+To the others: JobKnown, Order, ToRank, TakeMemory, ShownStatus, Ended.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class Order(NamedTuple):
     """What was decided, for the processes of a node."""
 
     action: dict[str, object]  # as agent.nodes.codec
+    port: int = 0  # at which the ranks of the next attempt meet, if the action begins one
 
 
 class ToRank(NamedTuple):
@@ -72,6 +73,23 @@ class ToRank(NamedTuple):
 
     rank: int
     message: dict[str, object]  # as :func:`pack_said`
+
+
+class TakeMemory(NamedTuple):
+    """Fetch a checkpoint in memory, and keep it until the next one, or until it is forgotten."""
+
+    path: str  # its manifest's, on the controller's node
+    manifest: str
+    port: int  # as agent.nodes.transfer
+    key: str  # hexadecimal
+
+
+class MemoryTaken(NamedTuple):
+    """A checkpoint in memory is there, or is not because of ``why_not``."""
+
+    path: str  # that of the order
+    here: str  # its manifest's, on this node
+    why_not: str = ""
 
 
 class ShownStatus(NamedTuple):
@@ -89,8 +107,8 @@ class Ended(NamedTuple):
 
 # fmt: off
 RunMessage = (
-    Fact | FromRank | PageSeen | RankUnlinked | Beats | SweptNode | JobKnown | Order | ToRank
-    | ShownStatus | Ended
+    Fact | FromRank | PageSeen | RankUnlinked | Beats | SweptNode | MemoryTaken | JobKnown | Order
+    | ToRank | TakeMemory | ShownStatus | Ended
 )
 # fmt: on
 

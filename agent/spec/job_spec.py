@@ -144,6 +144,7 @@ class ReplaceSpec(NamedTuple):
     period_s: float = 3600.0  # --replacement-period
     deaths: int = 3  # of one rank at one step: after so many it is not replaced any more
     failures: int = 2  # the same of the script's own, in a row at one step: likewise
+    near: tuple[int, ...] = ()  # ranks on the controller's node, which write memory; empty: all
     rejoin_s: float = 30.0  # for survivors to leave the training function
     join_s: float = 600.0  # for all to be in the new process group, newcomers too
 
@@ -231,8 +232,10 @@ class JobSpec(NamedTuple):
     @property
     def policy(self) -> Policy:
         """The part that decides."""
-        ranks = tuple(range(self.world_size))
-        return Policy(ranks, self.max_restarts, self.timeouts, self.dump, self.replace)
+        ranks, replace = tuple(range(self.world_size)), self.replace
+        if self.nnodes > 1:
+            replace = replace._replace(near=self.ranks_here)
+        return Policy(ranks, self.max_restarts, self.timeouts, self.dump, replace)
 
     @property
     def nnodes(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -20,10 +21,12 @@ from agent.nodes.messages import Refused
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.job_view import Holders, JobView
+from agent.supervisor.node_memory import MemorySender
 from agent.supervisor.remote_node import RemoteNode
 from agent.supervisor.supervisor import Supervisor
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
+from worker_hooks.storage.manifest import Manifest
 
 FULL = Refused("the job has begun with all its nodes: start another one, or wait for its end", 2)
 SWEEP_S = 10.0  # until a node has swept, and told what it found
@@ -62,7 +65,10 @@ class AllNodes:
         self._node_of = {rank: node for node in others for rank in node.ranks}
         self._controller = controller
         self._late: asyncio.TimerHandle | None = None
+        self._held: list[tuple[int, protocol.Message]] | None = None  # while an attempt begins
         hooks.relay(self._tell)
+        hooks.spread_memory(self._spread)
+        self._sender = MemorySender(own.loop.call_soon_threadsafe, self._progressed)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen to the others on ``loop``."""
@@ -80,10 +86,42 @@ class AllNodes:
                 node.act(action, self._controller.view)
         if isinstance(action, do.Sweep) and not self.is_swept:
             self._late = self._loop.call_later(SWEEP_S, self._give_up_sweeps)
+        match action:
+            case do.PrepareRanks():
+                self._prepare(action)
+                return
+            case do.ReplaceRanks():
+                self._replace(action)
+                return
+            case do.ForgetMemory():
+                for node in self._others:
+                    node.act(action, self._controller.view)
+            case _:
+                pass
         if isinstance(action, do.SignalRanks):
             here = tuple(rank for rank in action.ranks if rank not in self._node_of)
             action = do.SignalRanks(here, action.signum, action.reason)
         self._own.act(action)
+
+    def _prepare(self, action: do.PrepareRanks) -> None:
+        here = tuple(rank for rank in action.ranks if rank not in self._node_of)
+        if here:
+            self._own.act(replace(action, ranks=here))
+            port = self._own.reserved_port
+        else:
+            port = self._own.reserve(action.attempt)
+        for node in self._others if port else ():
+            node.prepare(action, port, self._controller.view)
+
+    def _replace(self, action: do.ReplaceRanks) -> None:
+        """Each node begins the attempt before its ranks are told to rejoin."""
+        self._held = []
+        self._own.act(action)
+        for node in self._others:
+            node.replace(action, self._own.port, self._controller.view)
+        told, self._held = self._held, None
+        for rank, message in told:
+            self._tell(rank, message)
 
     def decided(self, view: JobView, holders: Holders) -> None:
         """Know what became of the job by the newest decision, which was carried out."""
@@ -118,6 +156,7 @@ class AllNodes:
         """The job is over."""
         ending = self._controller.ending
         self._door.close()
+        self._sender.close()
         for node in self._others:
             node.end(ending.exit_code, ending.reason, CLOSE_S)
         self._own.finish()
@@ -150,8 +189,31 @@ class AllNodes:
             self._controller.post(event)
         node.is_swept = True
         self.swept()
+        self._sender.hear(node.facts.rank, "", "")
+
+    def _spread(
+        self, dump_id: int, path: str, manifest: Manifest, done: Callable[[str], None]
+    ) -> None:
+        """Bring a checkpoint in memory to the other nodes."""
+        there = [node for node in self._others if node.is_there]
+        order = self._sender.begin(
+            dump_id, path, manifest, done, {node.facts.rank for node in there}
+        )
+        for node in there if order is not None else ():
+            assert order is not None
+            node.take_memory(order)
+
+    def memory_taken(self, node: int, path: str, why_not: str) -> None:
+        """A node has the checkpoint in memory, or has not because of ``why_not``."""
+        self._sender.hear(node, path, why_not)
+
+    def _progressed(self, dump_id: int) -> None:
+        self._controller.post(ev.DumpProgressed(dump_id))
 
     def _tell(self, rank: int, message: protocol.Message) -> None:
+        if self._held is not None:
+            self._held.append((rank, message))
+            return
         self._node_of[rank].tell(rank, message)
 
     # --- an agent, for the hooks ----------------------------------------------------------------

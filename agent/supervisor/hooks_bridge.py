@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
+from agent.dump.target import Spread
 from agent.hooks.exiting_ranks import ExitingRanks
 from agent.hooks.rank_links import Loop, RankLinks, Said
 from agent.hooks.services import Services
@@ -152,6 +153,7 @@ class HooksBridge:
         self.rehearses = False
         """Whether new ranks have to run their script alone, up to ``run``."""
         self._holders = Holders()
+        self._spread: Spread | None = None
         self._votes = UpdateVotes(self._links, spec.ranks_here, journal)
 
     def attach(self, loop: Loop, agent: AgentPort) -> None:
@@ -182,6 +184,7 @@ class HooksBridge:
                 self._record,
                 self._services,
             )
+            loaded.dumps.spread = self._spread
             loaded.handshake.begin(self._attempt, self._resume)
             loaded.dumps.begin(self._attempt)
         return self._guarding
@@ -219,7 +222,7 @@ class HooksBridge:
             action.survivors, protocol.Rejoin(action.attempt, action.path, action.reason, port)
         )
         for rank in action.survivors:
-            if not self._links.pid(rank):
+            if not self._links.has(rank):
                 self._agent.post(ev.RankUnreachable(rank, action.attempt))
         self._links.admit()
 
@@ -330,6 +333,10 @@ class HooksBridge:
         """Take a rank's status page as it was on its node."""
         self._mirror(rank, attempt, copied(page))
 
+    def spread_memory(self, spread: Spread) -> None:
+        """Checkpoints in memory are complete once ``spread`` has them on all nodes."""
+        self._spread = spread
+
     def _mirror(self, rank: int, attempt: int, fd: int) -> None:
         try:
             self._pages.keep(rank, attempt, fd)
@@ -344,6 +351,7 @@ class HooksBridge:
         """A rank of another node has closed its link, and is alive."""
         if attempt != self._attempt or self._agent.worker(rank).exit_code is not None:
             return
+        self._links.unlink(rank)
         self._exiting.forget(rank)
         self._training.discard(rank)
         if not (self._exiting.has_finished(rank) and self._state is JobState.HOLDING):

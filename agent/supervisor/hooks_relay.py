@@ -77,10 +77,16 @@ class HooksRelay:
         self._links.close()
 
     def expect(self, action: do.PrepareRanks) -> None:
-        """No rank is replaced alone on several nodes."""
+        """These newcomers may say Hello before their attempt begins."""
+        self._links.expect(action.attempt, action.ranks)
 
-    def renew(self, action: do.ReplaceRanks, port: int) -> None:
-        """No rank is replaced alone on several nodes."""
+    def renew(self, action: do.ReplaceRanks, port: int) -> None:  # noqa: ARG002  Rejoin has it
+        """Newcomers join the survivors of the last attempt."""
+        self._attempt = action.attempt
+        self._links.renew(action.attempt, action.survivors)
+        for rank in action.newcomers:
+            self._pages.drop(rank)
+        self._links.admit()
 
     def act(self, action: Action) -> None:
         """What is said to ranks comes by :meth:`tell`."""

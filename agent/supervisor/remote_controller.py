@@ -21,11 +21,13 @@ from agent.nodes.run_messages import (
     RunMessage,
     ShownStatus,
     SweptNode,
+    TakeMemory,
     ToRank,
     unpack_said,
 )
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.job_view import Holders, JobView
+from agent.supervisor.node_memory import MemoryKeeper
 from agent.supervisor.supervisor import Supervisor
 from agent.workers.worker import Worker
 
@@ -44,6 +46,7 @@ class RemoteController:
         show_status: Callable[[dict[str, object]], None],
         say: Callable[[str], None],
         grace_s: float,
+        host: str,
     ) -> None:
         """Take the parts; nothing is heard before :meth:`begin`.
 
@@ -54,6 +57,7 @@ class RemoteController:
             show_status: writes the state of the whole job for those who ask on this node.
             say: prints one sentence for people.
             grace_s: for ranks to exit, if the controller's node is gone.
+            host: address of that node.
         """
         self._link = link
         self._hooks = hooks
@@ -61,6 +65,7 @@ class RemoteController:
         self._show_status = show_status
         self._say = say
         self._grace_s = grace_s
+        self._host = host
         self._beats: dict[str, str] = {}
         self.view = JobView()
         self.ending: Ended | None = None
@@ -70,6 +75,7 @@ class RemoteController:
         """Act on ``node``, in ``loop``."""
         self._loop = loop
         self._node = node
+        self._memory = MemoryKeeper(self._host, loop.call_soon_threadsafe, self._link.send)
 
     def begin(self) -> None:
         """The node is ready: hear what it is to do."""
@@ -89,6 +95,7 @@ class RemoteController:
 
     def close(self) -> None:
         """The job is over."""
+        self._memory.forget()
         self._link.close()
 
     def send(self, message: RunMessage) -> None:
@@ -112,7 +119,9 @@ class RemoteController:
                 self.view = JobView(state, message.attempt, message.has_hooks)
                 self._node.decided(self.view, Holders())
             case Order():
-                self._node.act(unpack_action(message.action))
+                self._obey(unpack_action(message.action), message.port)
+            case TakeMemory():
+                self._memory.take(message)
             case ToRank():
                 self._hooks.tell(message.rank, unpack_said(message.message))
             case ShownStatus():
@@ -122,6 +131,14 @@ class RemoteController:
                 self._node.finish()
             case _:
                 raise TypeError(f"not for a node: {message}")
+
+    def _obey(self, action: do.Action, port: int) -> None:
+        if port:
+            self._node.meet_at(port)
+        if isinstance(action, do.ForgetMemory):
+            self._memory.forget()
+        else:
+            self._node.act(action)
 
     def _lost(self, loss: Loss) -> None:
         """Without the controller nothing is decided: end what runs here."""

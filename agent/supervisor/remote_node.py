@@ -6,10 +6,13 @@ import signal
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from agent.controller import actions as do
 from agent.controller import events as ev
+from agent.controller.events import renewed
 from agent.failure.evidence import Evidence
 from agent.failure.evidence_json import as_heard, from_json
 from agent.nodes.codec import pack_action, unpack_event
@@ -22,11 +25,13 @@ from agent.nodes.run_messages import (
     Fact,
     FromRank,
     JobKnown,
+    MemoryTaken,
     Order,
     PageSeen,
     RankUnlinked,
     ShownStatus,
     SweptNode,
+    TakeMemory,
     ToRank,
     pack_said,
     unpack_said,
@@ -35,6 +40,7 @@ from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_view import JobView
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
+from worker_hooks.storage.manifest import is_in_memory
 
 UNKNOWN_END = -signal.SIGKILL  # of a rank whose node is gone: nobody saw it end
 
@@ -50,6 +56,9 @@ class JobPort(Protocol):
 
     def swept(self) -> None:
         """A node has no process of the attempt any more."""
+
+    def memory_taken(self, node: int, path: str, why_not: str) -> None:
+        """A node has the checkpoint in memory, or has not because of ``why_not``."""
 
 
 class RemoteNode:
@@ -75,6 +84,8 @@ class RemoteNode:
         self._link = link
         self._hooks = hooks
         self._known: JobView | None = None
+        self._renewed: tuple[int, frozenset[int]] = (0, frozenset())  # by a replacement: attempt
+        self._memory: dict[str, str] = {}  # of a checkpoint in memory here -> its copy there
         self._heard_at: dict[int, tuple[float, int]] = {}  # rank -> of its end: when, and which
 
     @property
@@ -127,11 +138,66 @@ class RemoteNode:
         }
         self.evidence = ()
         self._heard_at = {}
+        self._renewed = 0, frozenset()
+
+    def prepare(self, action: do.PrepareRanks, port: int, view: JobView) -> None:
+        """Order early starts of ranks of this node, which would meet at ``port``."""
+        ranks = tuple(rank for rank in action.ranks if rank in self.ranks)
+        if ranks:
+            self.know(view)
+            self._link.send(Order(pack_action(replace(action, ranks=ranks)), port))
+
+    def replace(self, action: do.ReplaceRanks, port: int, view: JobView) -> None:
+        """Order what a replacement means here; its ranks meet at ``port``."""
+        survivors = tuple(rank for rank in action.survivors if rank in self.ranks)
+        newcomers = tuple(rank for rank in action.newcomers if rank in self.ranks)
+        for rank in survivors:
+            self.workers[rank].attempt = action.attempt
+        for rank in newcomers:
+            gone = self.workers[rank]
+            gone.is_replaced = True
+            new = Worker(rank, gone.local_rank, action.attempt, resumes=True)
+            self.workers[rank] = new
+        self._renewed = action.attempt, frozenset(survivors)
+        self.know(view)
+        here = replace(action, survivors=survivors, newcomers=newcomers)
+        self._link.send(Order(pack_action(here), port))
+
+    def take_memory(self, order: TakeMemory) -> None:
+        """Order it to fetch a checkpoint in memory."""
+        self._memory = {}
+        self._link.send(order)
 
     def tell(self, rank: int, message: protocol.Message) -> None:
-        """Send a message to a rank, unless it means nothing to another node's."""
-        if not isinstance(message, protocol.Replicated | protocol.PeerPages):
-            self._link.send(ToRank(rank, pack_said(message)))
+        """Send a message to a rank, unless it means nothing to another node's.
+
+        A path into the memory of this node's msrun means something else there.
+        """
+        match message:
+            case protocol.Replicated() | protocol.PeerPages() | protocol.Copy():
+                return
+            case protocol.Save(is_quick=True, parts=parts) if parts:
+                failed = protocol.SaveFailed(
+                    rank,
+                    self.workers[rank].attempt,
+                    message.dump_id,
+                    "it is on another node than the controller's memory",
+                    is_place=True,
+                    round=message.round,
+                )
+                self._job.post(failed)
+                return
+            case protocol.Rejoin(path=path) | protocol.Welcome(resume=path):
+                if is_in_memory(Path(path)):
+                    if path not in self._memory:
+                        why = "is on a node that has no copy of the checkpoint in memory"
+                        attempt = self.workers[rank].attempt
+                        self._job.post(ev.RankUnreachable(rank, attempt, why))
+                        return
+                    message = _with_path(message, self._memory[path])
+            case _:
+                pass
+        self._link.send(ToRank(rank, pack_said(message)))
 
     def show(self, status: dict[str, object]) -> None:
         """Tell it the state of the whole job."""
@@ -172,10 +238,16 @@ class RemoteNode:
                     self._hooks.mirror_beat(int(rank), b64decode(beat))
             case SweptNode():
                 self._on_swept(message)
+            case MemoryTaken():
+                self._memory[message.path] = message.here
+                self._job.memory_taken(self.facts.rank, message.path, message.why_not)
             case _:
                 raise TypeError(f"not for the controller's node: {message}")
 
     def _on_event(self, event: ev.Event) -> None:
+        attempt, survivors = self._renewed
+        if getattr(event, "attempt", attempt) == attempt - 1:  # it did not know of the new one
+            event = renewed(event, attempt, survivors)
         match event:
             case ev.WorkerStarted() if worker := self._present(event.rank, event.attempt):
                 worker.pid, worker.started_at = event.pid, time.time()
@@ -220,3 +292,11 @@ class RemoteNode:
         self.evidence = tuple(found)
         self.is_swept = True
         self._job.swept()
+
+
+def _with_path(
+    message: protocol.Rejoin | protocol.Welcome, path: str
+) -> protocol.Rejoin | protocol.Welcome:
+    if isinstance(message, protocol.Rejoin):
+        return message._replace(path=path)
+    return message._replace(resume=path)

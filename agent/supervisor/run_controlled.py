@@ -33,6 +33,7 @@ def run_controlled(
     """
     spec, layout = prepared.spec, prepared.layout
     parts = make_parts(prepared, ignited, environ, console)
+    host = met.lines[0].connection.getpeername()[0]
     link = NodeLink(met.lines[0])
     hooks = HooksRelay(spec, ignited.hooks_listener, parts.journal, link.send)
 
@@ -49,6 +50,7 @@ def run_controlled(
         show_status=show_status,
         say=console.say,
         grace_s=spec.timeouts.grace_s,
+        host=host,
     )
     supervisor = Supervisor(
         spec,

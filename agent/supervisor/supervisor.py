@@ -11,6 +11,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from agent.controller import actions as do
@@ -293,6 +294,24 @@ class Supervisor:
         """The present attempt's, by local rank."""
         return tuple(self._workers.values())
 
+    def meet_at(self, port: int) -> None:
+        """The ranks of the next attempt meet at this port of the controller's node."""
+        self._starter.port_elsewhere = port
+
+    def reserve(self, attempt: int) -> int:
+        """The port at which the ranks of an attempt would meet; 0: it cannot be told yet."""
+        return self._starter.reserve(attempt)
+
+    @property
+    def port(self) -> int:
+        """The port at which the ranks of this attempt meet."""
+        return self._starter.port
+
+    @property
+    def reserved_port(self) -> int:
+        """That of an attempt that may follow; 0: none is reserved."""
+        return self._starter.reserved_port
+
     def living(self) -> tuple[int, ...]:
         """The ranks that have a process."""
         return tuple(self._ranks_by_pid.values())
@@ -327,13 +346,16 @@ class Supervisor:
 
     def _replace(self, action: do.ReplaceRanks) -> None:
         """Survivors come first: they have more to do until all meet than newcomers have."""
-        attempt = action.attempt
-        for rank in action.survivors:
-            self._workers[rank].attempt = attempt
-        self._starter.renew(attempt, {self._workers[rank].pid for rank in action.survivors})
+        attempt, here = action.attempt, self._workers.keys()
+        survivors = [self._workers[rank] for rank in action.survivors if rank in here]
+        newcomers = tuple(rank for rank in action.newcomers if rank in here)
+        for worker in survivors:
+            worker.attempt = attempt
+        self._starter.renew(attempt, {worker.pid for worker in survivors})
         self._hooks.renew(action, self._starter.port)
-        self._lost += (self._workers[rank] for rank in action.newcomers)
-        for worker in self._replacements.begin(action, self._workers):
+        self._lost += (self._workers[rank] for rank in newcomers)
+        of_ours = replace(action, newcomers=newcomers)
+        for worker in self._replacements.begin(of_ours, self._workers):
             self._ranks_by_pid[worker.pid] = worker.rank
             self.post(ev.WorkerStarted(worker.rank, attempt, worker.pid))
 

@@ -50,6 +50,8 @@ class Starter:
         self._sent = {order.rank: order for order in sent}  # not answered yet
         self._prestarted: dict[int, protocol.WorkerOrder] = {}  # sent for an attempt not begun
         self._reserved: tuple[int, socket.socket] | None = None  # that attempt, and its listener
+        self.port_elsewhere = 0
+        """Of the store of this or the next attempt, if that is on another node."""
         self._attempt = 0
         self._keeps = False  # some workers of earlier attempts are alive
         self._deaths = 0
@@ -131,7 +133,12 @@ class Starter:
         if listener is self._listener:
             return 0
         self._reserved = attempt, listener
-        return int(listener.getsockname()[1])
+        return self.port_elsewhere or int(listener.getsockname()[1])
+
+    @property
+    def reserved_port(self) -> int:
+        """The port that was reserved; 0: none is."""
+        return 0 if self._reserved is None else int(self._reserved[1].getsockname()[1])
 
     def prestart(self, orders: tuple[protocol.WorkerOrder, ...]) -> None:
         """Order replacements for the attempt that :meth:`reserve` was called for."""
@@ -160,7 +167,7 @@ class Starter:
     @property
     def port(self) -> int:
         """The port at which the ranks of this attempt meet."""
-        return int(self._present.getsockname()[1])
+        return self.port_elsewhere or int(self._present.getsockname()[1])
 
     def _meet_at(self, listener: socket.socket) -> socket.socket:
         if self._present not in {self._listener, listener}:

@@ -28,7 +28,6 @@ from worker_hooks.contract import env
 
 _UNFORWARDABLE = frozenset({"SIGKILL", "SIGSTOP", "SIGCHLD"})
 
-NOT_REPLACED = "on several nodes no rank is replaced alone yet"
 DETACHED = "the run was detached, and so is this one"
 SHOWN_VARIABLES = 10  # names in one sentence
 
@@ -259,14 +258,10 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
         raise UsageError(f"{settings.of('standalone').shown} is for one node: leave it out")
     if settings.integer("spare_devices"):
         raise UsageError("--spare-devices is not supported on several nodes yet: leave it out")
-    replace = job.replace
-    if replace.is_on:
-        replace = replace._replace(is_on=False, why_off=NOT_REPLACED)
     return job._replace(
         nodes=(job.nproc,) * found.nnodes,
         node_rank=min(max(found.node_rank, 0), found.nnodes - 1),
         master_port=dialects.meeting_port(settings, job.master_port),
-        replace=replace,
         dump=job.dump._replace(copies=CopyMode.OFF),
         timeouts=job.timeouts._replace(hang_s=0),
     )

@@ -157,11 +157,22 @@ def read(place: Path) -> Manifest:
         ValueError: there is none, or it is not one of ours; the message says which.
     """
     try:
-        fields = json.loads(read_small(place if is_in_memory(place) else place / MANIFEST))
+        text = read_small(place if is_in_memory(place) else place / MANIFEST)
     except FileNotFoundError:
         raise ValueError(f"it has no {MANIFEST}: not saved by msrun, or never completed") from None
     except OSError as error:
         raise ValueError(f"its {MANIFEST} cannot be read ({error.strerror})") from None
+    return decode(text)
+
+
+def decode(text: str | bytes) -> Manifest:
+    """The manifest that :func:`encode` wrote.
+
+    Raises:
+        ValueError: it is none of ours.
+    """
+    try:
+        fields = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError(f"its {MANIFEST} is damaged: it is not JSON") from None
     if not isinstance(fields, dict) or not _is_number(fields.get("format")):
