@@ -344,9 +344,11 @@ STRANGERS = [
 ]  # fmt: skip
 
 
-def test_strangers_are_closed_without_a_word_and_make_nobody_wait(job, monkeypatch):
+@pytest.mark.parametrize("patience_s", [0.0, 0.02])
+def test_strangers_are_closed_without_a_word_and_make_nobody_wait(job, monkeypatch, patience_s):
     monkeypatch.setattr(gathering, "MOST_UNKNOWN", 8)
-    monkeypatch.setattr(gathering, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(gathering, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(gathering, "ANSWER_S", LONG_S)
     controller = job.gather(nnodes=2)
     for data in STRANGERS[:3]:
         assert is_closed(job.connect(data))
@@ -533,6 +535,7 @@ def test_a_late_node_hears_that_the_job_has_begun(job, late):
 
 def test_late_strangers_are_closed_and_only_so_many_are_kept(job, late, monkeypatch):
     monkeypatch.setattr("agent.nodes.late.MOST_GUESTS", 4)
+    monkeypatch.setattr("agent.nodes.late.ANSWER_S", 2 * LONG_S)
     for data in STRANGERS[:3]:
         assert is_closed(job.connect(data))
     silent = [job.connect() for _ in range(12)]
