@@ -60,14 +60,14 @@ class MemorySender:
         if not nodes:
             done("")
             return None
-        files = [int(shard.file) for shard in manifest.shards]
+        text = manifests.encode(manifest).decode()
+        files = [int(shard.file) for shard in manifests.decode(text).shards]  # in its order
         try:
             server = MemoryServer(files, lambda: self._call_soon(self._progressed, dump_id))
         except OSError as error:
             done(describe_os_error(error))
             return None
         self._present = _Spreading(path, server, done, set(nodes))
-        text = manifests.encode(manifest).decode()
         return TakeMemory(path, text, server.port, server.key.hex())
 
     def hear(self, node: int, path: str, why_not: str) -> None:
