@@ -212,7 +212,9 @@ def _worker_started(job: Job, event: ev.WorkerStarted) -> Decision:
 
 
 def _start_failed(job: Job, event: ev.StartFailed) -> Decision:
-    job = job.with_rank(event.rank, RankState.FAILED)
+    job = job.with_rank(event.rank, RankState.FAILED)._replace(
+        lost_node=job.lost_node or event.lost
+    )
     if job.state is JobState.COMMITTING:
         return Decision(move(job, event, Condition.ALWAYS))
     if job.state is not JobState.STARTING:
@@ -230,7 +232,7 @@ def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
     rank, exit_code = event.rank, event.exit_code
     job = _known_alive(job, rank, event.attempt)
     how = f"rank {rank} {_describe_end(event)}"
-    job = job._replace(lost_node=job.lost_node or event.lost)
+    job = job.without_node(event.lost)
     is_stopping = job.state in {JobState.STOPPING, JobState.KILLING}
     is_ordered = is_stopping and rank not in job.now.raised
     if exit_code and is_ordered and job.state is JobState.STOPPING and is_leaving(job, rank):

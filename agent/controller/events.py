@@ -31,11 +31,15 @@ class WorkerStarted:
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """A rank's process could not be made, or its start was cancelled."""
+    """A rank's process could not be made, or its start was cancelled.
+
+    ``lost``: its node is gone for good, because of this.
+    """
 
     rank: int
     attempt: int
     why: str
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True)

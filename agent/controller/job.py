@@ -218,6 +218,11 @@ class Job(NamedTuple):
         running = self.ranks.in_state(RankState.RUNNING)
         return running & now.registered.ranks - now.unreachable - now.hung
 
+    def without_node(self, why: str) -> Job:
+        """The job once a node is gone because of ``why``, if that is not empty."""
+        is_final = bool(why) and not self.policy.replace.node_wait_s
+        return self._replace(lost_node=self.lost_node or why) if is_final else self
+
     def with_rank(self, rank: int, state: RankState) -> Job:
         """The job once a rank is in ``state``."""
         return self._replace(ranks=self.ranks.set(rank, state))

@@ -36,6 +36,7 @@ class Met(NamedTuple):
     door: socket.socket | None  # where nodes meet; None: on another node
     version: str  # of msrun
     token: bytes
+    settings: Mapping[str, object]  # what all nodes are told, on the controller's node
     interface: str  # of this machine, at which other nodes are reached; empty: not known
 
 
@@ -116,6 +117,7 @@ def _gather(
     cluster = spec.cluster
     assert cluster is not None
     prepared: list[Prepared] = []
+    told: dict[str, object] = {}
 
     def settings(roster: Roster) -> dict[str, object]:
         """Prepare the run first: if that fails, no other node has begun."""
@@ -123,15 +125,19 @@ def _gather(
         met = spec._replace(nodes=nodes, node_rank=0)
         prepared.append(prepare(met, environ, listen_for_nodes(spec.master_addr, 0)))
         dump = met.dump
-        return {
-            "job_id": spec.record_id,
-            "run_id": spec.run_id,
-            "store_port": prepared[0].port,
-            "max_restarts": spec.max_restarts,
-            "resume": None if dump.resume is None else str(dump.resume),
-            "resume_step": dump.resume_step,
-            "lineage": list(dump.lineage),
-        }
+        told.update(
+            {
+                "job_id": spec.record_id,
+                "run_id": spec.run_id,
+                "store_port": prepared[0].port,
+                "max_restarts": spec.max_restarts,
+                "resume": None if dump.resume is None else str(dump.resume),
+                "resume_step": dump.resume_step,
+                "lineage": list(dump.lineage),
+                "is_late": False,
+            }
+        )
+        return told
 
     try:
         gathered = gather(
@@ -151,7 +157,14 @@ def _gather(
         raise
     here = next(iter(gathered.lines.values())).connection.getsockname()[0]
     return Met(
-        prepared[0], gathered.roster, gathered.lines, door, own.version, token, _interface(here)
+        prepared[0],
+        gathered.roster,
+        gathered.lines,
+        door,
+        own.version,
+        token,
+        told,
+        _interface(here),
     )
 
 
@@ -185,17 +198,19 @@ def _join(
             ),
         )
         prepared = prepare(met, environ, listen("127.0.0.1", 0))
+        prepared = prepared._replace(store_port=told.store_port, is_late=told.is_late)
     except BaseException:
         joined.line.connection.close()
         raise
     here = joined.line.connection.getsockname()[0]
     return Met(
-        prepared._replace(store_port=told.store_port),
+        prepared,
         joined.roster,
         {0: joined.line},
         None,
         own.version,
         token,
+        joined.settings,
         _interface(here),
     )
 
@@ -210,6 +225,7 @@ class _Told(NamedTuple):
     resume: Path | None
     resume_step: int
     lineage: tuple[str, ...]
+    is_late: bool
 
     @staticmethod
     def read(settings: Mapping[str, object]) -> _Told:
@@ -237,6 +253,7 @@ class _Told(NamedTuple):
             resume=path,
             resume_step=int(str(settings["resume_step"])),
             lineage=tuple(map(str, lineage)) if isinstance(lineage, list) else (),
+            is_late=bool(settings["is_late"]),
         )
 
 

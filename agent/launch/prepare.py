@@ -42,6 +42,7 @@ class Prepared(NamedTuple):
     bindings: tuple[rank_plan.Binding, ...]
     claim: int | None = None  # held while this run resumes another
     store_port: int = 0  # of the workers' store, if that is on another node
+    is_late: bool = False  # the job has begun already
 
     @property
     def port(self) -> int:
@@ -179,7 +180,9 @@ def start_forkserver(
             f"no process can be started ({error.strerror}): raise the limits (ulimit -u, ulimit -n)"
         ) from error
     signals.hold(spec)  # only now: the forkserver and its children must not inherit the mask
-    if choice.warmth is not None:  # only when it is ready is it known whether it may fork
+    if (
+        choice.warmth is not None or prepared.is_late
+    ):  # only when it is ready is it known whether it may fork
         return StartedForkserver(forkserver, choice, hooks_listener)
     if log is not None:
         worker_files.make(orders, _ignore)

@@ -1,12 +1,15 @@
-"""Who connects after the job has begun: a node hears why it cannot take part, others nothing."""
+"""Who connects after the job has begun: a node gets a lost one's place, or hears why not."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
+from typing import NamedTuple
 
 from agent.nodes.guest import ANSWER_S, Guest, StrangerError
-from agent.nodes.messages import Refused
+from agent.nodes.line import Line, bytes_of, set_options
+from agent.nodes.messages import Admitted, Begin, Join, Refused
 
 MOST_GUESTS = 64  # at once; the oldest makes room
 RETRY_S = 1.0  # after descriptors ran out
@@ -14,18 +17,39 @@ RETRY_S = 1.0  # after descriptors ran out
 Loop = asyncio.AbstractEventLoop
 
 
+class Place(NamedTuple):
+    """What a node is told that takes part from now on."""
+
+    node_rank: int
+    begin: Begin
+
+
 class LateGuests:
     """Answers whoever connects to ``listener``, which stays the caller's."""
 
     def __init__(
-        self, listener: socket.socket, version: str, token: bytes, refused: Refused
+        self,
+        listener: socket.socket,
+        version: str,
+        token: bytes,
+        judge: Callable[[Join, str], Place | Refused],
+        admitted: Callable[[int, Line], None],
     ) -> None:
-        """``version``: this msrun's; ``refused``: what nodes hear that belong to the job."""
+        """Take the parts; nobody is answered before :meth:`attach`.
+
+        Args:
+            listener: where nodes meet.
+            version: this msrun's.
+            token: the job's; empty: none.
+            judge: decides about a node at an address that has proved to belong to the job.
+            admitted: takes the line to a node that has got a place, and its rank.
+        """
         listener.setblocking(False)
+        self._judge = judge
+        self._admitted = admitted
         self._listener = listener
         self._version = version
         self._token = token
-        self._refused = refused
         self._guests: dict[Guest, asyncio.TimerHandle] = {}
         self._retry: asyncio.TimerHandle | None = None
         self.refused = 0  # nodes
@@ -65,9 +89,19 @@ class LateGuests:
         except StrangerError:
             self._drop(guest)
             return
-        if said is not None:
+        if said is None:
+            return
+        answer = said if isinstance(said, Refused) else self._judge(said, guest.address)
+        if isinstance(answer, Refused):
             self.refused += 1
-            guest.refuse(said if isinstance(said, Refused) else self._refused)
+            guest.refuse(answer)
+            return
+        self._guests.pop(guest).cancel()
+        self._loop.remove_reader(guest.connection)
+        set_options(guest.connection)
+        admitted = Admitted(answer.node_rank, guest.proof(self._token))
+        guest.say(bytes_of(admitted) + bytes_of(answer.begin))
+        self._admitted(answer.node_rank, guest.line())
 
     def _drop(self, guest: Guest) -> None:
         if guest.is_unknown:

@@ -145,6 +145,7 @@ class ReplaceSpec(NamedTuple):
     deaths: int = 3  # of one rank at one step: after so many it is not replaced any more
     failures: int = 2  # the same of the script's own, in a row at one step: likewise
     near: tuple[int, ...] = ()  # ranks on the controller's node, which write memory; empty: all
+    node_wait_s: float = 0.0  # --node-wait: for another node in the place of a lost one
     rejoin_s: float = 30.0  # for survivors to leave the training function
     join_s: float = 600.0  # for all to be in the new process group, newcomers too
 

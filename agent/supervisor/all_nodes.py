@@ -14,21 +14,28 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.failure.evidence import Evidence
 from agent.launch.meeting import Met
-from agent.nodes.late import LateGuests
-from agent.nodes.line import Loss, LossKind
+from agent.nodes.guest import WRONG
+from agent.nodes.late import LateGuests, Place
+from agent.nodes.line import Line, Loss, LossKind
 from agent.nodes.link import NodeLink
-from agent.nodes.messages import Refused
+from agent.nodes.messages import Begin, Join, NodeFacts, Refused
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.job_view import Holders, JobView
 from agent.supervisor.node_memory import MemorySender
 from agent.supervisor.remote_node import RemoteNode
 from agent.supervisor.supervisor import Supervisor
+from agent.text.wording import duration
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
+from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.storage.manifest import Manifest
 
-FULL = Refused("the job has begun with all its nodes: start another one, or wait for its end", 2)
+FULL = Refused(
+    "the job runs, and no lost node has left a place for this one: wait for its end, or give "
+    "another --master-port",
+    WRONG,
+)
 SWEEP_S = 10.0  # until a node has swept, and told what it found
 CLOSE_S = 5.0  # until a node has heard that the job is over
 
@@ -45,7 +52,7 @@ class AllNodes:
         others: Sequence[RemoteNode],
         hooks: HooksBridge,
         controller: JobController,
-        late: LateGuests,
+        met: Met,
         say: Callable[[str], None],
     ) -> None:
         """Take the nodes; nothing is heard of the others before :meth:`attach`.
@@ -55,10 +62,16 @@ class AllNodes:
             others: the others.
             hooks: of all ranks.
             controller: decides for all.
-            late: answers nodes that come now.
+            met: how they met.
             say: prints one sentence for people.
         """
-        self._door = late
+        assert met.door is not None
+        self._met = met
+        self._door = LateGuests(met.door, met.version, met.token, self._judge, self._admit)
+        self._wait_s = met.prepared.spec.replace.node_wait_s
+        self._vacant: dict[int, asyncio.TimerHandle] = {}  # places of lost nodes
+        self._facts = list(met.roster.nodes)
+        self._memory: tuple[str, Manifest] | None = None  # the newest checkpoint in memory
         self._say = say
         self._own = own
         self._others = tuple(others)
@@ -93,7 +106,12 @@ class AllNodes:
             case do.ReplaceRanks():
                 self._replace(action)
                 return
+            case do.CancelStarts():
+                for node in self._others:
+                    for event in node.give_up(f"called off: {action.reason}", is_lost=False):
+                        self._controller.post(event)
             case do.ForgetMemory():
+                self._memory = None
                 for node in self._others:
                     node.act(action, self._controller.view)
             case _:
@@ -119,6 +137,8 @@ class AllNodes:
         self._own.act(action)
         for node in self._others:
             node.replace(action, self._own.port, self._controller.view)
+            if node.is_there:
+                self._bring(node)
         told, self._held = self._held, None
         for rank, message in told:
             self._tell(rank, message)
@@ -156,6 +176,8 @@ class AllNodes:
         """The job is over."""
         ending = self._controller.ending
         self._door.close()
+        for timer in self._vacant.values():
+            timer.cancel()
         self._sender.close()
         for node in self._others:
             node.end(ending.exit_code, ending.reason, CLOSE_S)
@@ -187,6 +209,13 @@ class AllNodes:
         self._say(why)
         for event in node.lost_events(why):
             self._controller.post(event)
+        if self._wait_s:
+            rank = node.facts.rank
+            self._vacant[rank] = self._loop.call_later(self._wait_s, self._give_up, node)
+            self._say(
+                f"waiting {duration(self._wait_s)} at most for another node in its place: start "
+                "msrun again, there or elsewhere, with the same command"
+            )
         node.is_swept = True
         self.swept()
         self._sender.hear(node.facts.rank, "", "")
@@ -195,6 +224,7 @@ class AllNodes:
         self, dump_id: int, path: str, manifest: Manifest, done: Callable[[str], None]
     ) -> None:
         """Bring a checkpoint in memory to the other nodes."""
+        self._memory = path, manifest
         there = [node for node in self._others if node.is_there]
         order = self._sender.begin(
             dump_id, path, manifest, done, {node.facts.rank for node in there}
@@ -206,9 +236,56 @@ class AllNodes:
     def memory_taken(self, node: int, path: str, why_not: str) -> None:
         """A node has the checkpoint in memory, or has not because of ``why_not``."""
         self._sender.hear(node, path, why_not)
+        other = next(each for each in self._others if each.facts.rank == node)
+        if self._memory is not None and other.has_memory(self._memory[0]):
+            other.go_on(self._controller.view)
 
     def _progressed(self, dump_id: int) -> None:
         self._controller.post(ev.DumpProgressed(dump_id))
+
+    # --- another node in the place of a lost one ------------------------------------------------
+
+    def _judge(self, join: Join, address: str) -> Place | Refused:
+        """Whether a node gets the place of a lost one."""
+        spec = self._met.prepared.spec
+        wanted = "" if spec.run_id == spec.record_id else spec.run_id
+        if join.run_id != wanted:
+            return Refused(f"the job here is {wanted!r}, not {join.run_id!r}", WRONG)
+        fitting = [rank for rank in self._vacant if self._facts[rank].nproc == join.nproc]
+        if join.node_rank >= 0:
+            fitting = [rank for rank in fitting if rank == join.node_rank]
+        if not fitting:
+            return FULL
+        rank = min(fitting)
+        self._facts[rank] = NodeFacts(rank, join.host, address, join.nproc, join.pid, join.torch)
+        settings = {**self._met.settings, "is_late": True}
+        return Place(rank, Begin(tuple(self._facts), settings))
+
+    def _admit(self, rank: int, line: Line) -> None:
+        self._vacant.pop(rank).cancel()
+        node = next(each for each in self._others if each.facts.rank == rank)
+        node.renew(self._facts[rank], NodeLink(line))
+        node.attach(self._loop, self, self._on_lost)
+        self._say(f"{node.name} has come in the place of the lost one")
+        if not self._bring(node):
+            node.go_on(self._controller.view)
+
+    def _bring(self, node: RemoteNode) -> bool:
+        """Send a node the checkpoint in memory, if it lacks that; whether it has to wait for it."""
+        if self._memory is None or node.has_memory(self._memory[0]):
+            return False
+        try:
+            node.take_memory(self._sender.again(*self._memory))
+        except OSError as error:
+            self._say(f"{node.name} cannot be sent the state: {describe_os_error(error)}")
+            return False
+        return True
+
+    def _give_up(self, node: RemoteNode) -> None:
+        del self._vacant[node.facts.rank]
+        why = f"no node came in the place of {node.name} within {duration(self._wait_s)}"
+        for event in node.give_up(why, is_lost=True):
+            self._controller.post(event)
 
     def _tell(self, rank: int, message: protocol.Message) -> None:
         if self._held is not None:
@@ -251,11 +328,8 @@ def all_nodes(
     say: Callable[[str], None],
 ) -> AllNodes:
     """The nodes that have met."""
-    assert met.door is not None
     others = [
         RemoteNode(met.roster.nodes[rank], met.roster.ranks(rank), NodeLink(line), hooks)
         for rank, line in met.lines.items()
     ]
-    return AllNodes(
-        own, others, hooks, controller, LateGuests(met.door, met.version, met.token, FULL), say
-    )
+    return AllNodes(own, others, hooks, controller, met, say)

@@ -38,6 +38,7 @@ class MemorySender:
         self._call_soon = call_soon
         self._progressed = progressed
         self._present: _Spreading | None = None
+        self._extra: list[MemoryServer] = []  # for nodes that came later
 
     def begin(
         self,
@@ -70,6 +71,18 @@ class MemorySender:
         self._present = _Spreading(path, server, done, set(nodes))
         return TakeMemory(path, text, server.port, server.key.hex())
 
+    def again(self, path: str, manifest: Manifest) -> TakeMemory:
+        """What to order a node that lacks a checkpoint which is complete.
+
+        Raises:
+            OSError: no socket can be opened.
+        """
+        text = manifests.encode(manifest).decode()
+        files = [int(shard.file) for shard in manifests.decode(text).shards]
+        server = MemoryServer(files, lambda: None)
+        self._extra.append(server)
+        return TakeMemory(path, text, server.port, server.key.hex())
+
     def hear(self, node: int, path: str, why_not: str) -> None:
         """A node has it, or has not because of ``why_not``; or is gone, which is no failure."""
         present = self._present
@@ -82,6 +95,9 @@ class MemorySender:
 
     def close(self) -> None:
         """Send nothing any more."""
+        for server in self._extra:
+            server.close()
+        self._extra.clear()
         if self._present is not None:
             self._present.server.close()
             self._present = None

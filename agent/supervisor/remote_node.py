@@ -85,6 +85,7 @@ class RemoteNode:
         self._hooks = hooks
         self._known: JobView | None = None
         self._renewed: tuple[int, frozenset[int]] = (0, frozenset())  # by a replacement: attempt
+        self._waiting: Order | None = None
         self._memory: dict[str, str] = {}  # of a checkpoint in memory here -> its copy there
         self._heard_at: dict[int, tuple[float, int]] = {}  # rank -> of its end: when, and which
 
@@ -97,6 +98,28 @@ class RemoteNode:
     def is_there(self) -> bool:
         """Whether it can be told anything."""
         return self._link.is_open
+
+    def renew(self, facts: NodeFacts, link: NodeLink) -> None:
+        """Another node has its place; see :meth:`attach`."""
+        self.facts = facts
+        self._link = link
+        self._known = None
+        self._memory = {}
+
+    def go_on(self, view: JobView) -> None:
+        """Order what was ordered while nobody was here, or before the memory had come."""
+        self.know(view)
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self._link.send(waiting)
+
+    def has_memory(self, path: str) -> bool:
+        """Whether it has a copy of this checkpoint in memory."""
+        return path in self._memory
+
+    def awaited(self) -> list[Worker]:
+        """Ranks that are to be started on this node, which is not there."""
+        return [each for each in self.workers.values() if not each.pid and each.ended_at is None]
 
     def attach(self, loop: Any, job: JobPort, lost: Callable[[RemoteNode, Loss], None]) -> None:
         """Listen on ``loop``."""
@@ -115,6 +138,8 @@ class RemoteNode:
         match action:
             case do.StartAttempt():
                 self._begin(action)
+                if not self._link.is_open:
+                    self._waiting = Order(pack_action(action))
             case do.SignalRanks():
                 ranks = tuple(rank for rank in action.ranks if rank in self.ranks)
                 if not ranks:
@@ -148,7 +173,10 @@ class RemoteNode:
             self._link.send(Order(pack_action(replace(action, ranks=ranks)), port))
 
     def replace(self, action: do.ReplaceRanks, port: int, view: JobView) -> None:
-        """Order what a replacement means here; its ranks meet at ``port``."""
+        """Order what a replacement means here; its ranks meet at ``port``.
+
+        New ranks are not started before the checkpoint that they resume from has come.
+        """
         survivors = tuple(rank for rank in action.survivors if rank in self.ranks)
         newcomers = tuple(rank for rank in action.newcomers if rank in self.ranks)
         for rank in survivors:
@@ -161,7 +189,11 @@ class RemoteNode:
         self._renewed = action.attempt, frozenset(survivors)
         self.know(view)
         here = replace(action, survivors=survivors, newcomers=newcomers)
-        self._link.send(Order(pack_action(here), port))
+        order = Order(pack_action(here), port)
+        if newcomers and not self.has_memory(action.path):
+            self._waiting = order
+        else:
+            self._link.send(order)
 
     def take_memory(self, order: TakeMemory) -> None:
         """Order it to fetch a checkpoint in memory."""
@@ -208,8 +240,23 @@ class RemoteNode:
         self._link.send(Ended(exit_code, reason))
         self._link.drain(timeout_s)
 
+    def give_up(self, why: str, *, is_lost: bool) -> Iterator[ev.Event]:
+        """No rank is started here any more of those that wait for a node, or for the memory.
+
+        Args:
+            why: as text.
+            is_lost: no other node has come in the place of this one.
+        """
+        waiting, self._waiting = self._waiting, None
+        if waiting is None and not is_lost:
+            return
+        for worker in self.awaited():
+            worker.ended_at, worker.why = time.time(), why
+            yield ev.StartFailed(worker.rank, worker.attempt, why, lost=why if is_lost else "")
+
     def lost_events(self, why: str) -> Iterator[ev.Event]:
         """What the loss of this node means for its ranks."""
+        self._waiting = None
         for worker in tuple(self.workers.values()):
             if worker.exit_code is None and worker.ended_at is None:
                 if not worker.pid:
@@ -239,7 +286,8 @@ class RemoteNode:
             case SweptNode():
                 self._on_swept(message)
             case MemoryTaken():
-                self._memory[message.path] = message.here
+                if not message.why_not:
+                    self._memory[message.path] = message.here
                 self._job.memory_taken(self.facts.rank, message.path, message.why_not)
             case _:
                 raise TypeError(f"not for the controller's node: {message}")

@@ -67,11 +67,14 @@ def run_controlled(
     )
     head = met.roster.nodes[0]
     here = ranged(spec.ranks_here)
+    place = ", in the place of a lost one" if prepared.is_late else ""
     console.say(
-        f"this is node {spec.node_rank} of {spec.nnodes}, with {here} of {spec.world_size}; "
+        f"this is node {spec.node_rank} of {spec.nnodes}{place}, with {here} of {spec.world_size}; "
         f"the job is controlled and reported by node 0 ({head.host})"
     )
     controller.attach(supervisor.loop, supervisor)
+    if prepared.is_late:
+        supervisor.stand_in()
     supervisor.run(controller)
     controller.close()
     if not parts.output.close(CONSOLE_PATIENCE_S):

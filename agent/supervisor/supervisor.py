@@ -312,6 +312,13 @@ class Supervisor:
         """That of an attempt that may follow; 0: none is reserved."""
         return self._starter.reserved_port
 
+    def stand_in(self) -> None:
+        """This node has the place of a lost one: its ranks have ended, and are to be replaced."""
+        for local_rank, rank in enumerate(self._spec.ranks_here):
+            worker = Worker(rank, local_rank, attempt=0)
+            worker.ended_at = time.time()
+            self._workers[rank] = worker
+
     def living(self) -> tuple[int, ...]:
         """The ranks that have a process."""
         return tuple(self._ranks_by_pid.values())

@@ -256,12 +256,16 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
         return job
     if settings.boolean("standalone"):
         raise UsageError(f"{settings.of('standalone').shown} is for one node: leave it out")
+    wait_s = settings.number("node_wait")
     if settings.integer("spare_devices"):
         raise UsageError("--spare-devices is not supported on several nodes yet: leave it out")
     return job._replace(
         nodes=(job.nproc,) * found.nnodes,
         node_rank=min(max(found.node_rank, 0), found.nnodes - 1),
         master_port=dialects.meeting_port(settings, job.master_port),
+        replace=job.replace._replace(
+            node_wait_s=wait_s, join_s=max(job.replace.join_s, wait_s + job.replace.rejoin_s)
+        ),
         dump=job.dump._replace(copies=CopyMode.OFF),
         timeouts=job.timeouts._replace(hang_s=0),
     )

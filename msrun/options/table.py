@@ -151,6 +151,10 @@ OPTIONS: tuple[Option, ...] = (
            "Port of the store, or at which several nodes meet; 0 chooses a free port.",
            unset="a free port; with several nodes 29500", kind=_K.INT, metavar="PORT", low=0,
            high=PORT_MAX),
+    Option("node-wait", _S.RENDEZVOUS,
+           "Seconds to wait for another node in the place of a lost one, while the others hold "
+           "their state; 0: end at once, with the step saved.",
+           default="600", kind=_K.FLOAT, metavar="SECONDS", low=0, origin=_OUR),
     Option("token-file", _S.RENDEZVOUS,
            "A file with the job's token, the same on all nodes: only who has it may join; "
            "also MSRUN_TOKEN.",
