@@ -27,6 +27,7 @@ _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 Said = (
     protocol.Hello
     | protocol.Registered
+    | protocol.PageWritten
     | protocol.Fingerprinted
     | protocol.Unprotected
     | protocol.Raised

@@ -39,6 +39,7 @@ class StatusPages:
     def __init__(self) -> None:
         self._pages: dict[int, Page] = {}
         self._files: dict[int, int] = {}  # the descriptors of the pages: open as long as they are
+        self._known: dict[int, dict[int, int]] = {}  # rank -> slot -> record, as of the last news
         self._unshared: set[int] = set()  # ranks whose page is newer than what peers have
 
     def keep(self, rank: int, attempt: int, fd: int) -> None:
@@ -62,12 +63,25 @@ class StatusPages:
             raise
         finalize(page, os.close, fd)
         self._pages[rank], self._files[rank] = page, fd
+        self._known.pop(rank, None)
         self._unshared.add(rank)
 
     def content(self, rank: int) -> bytes:
         """The bytes of a rank's page; empty: it has none."""
         page = self._pages.get(rank)
         return b"" if page is None else page.content()
+
+    def news(self, rank: int) -> list[tuple[int, bytes]]:
+        """What a rank has written to its page since the last call."""
+        page = self._pages.get(rank)
+        return [] if page is None else page.news(self._known.setdefault(rank, {}))
+
+    def mirror_news(self, rank: int, pieces: Iterable[tuple[int, bytes]]) -> None:
+        """Put what :meth:`news` returned on another node into the copy of the page."""
+        page = self._pages.get(rank)
+        if page is not None:
+            with contextlib.suppress(ValueError):
+                page.put(pieces)
 
     def raw_beats(self) -> dict[int, bytes]:
         """The heartbeats of all ranks as they are in their pages."""

@@ -1,6 +1,7 @@
 """What the controller's node and the others say to each other while the job runs. Pure.
 
-To the controller's node: Fact, FromRank, PageSeen, RankUnlinked, Beats, SweptNode, MemoryTaken.
+To the controller's node: Fact, FromRank, PageSeen, PageNews, RankUnlinked, Beats,
+SweptNode, MemoryTaken.
 To the others: JobKnown, Order, ToRank, TakeMemory, ShownStatus, Ended.
 """
 
@@ -31,6 +32,14 @@ class PageSeen(NamedTuple):
     rank: int
     attempt: int
     page: str  # base64
+
+
+class PageNews(NamedTuple):
+    """What a rank has written to its status page: the newest records."""
+
+    rank: int
+    attempt: int
+    pieces: dict[str, str]  # where in the page -> base64
 
 
 class RankUnlinked(NamedTuple):
@@ -107,8 +116,8 @@ class Ended(NamedTuple):
 
 # fmt: off
 RunMessage = (
-    Fact | FromRank | PageSeen | RankUnlinked | Beats | SweptNode | MemoryTaken | JobKnown | Order
-    | ToRank | TakeMemory | ShownStatus | Ended
+    Fact | FromRank | PageSeen | PageNews | RankUnlinked | Beats | SweptNode | MemoryTaken
+    | JobKnown | Order | ToRank | TakeMemory | ShownStatus | Ended
 )
 # fmt: on
 

@@ -39,9 +39,6 @@ FULL = Refused(
 SWEEP_S = 10.0  # until a node has swept, and told what it found
 CLOSE_S = 5.0  # until a node has heard that the job is over
 
-ON_EACH = do.StartAttempt | do.CancelStarts | do.SignalRanks | do.RefuseRanks | do.Sweep | do.WarmUp
-"""What is done where the processes are."""
-
 
 class AllNodes:
     """The methods are those of a node and, for hooks, those of an agent."""
@@ -94,32 +91,42 @@ class AllNodes:
 
     def act(self, action: do.Action) -> None:
         """Carry out a decision on all nodes."""
-        if isinstance(action, ON_EACH):
-            for node in self._others:
-                node.act(action, self._controller.view)
-        if isinstance(action, do.Sweep) and not self.is_swept:
-            self._late = self._loop.call_later(SWEEP_S, self._give_up_sweeps)
         match action:
             case do.PrepareRanks():
                 self._prepare(action)
-                return
             case do.ReplaceRanks():
                 self._replace(action)
-                return
+            case do.SignalRanks():
+                self._order_all(action)
+                here = tuple(rank for rank in action.ranks if rank not in self._node_of)
+                self._own.act(replace(action, ranks=here))
+            case do.Sweep():
+                self._order_all(action)
+                if not self.is_swept:
+                    self._late = self._loop.call_later(SWEEP_S, self._give_up_sweeps)
+                self._own.act(action)
             case do.CancelStarts():
-                for node in self._others:
-                    for event in node.give_up(f"called off: {action.reason}", is_lost=False):
-                        self._controller.post(event)
+                self._order_all(action)
+                self._cancel(action)
+                self._own.act(action)
             case do.ForgetMemory():
                 self._memory = None
-                for node in self._others:
-                    node.act(action, self._controller.view)
-            case _:
-                pass
-        if isinstance(action, do.SignalRanks):
-            here = tuple(rank for rank in action.ranks if rank not in self._node_of)
-            action = do.SignalRanks(here, action.signum, action.reason)
-        self._own.act(action)
+                self._order_all(action)
+                self._own.act(action)
+            case do.StartAttempt() | do.RefuseRanks() | do.WarmUp():
+                self._order_all(action)
+                self._own.act(action)
+            case _:  # of the ranks' state
+                self._own.act(action)
+
+    def _order_all(self, action: do.Action) -> None:
+        for node in self._others:
+            node.act(action, self._controller.view)
+
+    def _cancel(self, action: do.CancelStarts) -> None:
+        for node in self._others:
+            for event in node.give_up(f"called off: {action.reason}", is_lost=False):
+                self._controller.post(event)
 
     def _prepare(self, action: do.PrepareRanks) -> None:
         here = tuple(rank for rank in action.ranks if rank not in self._node_of)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -343,6 +343,10 @@ class HooksBridge:
         except (ValueError, OSError) as error:
             self._journal.event("LinkRefused", rank=rank, why=str(error))
 
+    def mirror_news(self, rank: int, pieces: Iterable[tuple[int, bytes]]) -> None:
+        """Take what a rank has written to its page."""
+        self._pages.mirror_news(rank, pieces)
+
     def mirror_beat(self, rank: int, beat: bytes) -> None:
         """Take a rank's heartbeat."""
         self._pages.mirror_beat(rank, beat)
@@ -409,6 +413,8 @@ class HooksBridge:
             return
         for fd in fds:
             os.close(fd)
+        if isinstance(message, protocol.PageWritten):
+            return
         if isinstance(message, protocol.Unprotected):
             self._warn(message)
             return

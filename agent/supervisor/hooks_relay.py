@@ -15,7 +15,14 @@ from agent.controller import actions as do
 from agent.controller.states import JobState
 from agent.hooks.rank_links import Loop, RankLinks, Said
 from agent.hooks.status_pages import StatusPages
-from agent.nodes.run_messages import FromRank, PageSeen, RankUnlinked, RunMessage, pack_said
+from agent.nodes.run_messages import (
+    FromRank,
+    PageNews,
+    PageSeen,
+    RankUnlinked,
+    RunMessage,
+    pack_said,
+)
 from agent.records.journal import Journal
 from agent.spec.job_spec import JobSpec
 from agent.supervisor.hooks_bridge import WRAPPER_S, Action, AgentPort
@@ -139,6 +146,9 @@ class HooksRelay:
         return b64encode(self._pages.content(rank)).decode()
 
     def _on_message(self, message: Said, fds: list[int]) -> None:
+        if isinstance(message, protocol.PageWritten):
+            self._tell_news(message.rank)
+            return
         page = ""
         if isinstance(message, protocol.Registered):
             if not self._keep(message, fds):
@@ -152,6 +162,11 @@ class HooksRelay:
         if isinstance(message, protocol.Hello) and message.exit_file:
             self._agent.watch(message.exit_file)
         self._send(FromRank(pack_said(message), page))
+
+    def _tell_news(self, rank: int) -> None:
+        pieces = {str(at): b64encode(one).decode() for at, one in self._pages.news(rank)}
+        if pieces:
+            self._send(PageNews(rank, self._attempt, pieces))
 
     def _keep(self, message: protocol.Registered, fds: list[int]) -> bool:
         try:

@@ -27,6 +27,7 @@ from agent.nodes.run_messages import (
     JobKnown,
     MemoryTaken,
     Order,
+    PageNews,
     PageSeen,
     RankUnlinked,
     ShownStatus,
@@ -269,7 +270,7 @@ class RemoteNode:
 
     # --- what it says ---------------------------------------------------------------------------
 
-    def _hear(self, message: object) -> None:
+    def _hear(self, message: object) -> None:  # noqa: C901  a row for each kind
         match message:
             case Fact():
                 self._on_event(unpack_event(message.event))
@@ -278,6 +279,9 @@ class RemoteNode:
                 self._hooks.hear_relayed(said, b64decode(message.page))
             case PageSeen():
                 self._hooks.mirror(message.rank, message.attempt, b64decode(message.page))
+            case PageNews():
+                pieces = [(int(at), b64decode(one)) for at, one in message.pieces.items()]
+                self._hooks.mirror_news(message.rank, pieces)
             case RankUnlinked():
                 self._hooks.lost_elsewhere(message.rank, message.attempt)
             case Beats():

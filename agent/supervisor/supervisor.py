@@ -313,7 +313,7 @@ class Supervisor:
         return self._starter.reserved_port
 
     def stand_in(self) -> None:
-        """This node has the place of a lost one: its ranks have ended, and are to be replaced."""
+        """Know that the ranks here have ended on another node, whose place this one has."""
         for local_rank, rank in enumerate(self._spec.ranks_here):
             worker = Worker(rank, local_rank, attempt=0)
             worker.ended_at = time.time()

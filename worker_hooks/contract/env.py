@@ -172,6 +172,7 @@ class RankEnv(NamedTuple):
     audit: float = AUDIT_SHARE  # of the time
     is_strict: bool = False  # refuse to train with variables that cannot be restored
     save_to: str = ""  # a drill's folder; it replaces every folder that the script saves to
+    is_controlled: bool = False  # by msrun on another node
 
     def redirected(self, folder: str) -> str:
         """Where to save instead of in ``folder``; there itself, unless this is a drill."""
@@ -197,6 +198,7 @@ class RankEnv(NamedTuple):
             local_world_size=number("LOCAL_WORLD_SIZE", 1),
             audit=_share(environ.get(AUDIT, "")),
             is_strict=environ.get(STRICT) == "1",
+            is_controlled=bool(environ.get(JOB)),
         )
 
 

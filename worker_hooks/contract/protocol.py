@@ -5,9 +5,9 @@ that import a forkserver is ready 20 ms earlier.
 
     agent -> forkserver    StartWorkers, StartStore, Preload, Protect
     forkserver -> agent    Ready, Forked, ForkFailed, StoreForked
-    hooks -> agent         Hello, Registered, Fingerprinted, Unprotected, Raised, Leaving,
-                           ExitRequested, Standing, Frozen, Written, Digested, SaveFailed, Progress,
-                           Rejoining, Stack, VoteOpened, Copied
+    hooks -> agent         Hello, Registered, PageWritten, Fingerprinted, Unprotected, Raised,
+                           Leaving, ExitRequested, Standing, Frozen, Written, Digested, SaveFailed,
+                           Progress, Rejoining, Stack, VoteOpened, Copied
     agent -> hooks         Welcome, Hold, Proceed, Freeze, Save, Leave, Release, Dismiss, Rejoin,
                            GoOn, Inspect, PeerPages, Replicated, OpenVote, Copy
 """
@@ -128,6 +128,16 @@ class Registered(NamedTuple):
     compares: bool = False  # it says Fingerprinted at its first commits
     rehearses: bool = False  # a new rank in its place has to run its script alone, up to run()
     not_copied_why: str = ""  # why its state cannot be copied to the agent's memory; empty: it can
+
+
+class PageWritten(NamedTuple):
+    """The record of the step under way is on the page, for a node that keeps no pages.
+
+    Only ranks say it whose controller is on another node; there nothing outlives that node.
+    """
+
+    rank: int
+    attempt: int
 
 
 class Fingerprinted(NamedTuple):
@@ -430,6 +440,7 @@ Message = (
     | Hello
     | Welcome
     | Registered
+    | PageWritten
     | Fingerprinted
     | Unprotected
     | Raised

@@ -33,7 +33,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from time import monotonic_ns
 from typing import NamedTuple
@@ -232,6 +232,37 @@ class Page:
     def content(self) -> bytes:
         """All bytes of the page."""
         return self._map[:]
+
+    def news(self, known: dict[int, int]) -> list[tuple[int, bytes]]:
+        """What was written to the page since the last call: where each part is, and its bytes.
+
+        Args:
+            known: the number of each slot's record as of that call; written to.
+        """
+        found = []
+        for slot in self._slots:
+            head = self._head(slot)
+            if head is None or known.get(slot) == head[0]:
+                continue
+            at = self._records_at + slot * self._record_bytes
+            front = self._map[at : at + _RECORD.size + head[4]]
+            payload_at = at + _RECORD.size + self._meta_bytes
+            back = self._map[payload_at : at + self._record_bytes]
+            if self._head(slot) == head:  # else it is being written again
+                known[slot] = head[0]
+                found += [(at, front), (payload_at, back)]
+        return found
+
+    def put(self, pieces: Iterable[tuple[int, bytes]]) -> None:
+        """Write what :meth:`news` returned for the page that this one is a copy of.
+
+        Raises:
+            ValueError: it is of another page.
+        """
+        for at, octets in pieces:
+            if not self._records_at <= at <= at + len(octets) <= len(self._map):
+                raise ValueError("it is no part of this page")
+            self._map[at : at + len(octets)] = octets
 
     def raw_beat(self) -> bytes:
         """The heartbeat with its age in ns instead of its time: another node has another clock."""

@@ -57,6 +57,15 @@ class AgentLink:
         with self._send_lock:
             wire.send(self._socket, message, fds)
 
+    def try_send(self, message: protocol.Message) -> None:
+        """Send one message, unless the agent has read nothing for hundreds of them.
+
+        Raises:
+            OSError: the agent is gone, or does not read.
+        """
+        with self._send_lock:
+            self._socket.send(wire.encode(message), socket.MSG_DONTWAIT)
+
     def ask(self, message: protocol.Message, within_s: float = ANSWER_S) -> protocol.Message | None:
         """Send one message and wait for the answer; ``None``: the agent wants nothing of us.
 

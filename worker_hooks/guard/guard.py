@@ -523,6 +523,12 @@ class Guard:
         if is_there and self.gate.claim_arrival():  # it may never come to a boundary again
             arrived()
 
+    def tell_page(self) -> None:
+        """The record of the step under way is written. It costs the step some microseconds."""
+        if self._link is not None:
+            with contextlib.suppress(OSError):  # the page is sent on now and then, too
+                self._link.try_send(protocol.PageWritten(**self._sender))
+
     def _send(self, message: protocol.Message) -> None:
         if self._link is not None:
             with contextlib.suppress(OSError):  # the listener notices the closed connection

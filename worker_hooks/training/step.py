@@ -52,6 +52,8 @@ class StepTracker:
         """
         self.phase = Phase.IDLE
         self.has_updated = False
+        self.page_written: Callable[[], None] | None = None
+        """Called once the record of a step under way is on the page."""
         self.has_gradients = False  # from a backward that no update has used yet
         self.is_watching = False
         self._committed = committed
@@ -159,6 +161,8 @@ class StepTracker:
         if self.phase is not Phase.UPDATE:  # what a closure does after a change is the update
             self.has_gradients = True
             self._committed.under_way(self._position())
+            if self.page_written is not None:
+                self.page_written()
             self.enter(Phase.BACKWARD)
 
     def update_begins(self, index: int) -> None:
