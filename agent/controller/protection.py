@@ -69,7 +69,8 @@ def protection(job: Job) -> Protection:
     checked = f" (checked: {known.holds})" if known.holds else ""
     if not (why := _why_not_replaced(job)):
         return Protection(
-            Level.PROTECTED, f"a rank that dies is replaced, no step is lost{checked}"
+            Level.PROTECTED,
+            f"a rank that dies is replaced, no step is lost{checked}{_of_nodes(job)}",
         )
     if not job.policy.dump.after_failure:
         return Protection(Level.NOT_PROTECTED, f"{why}, {NOTHING_SAVED}")
@@ -100,6 +101,16 @@ def _of_copies(job: Job, why: str, lost: str) -> Protection:
         often = "every step" if copies.every == 1 else f"about every {copies.every} steps"
         copied = f"{often} it is copied to msrun's memory, and"
     return Protection(Level.PARTLY, f"{why}; {copied} a death means {follows}")
+
+
+def _of_nodes(job: Job) -> str:
+    """What the death of a whole node costs, if there are several."""
+    if not job.policy.replace.near:
+        return ""
+    once = "likewise a node, once another takes its place"
+    if not job.policy.replace.node_wait_s:
+        once = "a node that dies ends the job, its step is saved"
+    return f"; {once}, but node 0: with it all steps since the newest ModelCheckpoint are lost"
 
 
 def cure_of(why: str) -> str:

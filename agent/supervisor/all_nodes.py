@@ -36,6 +36,7 @@ FULL = Refused(
     "another --master-port",
     WRONG,
 )
+FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at about that time
 SWEEP_S = 10.0  # until a node has swept, and told what it found
 CLOSE_S = 5.0  # until a node has heard that the job is over
 
@@ -67,6 +68,7 @@ class AllNodes:
         self._door = LateGuests(met.door, met.version, met.token, self._judge, self._admit)
         self._wait_s = met.prepared.spec.replace.node_wait_s
         self._vacant: dict[int, asyncio.TimerHandle] = {}  # places of lost nodes
+        self._said: set[int] = set()  # of those places
         self._facts = list(met.roster.nodes)
         self._memory: tuple[str, Manifest] | None = None  # the newest checkpoint in memory
         self._say = say
@@ -122,6 +124,7 @@ class AllNodes:
     def _order_all(self, action: do.Action) -> None:
         for node in self._others:
             node.act(action, self._controller.view)
+        self._say_awaited()
 
     def _cancel(self, action: do.CancelStarts) -> None:
         for node in self._others:
@@ -146,6 +149,7 @@ class AllNodes:
             node.replace(action, self._own.port, self._controller.view)
             if node.is_there:
                 self._bring(node)
+        self._say_awaited()
         told, self._held = self._held, None
         for rank, message in told:
             self._tell(rank, message)
@@ -211,6 +215,14 @@ class AllNodes:
         return self._own.next_end()
 
     def _on_lost(self, node: RemoteNode, loss: Loss) -> None:
+        """A node that is only silent may be alive: it has ended its ranks by then, too."""
+        if loss.kind is LossKind.SILENCE:
+            self._say(f"{node.name} is silent: its msrun {loss.why}")
+            self._loop.call_later(FENCE_S, self._lose, node, loss)
+        else:
+            self._lose(node, loss)
+
+    def _lose(self, node: RemoteNode, loss: Loss) -> None:
         doing = "is gone" if loss.kind is LossKind.PROOF else "is silent"
         why = f"{node.name} {doing}: its msrun {loss.why}"
         self._say(why)
@@ -219,10 +231,7 @@ class AllNodes:
         if self._wait_s:
             rank = node.facts.rank
             self._vacant[rank] = self._loop.call_later(self._wait_s, self._give_up, node)
-            self._say(
-                f"waiting {duration(self._wait_s)} at most for another node in its place: start "
-                "msrun again, there or elsewhere, with the same command"
-            )
+            self._say_awaited()
         node.is_swept = True
         self.swept()
         self._sender.hear(node.facts.rank, "", "")
@@ -270,12 +279,24 @@ class AllNodes:
 
     def _admit(self, rank: int, line: Line) -> None:
         self._vacant.pop(rank).cancel()
+        self._said.discard(rank)
         node = next(each for each in self._others if each.facts.rank == rank)
         node.renew(self._facts[rank], NodeLink(line))
         node.attach(self._loop, self, self._on_lost)
         self._say(f"{node.name} has come in the place of the lost one")
         if not self._bring(node):
             node.go_on(self._controller.view)
+
+    def _say_awaited(self) -> None:
+        """Say for which lost nodes' places the job waits."""
+        for node in self._others:
+            rank = node.facts.rank
+            if rank in self._vacant and rank not in self._said and node.awaited():
+                self._said.add(rank)
+                self._say(
+                    f"waiting {duration(self._wait_s)} at most for another node {rank}: start "
+                    "msrun again, there or elsewhere, with the same command"
+                )
 
     def _bring(self, node: RemoteNode) -> bool:
         """Send a node the checkpoint in memory, if it lacks that; whether it has to wait for it."""

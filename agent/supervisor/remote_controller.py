@@ -10,7 +10,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.nodes.codec import pack_event, unpack_action
-from agent.nodes.line import Loss
+from agent.nodes.line import Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import (
     Beats,
@@ -150,6 +150,9 @@ class RemoteController:
             return
         self.view = self.view._replace(state=JobState.STOPPING)
         self._node.act(do.CancelStarts(why, now=True))
+        if loss.kind is LossKind.SILENCE:  # others may soon be started in their places
+            self._kill(why)
+            return
         self._node.act(do.SignalRanks(living, signal.SIGTERM, why))
         self._loop.call_later(self._grace_s, self._kill, why)
 
