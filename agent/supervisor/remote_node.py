@@ -75,6 +75,8 @@ class RemoteNode:
         self._link = link
         self._hooks = hooks
         self._known: JobView | None = None
+        self._lost = ""  # why it is gone
+        self._sweeping = -1  # the attempt that was known to it when the last sweep was ordered
         self._heard_at: dict[int, tuple[float, int]] = {}  # rank -> of its end: when, and which
 
     @property
@@ -104,6 +106,8 @@ class RemoteNode:
         match action:
             case do.StartAttempt():
                 self._begin(action)
+                if self._lost:
+                    self._refuse_starts()
             case do.SignalRanks():
                 ranks = tuple(rank for rank in action.ranks if rank in self.ranks)
                 if not ranks:
@@ -114,7 +118,7 @@ class RemoteNode:
                     if rank in self.workers:
                         self.workers[rank].was_stopped = True
             case do.Sweep():
-                self.is_swept = not self._link.is_open
+                self.is_swept, self._sweeping = not self._link.is_open, view.attempt
             case _:
                 pass
         self._link.send(Order(pack_action(action)))
@@ -127,6 +131,12 @@ class RemoteNode:
         }
         self.evidence = ()
         self._heard_at = {}
+
+    def _refuse_starts(self) -> None:
+        """It was lost when none of its ranks was left: the job could not know yet."""
+        for worker in self.workers.values():
+            worker.ended_at, worker.why = time.time(), self._lost
+            self._job.post(ev.StartFailed(worker.rank, worker.attempt, self._lost, self._lost))
 
     def tell(self, rank: int, message: protocol.Message) -> None:
         """Send a message to a rank, unless it means nothing to another node's."""
@@ -144,11 +154,12 @@ class RemoteNode:
 
     def lost_events(self, why: str) -> Iterator[ev.Event]:
         """What the loss of this node means for its ranks."""
+        self._lost = why
         for worker in tuple(self.workers.values()):
             if worker.exit_code is None and worker.ended_at is None:
                 if not worker.pid:
                     worker.ended_at, worker.why = time.time(), why
-                    yield ev.StartFailed(worker.rank, worker.attempt, why)
+                    yield ev.StartFailed(worker.rank, worker.attempt, why, lost=why)
                     continue
                 self._note_end(worker, UNKNOWN_END)
                 step = self._hooks.hear_out(worker.rank)
@@ -212,6 +223,8 @@ class RemoteNode:
         self._heard_at[worker.rank] = worker.ended_at, worker.order
 
     def _on_swept(self, message: SweptNode) -> None:
+        if message.attempt != self._sweeping:
+            return  # it was given up, and is late
         found = []
         for each in message.evidence:
             evidence = from_json(each)
