@@ -262,9 +262,13 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
     replace = job.replace
     if replace.is_on:
         replace = replace._replace(is_on=False, why_off=NOT_REPLACED)
+    node_rank = min(max(found.node_rank, 0), found.nnodes - 1)
+    nodes = [job.nproc] * found.nnodes
+    if found.world is not None:  # then one of the others has what is left
+        nodes[0 if node_rank else -1] -= sum(nodes) - found.world
     return job._replace(
-        nodes=(job.nproc,) * found.nnodes,
-        node_rank=min(max(found.node_rank, 0), found.nnodes - 1),
+        nodes=tuple(nodes),
+        node_rank=node_rank,
         master_port=dialects.meeting_port(settings, job.master_port),
         replace=replace,
         dump=job.dump._replace(copies=CopyMode.OFF),
