@@ -212,9 +212,8 @@ def _worker_started(job: Job, event: ev.WorkerStarted) -> Decision:
 
 
 def _start_failed(job: Job, event: ev.StartFailed) -> Decision:
-    job = job.with_rank(event.rank, RankState.FAILED)._replace(
-        lost_node=job.lost_node or event.lost
-    )
+    job = job.with_rank(event.rank, RankState.FAILED)
+    job = job._replace(lost_node=job.lost_node or event.lost)
     if job.state is JobState.COMMITTING:
         return Decision(move(job, event, Condition.ALWAYS))
     if job.state is not JobState.STARTING:

@@ -69,7 +69,8 @@ class WorkerExited:
 class StopRequested:
     """Somebody asked msrun to stop, by a signal that msrun handles.
 
-    ``grace_s``: how long a graceful exit may take; ``None``: as the policy says.
+    ``grace_s``: how long a graceful exit may take; ``None``: as the policy says. ``node``: whose
+    msrun it was; the first signal at one node repeats none at another.
     """
 
     signum: int
@@ -77,6 +78,7 @@ class StopRequested:
     grace_s: float | None = None
     passes: bool = True  # unguarded scripts get this same signal; otherwise SIGTERM
     is_now: bool = False  # no grace for anything
+    node: int = 0
 
 
 @dataclass(frozen=True, slots=True)

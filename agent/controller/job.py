@@ -169,8 +169,9 @@ class StopRequests(NamedTuple):
     """Who asked the job to stop, and how often."""
 
     why: str = ""  # the first request; empty: there was none
-    signals: int = 0  # requests by a signal, each less patient
+    signals: int = 0  # requests by a signal, each less patient; at one node, the most of all
     signum: int | None = None  # the first of those signals
+    nodes: tuple[int, ...] = ()  # where each of them came
 
 
 class Job(NamedTuple):
@@ -256,12 +257,17 @@ class Job(NamedTuple):
         """The job once its replacement has come so far; ``None``: there is none any more."""
         return self._replace(since_restart=self.since_restart._replace(replacement=replacement))
 
-    def requested(self, why: str, signum: int | None = None) -> Job:
-        """The job after one more request to stop; only those by a signal are counted."""
+    def requested(self, why: str, signum: int | None = None, node: int = 0) -> Job:
+        """The job after one more request to stop; only those by a signal are counted.
+
+        A batch system sends its signal to all nodes: that is one request.
+        """
         stop = self.stop
+        if signum is None:
+            return self._replace(stop=stop._replace(why=stop.why or why))
         first = signum if stop.signum is None else stop.signum
-        count = stop.signals + (signum is not None)
-        return self._replace(stop=StopRequests(stop.why or why, count, first))
+        count = stop.signals + (stop.nodes.count(node) >= stop.signals)
+        return self._replace(stop=StopRequests(stop.why or why, count, first, (*stop.nodes, node)))
 
     def resuming(self, path: str, step: int) -> Job:
         """The job once a checkpoint that holds ``step`` is known: only newer ones are progress."""

@@ -29,7 +29,7 @@ HURRIED = 2  # the signal that cuts a graceful exit short; without one it means 
 def stop_requested(job: Job, event: ev.StopRequested) -> Decision:
     """Somebody asks by a signal; each signal is less patient than the one before."""
     why = event.why or f"msrun received {signal_name(event.signum)}"
-    job = job.requested(why, event.signum)
+    job = job.requested(why, event.signum, event.node)
     timeouts, count = job.policy.timeouts, job.stop.signals
     grace_s = timeouts.exit_s if event.grace_s is None else event.grace_s
     match job.state:

@@ -68,10 +68,11 @@ class PostMortem:
             others: what other nodes found of theirs.
         """
         cause = find_cause([*self.evidence(workers), *others])
-        self._report, self.memory_hint = None, ""
-        self.driver_report = "" if cause is None else self._driver_report(cause.root.end)
+        self._report, self.memory_hint, self.driver_report = None, "", ""
         if cause is None:
             return None
+        if any(worker.rank == cause.root.end.rank for worker in workers):
+            self.driver_report = self._driver_report(cause.root.end)  # this machine's driver
         program = self._facts.spec.program
         known = hint(cause.root, program.interpreter)
         if known is not None and is_for_memory(cause.root):

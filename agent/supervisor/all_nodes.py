@@ -124,6 +124,9 @@ class AllNodes:
     def _order_all(self, action: do.Action) -> None:
         for node in self._others:
             node.act(action, self._controller.view)
+            if node.lost_why and node.facts.rank not in self._vacant:  # and nobody is awaited
+                for event in node.give_up(node.lost_why, is_lost=True):
+                    self._controller.post(event)
         self._say_awaited()
 
     def _cancel(self, action: do.CancelStarts) -> None:

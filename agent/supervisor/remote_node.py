@@ -88,6 +88,9 @@ class RemoteNode:
         self._renewed: tuple[int, frozenset[int]] = (0, frozenset())  # by a replacement: attempt
         self._waiting: Order | None = None
         self._memory: dict[str, str] = {}  # of a checkpoint in memory here -> its copy there
+        self.lost_why = ""
+        """Why it is gone; empty: it is there."""
+        self._sweeping = -1  # the attempt that was known to it when the last sweep was ordered
         self._heard_at: dict[int, tuple[float, int]] = {}  # rank -> of its end: when, and which
 
     @property
@@ -106,6 +109,7 @@ class RemoteNode:
         self._link = link
         self._known = None
         self._memory = {}
+        self.lost_why = ""
 
     def go_on(self, view: JobView) -> None:
         """Order what was ordered while nobody was here, or before the memory had come."""
@@ -151,7 +155,7 @@ class RemoteNode:
                     if rank in self.workers:
                         self.workers[rank].was_stopped = True
             case do.Sweep():
-                self.is_swept = not self._link.is_open
+                self.is_swept, self._sweeping = not self._link.is_open, view.attempt
             case _:
                 pass
         self._link.send(Order(pack_action(action)))
@@ -257,12 +261,13 @@ class RemoteNode:
 
     def lost_events(self, why: str) -> Iterator[ev.Event]:
         """What the loss of this node means for its ranks."""
+        self.lost_why = why
         self._waiting = None
         for worker in tuple(self.workers.values()):
             if worker.exit_code is None and worker.ended_at is None:
                 if not worker.pid:
                     worker.ended_at, worker.why = time.time(), why
-                    yield ev.StartFailed(worker.rank, worker.attempt, why)
+                    yield ev.StartFailed(worker.rank, worker.attempt, why, lost=why)
                     continue
                 self._note_end(worker, UNKNOWN_END)
                 step = self._hooks.hear_out(worker.rank)
@@ -336,6 +341,8 @@ class RemoteNode:
         self._heard_at[worker.rank] = worker.ended_at, worker.order
 
     def _on_swept(self, message: SweptNode) -> None:
+        if message.attempt != self._sweeping:
+            return  # it was given up, and is late
         found = []
         for each in message.evidence:
             evidence = from_json(each)

@@ -89,6 +89,7 @@ class Requests:
                 grace_s,
                 passes=not is_graceful,
                 is_now=note is not None and note.is_now,
+                node=self._spec.node_rank,
             )
         )
 

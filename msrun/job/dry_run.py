@@ -78,7 +78,7 @@ def make_plan(
     orders = rank_plan.plan_ranks(spec, layout, 0, environ, bound)
     rank_plan.check_orders(orders)
     shared = rank_plan.job_env(spec, spec.master_port or 0).environ(environ, spec.record_id)
-    if not spec.master_port:
+    if spec.cluster is not None or not spec.master_port:
         shared.update(dict.fromkeys(PORT_NAMES, FREE_PORT))
     choice = choose(spec, orders[0].argv, environ)
     return LaunchPlan(spec, layout.folder, choice, environ=shared, orders=orders)
@@ -110,9 +110,11 @@ def facts(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
     """The job as text, by name."""
     spec = plan.spec
     port = f"port {spec.master_port}" if spec.master_port else FREE_PORT
-    where = "1 node" if spec.nnodes == 1 else f"{spec.nnodes} nodes, this is {spec.node_rank}"
-    yield "world", f"{spec.world_size} ranks on {where}, {spec.nproc} here"
-    yield "master", f"{spec.master_addr}, {port}"
+    yield "world", f"{spec.world_size} ranks on {_nodes(spec)}, {spec.nproc} here"
+    if spec.cluster is None:
+        yield "master", f"{spec.master_addr}, {port}"
+    else:
+        yield "nodes", f"meet at {spec.master_addr}, {port}; the workers at {FREE_PORT} there"
     yield "run id", spec.run_id
     yield "start", f"{'warm' if plan.choice.warmth else 'cold'}: {plan.choice.reason}"
     yield "logs", "none (/dev/null)" if spec.logs.disabled else str(plan.folder)
@@ -124,6 +126,14 @@ def facts(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
     yield "timeouts", _timeouts(spec)
     yield "signals", ", ".join(spec.signals)
     yield "binding", _binding(spec)
+
+
+def _nodes(spec: JobSpec) -> str:
+    if spec.cluster is None:
+        return "1 node"
+    known = spec.cluster.node_rank >= 0
+    this = f"this is {spec.node_rank}" if known else "numbered by their addresses when all are here"
+    return f"{spec.nnodes} nodes, {this}"
 
 
 def _on_failure(spec: JobSpec) -> str:

@@ -259,9 +259,13 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
     wait_s = settings.number("node_wait")
     if settings.integer("spare_devices"):
         raise UsageError("--spare-devices is not supported on several nodes yet: leave it out")
+    node_rank = min(max(found.node_rank, 0), found.nnodes - 1)
+    nodes = [job.nproc] * found.nnodes
+    if found.world is not None:  # then one of the others has what is left
+        nodes[0 if node_rank else -1] -= sum(nodes) - found.world
     return job._replace(
-        nodes=(job.nproc,) * found.nnodes,
-        node_rank=min(max(found.node_rank, 0), found.nnodes - 1),
+        nodes=tuple(nodes),
+        node_rank=node_rank,
         master_port=dialects.meeting_port(settings, job.master_port),
         replace=job.replace._replace(
             node_wait_s=wait_s, join_s=max(job.replace.join_s, wait_s + job.replace.rejoin_s)

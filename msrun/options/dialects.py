@@ -93,7 +93,16 @@ def _token_file(setting: Setting) -> Path | None:
 
 
 def meeting_port(settings: Settings, given: int | None) -> int:
-    """Where several nodes meet: all must name the same port."""
+    """Where several nodes meet: all must name the same port.
+
+    Raises:
+        UsageError: a free one is asked for.
+    """
+    port = settings.integer("master_port") if "master_port" in settings.given else None
+    at = settings.of("rdzv_endpoint")
+    if given is None and (port == 0 or (at.text and endpoint(at)[1] == 0)):
+        shown = (settings.of("master_port") if port == 0 else at).shown
+        raise UsageError(f"{shown}: 0 means a free port, but all nodes must name the same one")
     return given or _PORTS[_backend(settings.of("rdzv_backend"))]
 
 

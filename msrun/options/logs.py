@@ -41,7 +41,7 @@ def logs(
         redirects=rank_maps.streams(settings.of("redirects"), nproc),
         tee=tee,
         local_ranks_filter=_filter(settings.of("local_ranks_filter")),
-        tail=_tail(settings.of("tail_worker_log"), size.nnodes * nproc),
+        tail=_tail(settings.of("tail_worker_log"), size.world or size.nnodes * nproc),
         duplicate_stdout_filters=rank_maps.words(settings.of("duplicate_stdout_filters")),
         duplicate_stderr_filters=rank_maps.words(settings.of("duplicate_stderr_filters")),
         worker_log_name=_stem(settings.of("worker_log_name")),

@@ -43,6 +43,11 @@ def stands(rank, step, dump=1):
     return protocol.Standing(rank, 0, dump, step)
 
 
+def at(node, signum=SIGTERM):
+    """The msrun of this node received a signal."""
+    return ev.StopRequested(signum, node=node)
+
+
 def now(signum=SIGTERM):
     return ev.StopRequested(signum, "msrun stop --now", is_now=True)
 
@@ -97,6 +102,11 @@ FOUND = [
 STOP_2 = "TERM 0,1; deadline stopping 30"
 
 HISTORIES = [
+    ("a signal that each node receives is one request, and a node's second one is the second", TWO, [
+        *running(2, 4), (at(1), "holding", "hold 1: 0,1; deadline holding 20", "graceful exit: msrun received SIGTERM"), (at(0), "holding"), (at(2), "holding"),
+        (at(2), "freezing", FREEZE_2, "msrun received SIGTERM again"), (at(0), "freezing"), (at(1), "freezing"), (at(1), "killing", "abandon; KILL 0,1; deadline killing 10", "msrun received SIGTERM again")]),
+    ("ranks without hooks are killed at the second signal of one node", TWO, [
+        *STARTED_2, (at(1), "stopping", "TERM 0,1; deadline stopping 30", "msrun received SIGTERM"), (at(0), "stopping"), (at(1), "killing", "KILL 0,1; deadline killing 10", "again"), (at(0), "killing")]),
     ("all come to one step, save it and leave", TWO, [
         *LEAVING, (gone(0, 0), "stopping"),
         (gone(1, 0), "stopped", "sweep; finish stopped 0", "graceful exit: msrun received SIGTERM, every rank exited with 0; step 6 is saved in /d")]),

@@ -25,7 +25,16 @@ from support.histories.plain import (
     rules,
     up,
 )
-from support.histories.restarts import ASKED, HISTORIES, TWO_AGAIN, found
+from support.histories.restarts import (
+    ASKED,
+    FOUR_AGAIN,
+    HISTORIES,
+    LOST_NODES,
+    STARTED_4,
+    TWO_AGAIN,
+    found,
+    lost,
+)
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -34,12 +43,29 @@ from agent.controller.job import Job, first_job
 from agent.controller.states import JobState
 from agent.spec.device_plan import DevicePlan
 
+TERM_ALL = ("TERM 0,1,3; deadline stopping 30", "rank 2 is lost")
+
 
 @pytest.mark.parametrize(
     ("asked", "steps"), [row[1:] for row in HISTORIES], ids=[row[0] for row in HISTORIES]
 )
 def test_history(asked, steps):
     play(asked, steps)
+
+
+@pytest.mark.parametrize(
+    ("asked", "steps"), [row[1:] for row in LOST_NODES], ids=[row[0] for row in LOST_NODES]
+)
+def test_a_lost_node(asked, steps):
+    play(asked, steps)
+
+
+def test_restarts_that_a_lost_node_leaves_unused_are_named():
+    job = play(FOUR_AGAIN, [*STARTED_4, (lost(2), "stopping", *TERM_ALL)])
+    job = replay_from(job, [lost(3), gone(0, -15), gone(1, -15)])
+    why = "the job needs all its nodes, and a lost one does not come back by itself yet"
+    assert job.gave_up == f"{why} (3 of 3 restarts left unused)"
+    assert job.lost_node.startswith("node 1 (b) is gone")
 
 
 def crash(attempt, step, committed=0):

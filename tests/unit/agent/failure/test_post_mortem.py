@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from agent.failure.evidence import Evidence, WorkerEnd
 from agent.failure.post_mortem import PostMortem
 from agent.machine.oom_kills import OomCounters
 from agent.machine.xid_log import XidLog
@@ -75,6 +76,14 @@ def test_what_the_driver_reported_about_the_rank_is_in_its_report(tmp_path):
 def test_what_it_reported_about_nobody_is_said_of_the_host(tmp_path):
     _, why = told(1, kernel_log=log_of(tmp_path, "'<unknown>'"))
     assert why.startswith("on this host, the driver reported Xid 79 on PCI 0000:17:00")
+
+
+def test_what_it_reported_here_is_not_said_of_a_rank_of_another_node(tmp_path):
+    found = PostMortem(FACTS, OomCounters(), XidLog(0.0, log_of(tmp_path, 120), knows_pids=True))
+    end = WorkerEnd(3, 0, 120, "another", 1, None, 1.7e9, 0)  # with the same pid there
+    assert found.examine((), [Evidence(end)]) is not None
+    assert found.driver_report == ""
+    assert found._report.cause.root.end.host == "another"
 
 
 def test_what_it_reported_about_another_process_is_not_said(tmp_path):

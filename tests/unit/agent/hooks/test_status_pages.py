@@ -8,7 +8,7 @@ import os
 import pytest
 from support.status_pages import kept, make, write
 
-from agent.hooks.status_pages import StatusPages
+from agent.hooks.status_pages import StatusPages, copied
 from worker_hooks.contract.status_page import Phase
 from worker_hooks.storage.private_records import record
 
@@ -163,3 +163,40 @@ def test_a_page_that_is_refused_is_closed():
     with pytest.raises(ValueError, match="page of rank 3"):
         StatusPages().keep(0, 0, make(3)[0])
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_copy_of_a_page_is_kept_like_the_page():
+    here, page = kept(3)
+    write(page, 6, 6)
+    there = StatusPages()
+    there.keep(3, 0, copied(here.content(3)))
+    assert there.newest_step(3) == 6
+    write(page, 7, 7)
+    assert there.newest_step(3) == 6  # it is as it was then
+    there.keep(3, 0, copied(here.content(3)))
+    assert there.newest_step(3) == 7
+    assert here.content(4) == b""
+    there.clear()
+
+
+def test_a_copy_of_no_page_is_refused_and_closed():
+    before = len(os.listdir("/proc/self/fd"))
+    for content in (b"", b"x" * 5000):
+        with pytest.raises(ValueError):
+            StatusPages().keep(0, 0, copied(content))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_beats_of_another_node_show_in_its_copies():
+    here, page = kept(3)
+    there = StatusPages()
+    there.keep(3, 0, copied(here.content(3)))
+    page.beat(8, 1, 4, Phase.BACKWARD)
+    (raw,) = here.raw_beats().values()
+    there.mirror_beat(3, raw)
+    assert (there.beats([3])[3].step, there.beats([3])[3].phase) == (8, Phase.BACKWARD)
+    there.mirror_beat(3, b"none")  # of another version, say
+    there.mirror_beat(4, raw)  # a rank without a page
+    assert list(there.beats([3, 4])) == [3]
+    assert there.beats([3])[3].step == 8
+    there.clear()

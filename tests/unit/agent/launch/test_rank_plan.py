@@ -100,16 +100,16 @@ def test_every_rank_of_a_node_is_planned_in_both_dialects():
 
 
 def test_the_second_nodes_ranks_follow_the_firsts():
-    orders = plan_ranks(spec(nnodes=2, node_rank=1), layout(), 0, {}, ())
+    orders = plan_ranks(spec(nodes=(3, 2), node_rank=1), layout(), 0, {}, ())
     assert [(o.rank, o.environ["RANK"], o.environ["LOCAL_RANK"], o.stdout) for o in orders] == [
-        (2, "2", "0", "/l/worker_2.log"),
-        (3, "3", "1", "/l/worker_3.log"),
+        (3, "3", "0", "/l/worker_3.log"),
+        (4, "4", "1", "/l/worker_4.log"),
     ]
 
 
 def test_what_all_are_told_follows_the_job():
     job = spec(
-        nnodes=2,
+        nodes=(3, 2),
         node_rank=1,
         max_restarts=3,
         master_addr="h",
@@ -119,7 +119,7 @@ def test_what_all_are_told_follows_the_job():
     )
     told = job_env(job, 1234)
     assert (told.world_size, told.local_world_size, told.group_rank, told.group_world_size) == (
-        4,
+        5,
         2,
         1,
         2,

@@ -95,3 +95,30 @@ def test_a_folder_that_was_there_keeps_what_others_put_into_it(layout):
     (layout.folder / "mine.txt").touch()
     abandon_run_folder(layout, open_run_folder(layout))
     assert "mine.txt" in names(layout.folder)
+
+
+def test_another_node_sets_aside_only_its_own_files_of_a_shared_folder(layout):
+    leave_a_run(layout, "first", "text")
+    other = layout._replace(record_id="record-2", node=1)
+    for path in (other.scheduler_log, other.events, other.status):
+        path.write_text("{}")
+    os.close(open_run_folder(other))
+    assert names(layout.folder) == {*RUN_FILES, ".msrun.lock.node_1", "earlier"}
+    (aside,) = (layout.folder / "earlier").iterdir()
+    assert names(aside) == {"node_1.log", "node_1.events.jsonl", "node_1.status.json"}
+
+
+def test_the_controllers_node_sets_the_ranks_files_aside_and_leaves_other_nodes_theirs(layout):
+    leave_a_run(layout, "first", "text")
+    other = layout._replace(record_id="record-2", node=1)
+    other.scheduler_log.touch()
+    os.close(open_run_folder(layout))
+    assert names(layout.folder) == {".msrun.lock", "earlier", "node_1.log"}
+
+
+def test_nodes_that_share_a_folder_do_not_lock_each_other_out(layout):
+    locks = [open_run_folder(layout._replace(node=node)) for node in (0, 1, 2)]
+    with pytest.raises(UsageError, match="is in use by another msrun"):
+        open_run_folder(layout._replace(node=1))
+    for lock in locks:
+        os.close(lock)

@@ -9,7 +9,12 @@ import pytest
 
 from agent.spec.job_spec import UsageError
 from agent.workers import master_port as room
-from agent.workers.master_port import listen, loopback_host
+from agent.workers.master_port import (
+    is_of_this_host,
+    listen,
+    listen_for_nodes,
+    loopback_host,
+)
 
 
 def reach(address, port):
@@ -97,3 +102,56 @@ def test_each_reason_has_its_words(monkeypatch, number, told):
     with pytest.raises(UsageError) as raised:
         listen("127.0.0.1", 80)
     assert told in str(raised.value)
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """What the name of this host resolves to, for the test that says it."""
+
+    def name(address):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        monkeypatch.setattr(room, "_resolve", lambda _: (family, (address, 0)))
+
+    return name
+
+
+def address_of(listening):
+    with listening:
+        return listening.getsockname()[0]
+
+
+ALL = {"::", "0.0.0.0"}
+
+
+@pytest.mark.parametrize("address", ["127.0.1.1", "127.0.0.1", "::1"])
+def test_other_nodes_reach_a_host_whose_hosts_file_names_it_a_loopback(named, address):
+    named(address)
+    assert address_of(listen_for_nodes("thishost", 0)) in ALL
+    if ":" not in address:
+        assert address_of(listen("thishost", 0)) == address  # of a job on one node
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.2"])
+def test_a_meeting_point_that_is_this_machines_alone_stays_so(host):
+    assert address_of(listen_for_nodes(host, 0)).startswith("127.0.0.")
+
+
+def test_a_taken_port_is_named_to_nodes_by_the_name_that_was_given(named):
+    named("127.0.1.1")
+    with listen_for_nodes("thishost", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(UsageError, match=f"port {port} on thishost is already in use"):
+            listen_for_nodes("thishost", port)
+
+
+def test_no_node_listens_at_the_address_of_another_machine():
+    with pytest.raises(UsageError, match=r"192\.0\.2\.1 is not an address of this machine"):
+        listen_for_nodes("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [("127.0.0.1", True), ("localhost", True), ("192.0.2.1", False), ("nohost.invalid", False)],
+)
+def test_a_host_is_this_one_if_its_address_can_be_bound_here(host, is_ours):
+    assert is_of_this_host(host) is is_ours

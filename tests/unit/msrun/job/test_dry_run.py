@@ -11,6 +11,7 @@ from agent.launch import rank_plan
 from agent.launch.rank_plan import Binding
 from agent.spec.job_spec import (
     BindSpec,
+    ClusterSpec,
     DumpSpec,
     JobSpec,
     LogSpec,
@@ -32,6 +33,14 @@ SPEC = JobSpec(
     record_id="rec",
 )
 RECORDS = Path("/state/runs")
+SECOND = {
+    "cluster": ClusterSpec(2, None, 1),
+    "nodes": (2, 3),
+    "node_rank": 1,
+    "master_addr": "h",
+    "master_port": 7,
+}
+"""The second of two nodes."""
 
 
 def text(
@@ -92,7 +101,14 @@ def test_a_rank_that_does_not_exist_is_refused(rank):
     ("change", "line"),
     [
         ({}, "# world     3 ranks on 1 node, 3 here"),
-        ({"nnodes": 2, "node_rank": 1}, "# world     6 ranks on 2 nodes, this is 1, 3 here"),
+        (SECOND, "# world     5 ranks on 2 nodes, this is 1, 3 here"),
+        (SECOND, "# nodes     meet at h, port 7; the workers at a free port there"),
+        (SECOND, "# MASTER_PORT: a free port"),
+        (SECOND, "#   stdout  /state/runs/rec/worker_4.log"),
+        (
+            {**SECOND, "cluster": ClusterSpec(2)},
+            "# world     5 ranks on 2 nodes, numbered by their addresses when all are here, 3 here",
+        ),
         ({"master_port": 5, "master_addr": "h"}, "# master    h, port 5"),
         ({"start_method": StartMethod.SPAWN}, "# start     cold: --start-method spawn"),
         ({}, "# start     cold: the script does not import torch"),

@@ -77,18 +77,19 @@ def test_layers_that_disagree_are_named_by_their_source():
         _job("--worker_num=8", {"PET_NPROC_PER_NODE": "2"})
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "--nnodes 2",
-        "--nnodes 1:4",
-        "--worker_num 16 --local_worker_num 8",
-        "--worker_num 16 --nnodes 2 --tail_worker_log 15",
-    ],
-)
-def test_many_nodes_are_understood_and_refused(line):
-    with pytest.raises(UsageError, match="nodes are not supported yet: start with --nnodes=1"):
+NODES = [
+    ("--nnodes 1:4", "--nnodes=1:4: a range of nodes is not supported yet, give the one number"),
+    ("--nnodes 2 --standalone", "--standalone is for one node: leave it out"),
+    ("--nnodes 2 --spare-devices 1", "--spare-devices is not supported on several nodes yet"),
+    ("--nnodes 2 --node-rank 2", "--node-rank=2: the ranks of 2 nodes are 0 to 1"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), NODES)
+def test_what_several_nodes_cannot_do_is_named(line, words):
+    with pytest.raises(UsageError) as raised:
         _job(line)
+    assert words in str(raised.value)
 
 
 WRONG = [

@@ -4,6 +4,7 @@ import pytest
 
 from worker_hooks.contract.env import (
     JobEnv,
+    RankEnv,
     WorkerEnv,
     sets_omp_threads,
     tft_features,
@@ -81,10 +82,31 @@ def test_job_and_worker_say_different_things():
         ("MSRUN_RUNS", {}, {"MSRUN_RUNS": ""}, "rec1"),
         ("WORLD_SIZE", {}, {"WORLD_SIZE": "64"}, "8"),
         ("TORCHELASTIC_SIGNALS_TO_HANDLE", {"signals": ()}, {}, ""),
+        ("MSRUN_JOB", {}, {}, None),
+        ("MSRUN_JOB", {"job_id": "first"}, {}, "first"),
+        ("MSRUN_JOB", {"job_id": "first"}, {"MSRUN_JOB": "outer"}, "first"),
+        ("MSRUN_JOB", {}, {"MSRUN_JOB": "outer"}, ""),  # of the msrun that started this one
+        ("GLOO_SOCKET_IFNAME", {}, {}, None),
+        ("GLOO_SOCKET_IFNAME", {"interface": "eth1"}, {}, "eth1"),
+        ("NCCL_SOCKET_IFNAME", {"interface": "eth1"}, {}, "eth1"),
+        ("GLOO_SOCKET_IFNAME", {"interface": "eth1"}, {"GLOO_SOCKET_IFNAME": "ib0"}, "ib0"),
+        ("NCCL_SOCKET_IFNAME", {"interface": "eth1"}, {"GLOO_SOCKET_IFNAME": "ib0"}, "eth1"),
     ],
 )
 def test_a_variable_follows_its_rule(name, changes, inherited, told):
     assert JOB._replace(**changes).environ(inherited, "rec1").get(name) == told
+
+
+@pytest.mark.parametrize(
+    ("environ", "job"),
+    [
+        ({"MSRUN_RUNS": "outer:rec1"}, "rec1"),
+        ({"MSRUN_RUNS": "outer:rec1", "MSRUN_JOB": ""}, "rec1"),
+        ({"MSRUN_RUNS": "outer:rec1", "MSRUN_JOB": "first"}, "first"),
+    ],
+)
+def test_ranks_of_all_nodes_save_as_the_run_of_the_controllers_node(environ, job):
+    assert RankEnv.read(environ).record_id == job
 
 
 def test_with_a_virtual_local_rank_a_worker_sees_one_device_as_its_first():

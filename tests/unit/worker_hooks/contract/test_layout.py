@@ -11,6 +11,7 @@ from worker_hooks.contract.atomic_file import write_atomic
 from worker_hooks.contract.layout import CheckpointLayout, RunLayout, runs_folder
 
 PLAIN = RunLayout(folder=Path("/l"), record_id="rec", run_id="job")
+THIRD = PLAIN._replace(node=2)
 TREE = RunLayout(folder=Path("/l"), record_id="rec", run_id="job", stem="w", torchrun_tree=True)
 
 
@@ -28,6 +29,13 @@ TREE = RunLayout(folder=Path("/l"), record_id="rec", run_id="job", stem="w", tor
         (PLAIN.error_file(0, 2), "/l/errors/attempt_0/2.json"),
         (TREE.error_file(1, 2), "/l/job_rec/attempt_1/2/error.json"),
         (TREE.stream(0, 12, "stderr"), "/l/job_rec/attempt_0/12/stderr.log"),
+        (THIRD.worker_log(3), "/l/worker_3.log"),  # ranks are numbered through all nodes
+        (THIRD.scheduler_log, "/l/node_2.log"),
+        (THIRD.events, "/l/node_2.events.jsonl"),
+        (THIRD.status, "/l/node_2.status.json"),
+        (THIRD.failure, "/l/node_2.failure.json"),
+        (THIRD.lock, "/l/.msrun.lock.node_2"),
+        (THIRD.error_file(0, 1), "/l/errors/attempt_0/node_2_1.json"),
         (TREE.filtered(2, "stdout"), "/l/job_rec/attempt_2/filtered_stdout.log"),
     ],
 )

@@ -259,3 +259,42 @@ def test_no_two_copies_in_a_row_have_one_stamp():
     assert stamp(0, 0) != 0
     assert stamp(3, 1) != stamp(3, 2) != stamp(4, 1)
     assert stamp(3, (1 << 20) * 5) // (1 << 20) == 3
+
+
+def test_a_heartbeat_travels_with_its_age_as_clocks_differ(page, monkeypatch):
+    from worker_hooks.contract import status_page
+
+    monkeypatch.setattr(status_page, "monotonic_ns", lambda: 5_000_000_000)
+    page.beat(8, 1, 4, Phase.BACKWARD)
+    monkeypatch.setattr(status_page, "monotonic_ns", lambda: 7_000_000_000)
+    raw = page.raw_beat()
+    fd = create(3, 1, ENTRIES)
+    copy = Page(fd)
+    os.close(fd)
+    monkeypatch.setattr(status_page, "monotonic_ns", lambda: 90_000_000_000)  # of the other node
+    copy.put_beat(raw)
+    found = copy.heartbeat()
+    assert (found.step, found.epoch, found.batch, found.phase) == (8, 1, 4, Phase.BACKWARD)
+    assert found.at_ns == 88_000_000_000
+    copy.close()
+
+
+@pytest.mark.parametrize("raw", [b"", b"x", b"x" * 1000])
+def test_what_is_no_heartbeat_changes_nothing(page, raw):
+    page.beat(8, 1, 4, Phase.BACKWARD)
+    before = page.raw_beat()[:8]
+    with pytest.raises(ValueError):
+        page.put_beat(raw)
+    assert page.raw_beat()[:8] == before
+
+
+def test_the_content_of_a_page_is_all_of_it(page):
+    write(page, 7, b"01234567abc")
+    content = page.content()
+    assert b"01234567abc" in content
+    fd = os.memfd_create("copy", os.MFD_ALLOW_SEALING)
+    os.write(fd, content)
+    copy = Page(fd)
+    os.close(fd)
+    assert copy.record(7).payload == b"01234567abc"
+    copy.close()

@@ -1,0 +1,392 @@
+"""Several nodes as one: who gets which order, what they say, and what the loss of one means."""
+
+import asyncio
+import json
+from base64 import b64encode
+from signal import SIGKILL, SIGTERM
+from types import SimpleNamespace
+
+import pytest
+
+from agent.controller import actions as do
+from agent.controller import events as ev
+from agent.controller.states import JobState
+from agent.failure.evidence import ErrorFile, Evidence, WorkerEnd
+from agent.failure.evidence_json import as_json
+from agent.nodes.codec import pack_event, unpack_action
+from agent.nodes.line import Loss, LossKind
+from agent.nodes.messages import NodeFacts, pack, unpack
+from agent.nodes.run_messages import (
+    Beats,
+    Ended,
+    Fact,
+    FromRank,
+    JobKnown,
+    Order,
+    PageSeen,
+    RankUnlinked,
+    ShownStatus,
+    SweptNode,
+    ToRank,
+    pack_said,
+    unpack_said,
+)
+from agent.supervisor import all_nodes as module
+from agent.supervisor.all_nodes import AllNodes
+from agent.supervisor.job_view import Holders, JobView
+from agent.supervisor.remote_node import RemoteNode
+from agent.workers.worker import Worker
+from worker_hooks.contract import protocol
+
+GONE = Loss(LossKind.PROOF, "closed the line")
+SILENT = Loss(LossKind.SILENCE, "is lost (Connection timed out)")
+START = do.StartAttempt(0, "the job begins")
+SWEEP = do.Sweep("all are gone")
+
+
+def travelled(message):
+    """As it arrives at the other end."""
+    return unpack(json.loads(json.dumps(pack(message))))
+
+
+class FakeLink:
+    """A line to a node that says what the test says."""
+
+    def __init__(self):
+        self.said, self.is_open, self.drained = [], True, None
+
+    def attach(self, _loop, heard, lost):
+        self._heard, self._lost = heard, lost
+
+    def hear(self, message):
+        self._heard(travelled(message))
+
+    def send(self, message):
+        if self.is_open:
+            self.said.append(travelled(message))
+
+    def drain(self, timeout_s):
+        self.drained = timeout_s
+
+    def lose(self, loss):
+        self.is_open = False
+        self._lost(loss)
+
+    def orders(self):
+        found = [unpack_action(each.action) for each in self.said if isinstance(each, Order)]
+        self.said.clear()
+        return found
+
+
+class FakeHooks:
+    """Hooks of all ranks, of which nothing is asked but to remember."""
+
+    def __init__(self):
+        self.heard, self.finished = [], set()
+
+    def relay(self, send):
+        self.send = send
+
+    def hear_out(self, rank):
+        self.heard.append(("out", rank))
+        return 40 + rank
+
+    def has_finished(self, rank):
+        return rank in self.finished
+
+    def hear_relayed(self, message, page):
+        self.heard.append((message, page))
+
+    def mirror(self, rank, attempt, page):
+        self.heard.append(("page", rank, attempt, page))
+
+    def mirror_beat(self, rank, beat):
+        self.heard.append(("beat", rank, beat))
+
+    def lost_elsewhere(self, rank, attempt):
+        self.heard.append(("unlinked", rank, attempt))
+
+
+class Cluster:
+    """Node 0 with the ranks 0 and 1; node 1 with 2, 3 and 4; node 2 with 5."""
+
+    def __init__(self, loop):
+        self.acts, self.events, self.said, self.told = [], [], [], []
+        self.ends = 0
+        self.hooks = FakeHooks()
+        self.links = [FakeLink(), FakeLink()]
+        self.others = [
+            RemoteNode(NodeFacts(1, "b", "10.0.0.2", 3, 9), range(2, 5), self.links[0], self.hooks),
+            RemoteNode(NodeFacts(2, "c", "10.0.0.3", 1, 9), range(5, 6), self.links[1], self.hooks),
+        ]
+        self.own_workers = (Worker(0, 0, 0), Worker(1, 1, 0))
+        own = SimpleNamespace(
+            act=self.acts.append,
+            decided=lambda *about: self.told.append(about),
+            workers=lambda: self.own_workers,
+            worker=lambda rank: self.own_workers[rank],
+            next_end=self._next_end,
+            finish=lambda: self.told.append("finish"),
+        )
+        self.controller = SimpleNamespace(
+            view=JobView(JobState.STARTING, 0),
+            post=self.events.append,
+            go_on=lambda: self.told.append("go on"),
+            ending=SimpleNamespace(exit_code=3, reason="rank 1 failed"),
+        )
+        late = SimpleNamespace(attach=lambda _: None, close=lambda: self.told.append("closed"))
+        self.all = AllNodes(own, self.others, self.hooks, self.controller, late, self.said.append)
+        self.all.attach(loop)
+
+    def _next_end(self):
+        self.ends += 1
+        return self.ends
+
+    def start(self, *ranks):
+        """The attempt begins, and these ranks of node 1 have processes."""
+        self.all.act(START)
+        for rank in ranks:
+            self.hear(ev.WorkerStarted(rank, 0, 100 + rank))
+        self.events.clear()
+        self.acts.clear()
+        for link in self.links:
+            link.said.clear()
+
+    def hear(self, event):
+        self.links[0].hear(Fact(pack_event(event)))
+
+
+@pytest.fixture
+def cluster():
+    loop = asyncio.new_event_loop()
+    cluster = Cluster(loop)
+    cluster.loop = loop
+    yield cluster
+    loop.close()
+
+
+# --- orders ---------------------------------------------------------------------------------------
+
+
+def test_what_concerns_processes_is_done_on_every_node(cluster):
+    for action in (START, SWEEP, do.CancelStarts("stop"), do.RefuseRanks((3,), "old")):
+        cluster.all.act(action)
+        assert cluster.acts.pop() == action
+        assert [link.orders() for link in cluster.links] == [[action], [action]]
+
+
+def test_what_concerns_states_is_done_on_the_controllers_node_alone(cluster):
+    action = do.FreezeRanks((0, 3), "rank 1 died", 1)
+    cluster.all.act(action)
+    assert cluster.acts == [action]
+    assert [link.said for link in cluster.links] == [[], []]
+
+
+def test_a_signal_goes_to_the_nodes_of_its_ranks(cluster):
+    cluster.all.act(do.SignalRanks((0, 2, 4), SIGTERM, "stop"))
+    assert cluster.acts == [do.SignalRanks((0,), SIGTERM, "stop")]
+    assert cluster.links[0].orders() == [do.SignalRanks((2, 4), SIGTERM, "stop")]
+    assert cluster.links[1].orders() == []
+
+
+def test_a_node_knows_the_job_before_what_it_is_to_do_and_is_told_once(cluster):
+    cluster.all.act(START)
+    cluster.all.act(do.CancelStarts("stop"))
+    kinds = [type(each) for each in cluster.links[0].said]
+    assert kinds == [JobKnown, Order, Order]
+    assert cluster.links[0].said[0] == JobKnown("starting", 0, False)
+    cluster.all.decided(JobView(JobState.RUNNING, 0, has_hooks=True), Holders())
+    assert cluster.links[1].said[-1] == JobKnown("running", 0, True)
+    assert cluster.told == [(JobView(JobState.RUNNING, 0, has_hooks=True), Holders())]
+
+
+def test_ranks_elsewhere_are_told_through_their_node_but_not_what_needs_one_machine(cluster):
+    cluster.hooks.send(3, protocol.Release("go"))
+    cluster.hooks.send(5, protocol.Replicated("", [0, 5]))
+    (said,) = cluster.links[0].said
+    assert (said.rank, unpack_said(said.message)) == (3, protocol.Release("go"))
+    assert isinstance(said, ToRank)
+    assert cluster.links[1].said == []
+
+
+def test_all_nodes_show_the_same_status_and_end_alike(cluster):
+    cluster.all.show({"state": "running"})
+    cluster.all.finish()
+    for link in cluster.links:
+        assert link.said == [ShownStatus({"state": "running"}), Ended(3, "rank 1 failed")]
+        assert link.drained == module.CLOSE_S
+    assert cluster.told == ["closed", "finish"]
+
+
+# --- what nodes say -------------------------------------------------------------------------------
+
+
+def test_the_workers_of_all_nodes_are_known_by_rank(cluster):
+    cluster.start(3)
+    workers = cluster.all.workers()
+    assert [worker.rank for worker in workers] == [0, 1, 2, 3, 4, 5]
+    assert [worker.local_rank for worker in workers] == [0, 1, 0, 1, 2, 0]
+    assert [worker.pid for worker in workers] == [0, 0, 0, 103, 0, 0]
+    assert cluster.all.worker(1) is cluster.own_workers[1]
+    assert cluster.all.worker(3).started_at is not None
+
+
+def test_an_end_is_told_with_the_last_commit_that_is_known_here(cluster):
+    cluster.start(2, 3)
+    cluster.hear(ev.WorkerExited(3, 0, 1, error="ValueError: bad", fault="memory"))
+    assert cluster.events == [ev.WorkerExited(3, 0, 1, 43, error="ValueError: bad", fault="memory")]
+    worker = cluster.all.worker(3)
+    assert (worker.exit_code, worker.order) == (1, 1)
+    assert worker.ended_at is not None
+
+
+def test_a_rank_that_was_killed_on_its_way_out_had_finished(cluster):
+    cluster.start(2, 3)
+    cluster.hooks.finished = {2, 3}
+    cluster.hear(ev.WorkerExited(2, 0, -SIGKILL))
+    cluster.hear(ev.WorkerExited(3, 0, 1))
+    assert [event.is_over for event in cluster.events] == [True, False]
+
+
+def test_an_end_in_an_earlier_attempt_is_none_of_this_one(cluster):
+    cluster.start(2)
+    cluster.all.act(do.StartAttempt(1, "again"))
+    cluster.hear(ev.WorkerExited(2, 0, 1))
+    assert cluster.all.worker(2).exit_code is None
+    assert cluster.events == [ev.WorkerExited(2, 0, 1)]  # the controller knows what is old
+
+
+def test_a_start_that_failed_is_noted_with_its_reason(cluster):
+    cluster.start()
+    cluster.hear(ev.StartFailed(4, 0, "no memory"))
+    assert cluster.events == [ev.StartFailed(4, 0, "no memory")]
+    worker = cluster.all.worker(4)
+    assert (worker.why, worker.order, worker.ended_at is None) == ("no memory", 1, False)
+
+
+def test_what_hooks_say_and_show_reaches_the_hooks_of_all_ranks(cluster):
+    link = cluster.links[0]
+    leaving = protocol.Leaving(3, 0)
+    link.hear(FromRank(pack_said(leaving)))
+    link.hear(FromRank(pack_said(leaving), b64encode(b"page").decode()))
+    link.hear(PageSeen(3, 0, b64encode(b"newer").decode()))
+    link.hear(Beats({"4": b64encode(b"beat").decode()}))
+    link.hear(RankUnlinked(2, 0))
+    assert cluster.hooks.heard == [
+        (leaving, b""),
+        (leaving, b"page"),
+        ("page", 3, 0, b"newer"),
+        ("beat", 4, b"beat"),
+        ("unlinked", 2, 0),
+    ]
+
+
+# --- sweeps ---------------------------------------------------------------------------------------
+
+
+def evidence(rank, at=5.0, order=7):
+    end = WorkerEnd(rank, 0, 9, "b", 1, None, at_epoch_s=at, order=order)
+    return Evidence(end, ErrorFile("ValueError", timestamp=4))
+
+
+def sweep(cluster):
+    cluster.all.act(SWEEP)
+    assert not cluster.all.is_swept
+
+
+def test_the_controller_goes_on_once_every_node_is_swept(cluster):
+    cluster.start()
+    sweep(cluster)
+    cluster.links[1].hear(SweptNode(0, ()))
+    assert cluster.told == []
+    cluster.links[0].hear(SweptNode(0, ()))
+    assert cluster.all.is_swept
+    assert cluster.told == ["go on"]
+
+
+def test_a_node_that_does_not_sweep_holds_up_the_job_only_for_a_while(cluster, monkeypatch):
+    monkeypatch.setattr(module, "SWEEP_S", 0.01)
+    cluster.start()
+    sweep(cluster)
+    cluster.loop.call_later(0.5, cluster.loop.stop)
+    cluster.controller.go_on = cluster.loop.stop
+    cluster.loop.run_forever()
+    assert cluster.all.is_swept
+
+
+def test_a_sweep_that_was_given_up_is_not_taken_for_the_next_one(cluster):
+    cluster.start()
+    sweep(cluster)
+    cluster.all._give_up_sweeps()
+    cluster.controller.view = JobView(JobState.STARTING, 1)
+    cluster.all.act(do.StartAttempt(1, "again"))
+    sweep(cluster)
+    cluster.told.clear()
+    for link in cluster.links:
+        link.hear(SweptNode(0, ()))
+    assert not cluster.all.is_swept
+    assert cluster.told == []
+    for link in cluster.links:
+        link.hear(SweptNode(1, ()))
+    assert cluster.told == ["go on"]
+
+
+def test_evidence_is_dated_by_the_clock_of_the_controllers_node(cluster):
+    cluster.start(2, 3)
+    cluster.hear(ev.WorkerExited(3, 0, 1))
+    worker = cluster.all.worker(3)
+    sweep(cluster)
+    known = as_json(evidence(3)), as_json(evidence(2))
+    cluster.links[0].hear(SweptNode(0, known))
+    (found,) = cluster.all.evidence()  # of rank 2 nobody heard an end
+    assert (found.end.rank, found.end.order) == (3, worker.order)
+    assert found.end.at_epoch_s == worker.ended_at
+    cluster.all.act(do.StartAttempt(1, "again"))
+    assert cluster.all.evidence() == ()
+
+
+# --- a lost node ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [
+        (GONE, "node 1 (b) is gone: its msrun closed the line"),
+        (SILENT, "node 1 (b) is silent: its msrun is lost (Connection timed out)"),
+    ],
+)
+def test_the_ranks_of_a_lost_node_are_lost_with_it(cluster, loss, why):
+    cluster.start(2, 3)
+    cluster.hear(ev.WorkerExited(2, 0, 0))
+    cluster.events.clear()
+    cluster.links[0].lose(loss)
+    assert cluster.events == [
+        ev.WorkerExited(3, 0, -SIGKILL, 43, lost=why),
+        ev.StartFailed(4, 0, why, lost=why),
+    ]
+    assert cluster.said == [why]
+    assert cluster.all.worker(3).exit_code == -SIGKILL
+    assert cluster.all.worker(4).ended_at is not None
+    assert cluster.all.worker(2).exit_code == 0
+
+
+def test_nobody_waits_for_the_sweep_of_a_lost_node(cluster):
+    cluster.start()
+    sweep(cluster)
+    cluster.links[1].hear(SweptNode(0, ()))
+    cluster.links[0].lose(GONE)
+    assert cluster.told == ["go on"]
+    cluster.all.act(SWEEP)
+    assert [node.is_swept for node in cluster.others] == [True, False]
+
+
+def test_no_attempt_waits_for_the_ranks_of_a_node_that_was_lost_before(cluster):
+    cluster.start(2, 3, 4)
+    for rank in (2, 3, 4):
+        cluster.hear(ev.WorkerExited(rank, 0, 0))
+    cluster.events.clear()
+    cluster.links[0].lose(GONE)
+    assert cluster.events == []  # all its ranks had finished
+    cluster.all.act(do.StartAttempt(1, "again"))
+    why = "node 1 (b) is gone: its msrun closed the line"
+    assert cluster.events == [ev.StartFailed(rank, 1, why, lost=why) for rank in (2, 3, 4)]

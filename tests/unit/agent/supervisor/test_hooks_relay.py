@@ -1,0 +1,183 @@
+"""What ranks say on a node without the controller: it is handed on, with the page it speaks of."""
+
+import asyncio
+import os
+import socket
+from base64 import b64decode
+from types import SimpleNamespace
+
+import pytest
+from support.status_pages import make, write
+
+from agent.hooks.listener import name_of, open_listener
+from agent.hooks.status_pages import StatusPages, copied
+from agent.nodes.run_messages import FromRank, PageSeen, RankUnlinked, unpack_said
+from agent.supervisor import hooks_relay as module
+from agent.supervisor.hooks_relay import HooksRelay
+from agent.workers.worker import Worker
+from worker_hooks.contract import protocol, wire
+
+RANKS = (4, 5)
+
+
+class Node:
+    """The hooks of the ranks 4 and 5 on a loop, and all that is told of them."""
+
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        self.door = open_listener("test")
+        self.said, self.order, self.clients, self.journal = [], [], [], []
+        self.workers = {rank: Worker(rank, rank - 4, 0) for rank in RANKS}
+        for worker in self.workers.values():
+            worker.pid = os.getpid()
+        journal = SimpleNamespace(event=lambda name, **about: self.journal.append((name, about)))
+        self.relay = HooksRelay(SimpleNamespace(ranks_here=RANKS), self.door, journal, self._send)
+        agent = SimpleNamespace(
+            announce=lambda: self.order.append("announce"),
+            settle=lambda: self.order.append("settle"),
+            worker=lambda rank: self.workers[rank],
+            watch=self.order.append,
+        )
+        self.relay.attach(self.loop, agent)
+        self.relay.begin(0, "")
+
+    def _send(self, message):
+        self.order.append(type(message).__name__)
+        self.said.append(message)
+
+    def turn(self, times=4):
+        for _ in range(times):
+            self.loop.call_soon(self.loop.stop)
+            self.loop.run_forever()
+
+    def rank(self, rank=4, exit_file=""):
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client.connect("\0" + name_of(self.door))
+        client.settimeout(5)
+        self.clients.append(client)
+        hello = protocol.Hello(rank, 0, os.getpid(), "/ckpt", False)
+        self.say(client, hello._replace(exit_file=exit_file))
+        return client
+
+    def say(self, client, message, fds=()):
+        wire.send(client, message, fds)
+        self.turn()
+
+    def registered(self, rank=4):
+        client = self.rank(rank)
+        fd, page = make(rank)
+        write(page, 6, 6)
+        self.say(client, protocol.Registered(rank, 0, 6), [fd])
+        os.close(fd)
+        return client, page
+
+    def close(self):
+        self.relay.end_attempt()
+        self.relay.close()
+        self.door.close()
+        self.loop.close()
+        for client in self.clients:
+            client.close()
+
+
+@pytest.fixture
+def node():
+    node = Node()
+    yield node
+    node.close()
+
+
+def page_of(encoded, rank=4):
+    """The page that travelled, as the controller's node keeps it."""
+    pages = StatusPages()
+    pages.keep(rank, 0, copied(b64decode(encoded)))
+    return pages
+
+
+def test_a_greeting_is_handed_on_after_the_start_and_its_exit_file_is_watched_here(node):
+    node.rank(5, "/j/exit.json")
+    (told,) = node.said
+    assert isinstance(told, FromRank)
+    assert (told.page, unpack_said(told.message).rank) == ("", 5)
+    assert node.order == ["announce", "/j/exit.json", "FromRank"]
+
+
+def test_a_registration_takes_the_page_along(node):
+    _, page = node.registered()
+    told = node.said[-1]
+    assert unpack_said(told.message) == protocol.Registered(4, 0, 6)
+    assert page_of(told.page).newest_step(4) == 6
+    del page
+
+
+def test_an_answer_takes_the_page_along_as_it_is_now(node):
+    client, page = node.registered()
+    write(page, 7, 7)
+    node.say(client, protocol.Frozen(4, 0, 1, 7, is_whole=True, why=""))
+    assert page_of(node.said[-1].page).newest_step(4) == 7
+    node.say(client, protocol.Raised(4, 0, "ValueError: bad"))
+    assert node.said[-1].page == ""
+    del page
+
+
+def test_a_registration_without_its_page_is_none(node):
+    client = node.rank()
+    node.say(client, protocol.Registered(4, 0, 6))
+    assert node.said[1:] == [RankUnlinked(4, 0)]
+    assert node.journal[0][0] == "LinkRefused"
+
+
+def test_the_page_of_a_dead_rank_is_shown_after_its_last_words(node):
+    client, page = node.registered()
+    write(page, 7, 7)
+    wire.send(client, protocol.Raised(4, 0, "ValueError: bad"))
+    node.said.clear()
+    assert node.relay.hear_out(4) is None  # what it committed is read from the page, elsewhere
+    words, seen = node.said
+    assert unpack_said(words.message).error == "ValueError: bad"
+    assert (type(seen), seen.rank, seen.attempt) == (PageSeen, 4, 0)
+    assert page_of(seen.page).newest_step(4) == 7
+    del page
+
+
+def test_before_a_freeze_the_controllers_node_sees_how_far_the_rank_is(node):
+    client, page = node.registered()
+    write(page, 7, 7)
+    node.said.clear()
+    node.relay.tell(4, protocol.Freeze(1, 1.0))
+    (seen,) = node.said
+    assert page_of(seen.page).newest_step(4) == 7
+    assert wire.receive(client)[0] == protocol.Freeze(1, 1.0)
+    node.relay.tell(4, protocol.Release("go"))
+    assert len(node.said) == 1
+    del page
+
+
+def test_a_page_that_fits_no_frame_is_not_shown(node, monkeypatch):
+    _, page = node.registered()
+    node.said.clear()
+    monkeypatch.setattr(module, "MOST_SHOWN", 100)
+    node.relay.show_all()
+    assert node.said == []
+    del page
+
+
+def test_beats_of_all_ranks_are_read_together_and_gone_with_their_attempt(node):
+    pages = [node.registered(rank)[1] for rank in RANKS]
+    assert sorted(node.relay.beats()) == ["4", "5"]
+    assert node.relay.is_needed
+    node.relay.end_attempt()
+    assert node.relay.beats() == {}
+    assert not node.relay.is_needed
+    del pages
+
+
+@pytest.mark.parametrize(("code", "told"), [(None, [RankUnlinked(4, 0)]), (1, [])])
+def test_a_rank_that_closes_its_link_is_unlinked_unless_it_is_dead(node, code, told):
+    client = node.rank()
+    node.workers[4].exit_code = code
+    node.said.clear()
+    client.close()
+    node.turn()
+    assert node.said == told
+    assert "settle" in node.order

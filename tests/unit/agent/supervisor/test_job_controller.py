@@ -1,0 +1,128 @@
+"""The controller of a job on several nodes: nothing begins before each of them is swept."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from support.histories.plain import ask, gone, launch, tell, up
+from support.histories.short import short
+
+from agent.controller import actions as do
+from agent.controller.states import JobState
+from agent.spec.job_spec import JobSpec, Program, ProgramKind
+from agent.supervisor.job_controller import JobController
+
+SPEC = JobSpec(
+    program=Program("t.py", (), ProgramKind.SCRIPT, "python"),
+    nproc=1,
+    run_id="job",
+    record_id="rec",
+    nodes=(1, 1),
+    max_restarts=2,
+)
+QUIET = do.SetDeadline | do.WarmUp
+
+
+class Nodes:
+    """All nodes as one, for the controller; their sweeps end when the test says so."""
+
+    def __init__(self, log):
+        self.log = log
+        self.is_swept = True
+        self.sweeps = True  # at once
+        self.controller = None
+
+    def act(self, action):
+        if isinstance(action, QUIET):
+            return
+        self.log.append(short(action))
+        if isinstance(action, do.Sweep):
+            self.is_swept = self.sweeps
+            self.controller.ended(self.controller.view.state, ())
+
+    def decided(self, view, holders):
+        pass
+
+    def finish(self):
+        self.log.append("end")
+
+    def refresh(self):
+        return False
+
+    def workers(self):
+        return ()
+
+
+@pytest.fixture
+def job():
+    log, loop = [], asyncio.new_event_loop()
+    nodes = Nodes(log)
+    controller = JobController(
+        SPEC,
+        journal=SimpleNamespace(event=lambda *_, **__: None),
+        notifier=SimpleNamespace(tell=lambda _: None),
+        say=lambda _: None,
+        tell=lambda *_: None,
+        changed=lambda *_: None,
+        attempt_ended=lambda state, _: log.append(f"examine as {state.value}"),
+        give_up_devices=lambda _: None,
+    )
+    nodes.controller = controller
+    controller.attach(loop, nodes)
+    yield SimpleNamespace(log=log, nodes=nodes, controller=controller)
+    loop.close()
+
+
+def fail(job):
+    """Rank 1 fails, rank 0 is the last to leave."""
+    for event in (launch(), up(0), up(1), gone(1, 1), gone(0, -15)):
+        job.controller.post(event)
+
+
+def test_what_follows_a_sweep_follows_at_once_where_nobody_is_awaited(job):
+    fail(job)
+    assert job.log == ["start 0", "TERM 0", "sweep", "examine as starting", "start 1"]
+
+
+def test_no_attempt_begins_before_the_other_nodes_are_swept(job):
+    job.nodes.sweeps = False
+    fail(job)
+    assert job.log == ["start 0", "TERM 0", "sweep"]
+    job.nodes.is_swept = True
+    job.controller.go_on()
+    assert job.log[3:] == ["examine as starting", "start 1"]
+
+
+def test_what_happens_meanwhile_is_decided_afterwards(job):
+    job.nodes.sweeps = False
+    fail(job)
+    job.controller.post(ask(15))
+    job.controller.post(up(0, 1))
+    assert job.log == ["start 0", "TERM 0", "sweep"]
+    job.nodes.is_swept = True
+    job.controller.go_on()
+    assert job.log[3:] == ["examine as starting", "start 1", "cancel", "TERM 0"]
+    assert job.controller.view.state is JobState.STOPPING
+
+
+def test_a_job_that_ends_waits_for_sweeps_too_and_ends_once(job):
+    job.nodes.sweeps = False
+    for event in (launch(), up(0), up(1), gone(1, 0), gone(0, 0)):
+        job.controller.post(event)
+    assert job.log == ["start 0", "sweep"]
+    job.nodes.is_swept = True
+    job.controller.go_on()
+    job.controller.go_on()
+    assert job.log[2:] == ["examine as succeeded", "end"]
+    assert job.controller.ending.exit_code == 0
+
+
+def test_going_on_without_anything_left_changes_nothing(job):
+    job.controller.go_on()
+    job.controller.post(launch())
+    job.controller.go_on()
+    job.controller.post(up(0))
+    job.controller.post(up(1))
+    job.controller.go_on()
+    job.controller.post(tell(10))
+    assert job.log == ["start 0", "USR1 0,1"]

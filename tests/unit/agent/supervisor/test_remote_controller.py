@@ -1,0 +1,184 @@
+"""A node whose controller is elsewhere: it tells what happens, does what it is ordered, and ends."""
+
+import asyncio
+from signal import SIGKILL, SIGTERM
+from types import SimpleNamespace
+
+import pytest
+
+from agent.controller import actions as do
+from agent.controller import events as ev
+from agent.controller.states import JobState
+from agent.nodes.codec import pack_action, unpack_event
+from agent.nodes.line import CLOSED
+from agent.nodes.run_messages import (
+    Beats,
+    Ended,
+    Fact,
+    JobKnown,
+    Order,
+    ShownStatus,
+    SweptNode,
+    ToRank,
+    pack_said,
+)
+from agent.supervisor import remote_controller as module
+from agent.supervisor.job_view import Holders, JobView
+from agent.supervisor.remote_controller import RemoteController
+from worker_hooks.contract import protocol
+
+WHY = "the controller's node closed the line"
+
+
+class FakeLink:
+    def __init__(self):
+        self.said, self.is_open = [], True
+
+    def attach(self, _loop, heard, lost):
+        self.hear, self._lost = heard, lost
+
+    def send(self, message):
+        if self.is_open:
+            self.said.append(message)
+
+    def close(self):
+        self.is_open = False
+
+    def lose(self):
+        self.is_open = False
+        self._lost(CLOSED)
+
+
+class FakeNode:
+    """A supervisor with two ranks."""
+
+    def __init__(self, loop):
+        self.loop, self.log, self.alive = loop, [], (2, 3)
+
+    def act(self, action):
+        self.log.append(action)
+
+    def decided(self, view, holders):
+        self.log.append((view, holders))
+
+    def living(self):
+        return self.alive
+
+    def finish(self):
+        self.log.append("finish")
+        self.loop.stop()
+
+
+class FakeHooks:
+    def __init__(self):
+        self.now, self.log = {}, []
+
+    def beats(self):
+        return dict(self.now)
+
+    def show_all(self):
+        self.log.append("pages")
+
+    def tell(self, rank, message):
+        self.log.append((rank, message))
+
+
+@pytest.fixture
+def node():
+    loop = asyncio.new_event_loop()
+    link, hooks, here = FakeLink(), FakeHooks(), FakeNode(loop)
+    shown, said = [], []
+    controller = RemoteController(
+        link,
+        hooks,
+        evidence=lambda workers: [{"rank": worker} for worker in workers],
+        show_status=shown.append,
+        say=said.append,
+        grace_s=0.02,
+    )
+    controller.attach(loop, here)
+    controller.begin()
+    yield SimpleNamespace(
+        loop=loop, link=link, hooks=hooks, here=here, controller=controller, shown=shown, said=said
+    )
+    loop.close()
+
+
+def test_what_happens_is_told(node):
+    node.controller.post(ev.WorkerStarted(2, 0, 77))
+    (fact,) = node.link.said
+    assert isinstance(fact, Fact)
+    assert unpack_event(fact.event) == ev.WorkerStarted(2, 0, 77)
+    assert node.here.log == []
+
+
+def test_orders_are_carried_out_and_the_job_is_known_first(node):
+    node.link.hear(JobKnown("running", 1, True))
+    node.link.hear(Order(pack_action(do.SignalRanks((2,), 15, "stop"))))
+    view = JobView(JobState.RUNNING, 1, has_hooks=True)
+    assert node.controller.view == view
+    assert node.here.log == [(view, Holders()), do.SignalRanks((2,), 15, "stop")]
+
+
+def test_a_message_for_a_rank_is_handed_on(node):
+    node.link.hear(ToRank(3, pack_said(protocol.Release("go"))))
+    assert node.hooks.log == [(3, protocol.Release("go"))]
+
+
+def test_the_state_of_the_whole_job_is_shown_here(node):
+    node.link.hear(ShownStatus({"state": "running"}))
+    assert node.shown == [{"state": "running"}]
+
+
+def test_a_sweep_is_answered_with_what_the_dead_left(node):
+    node.link.hear(JobKnown("starting", 2, False))
+    node.controller.ended(JobState.STARTING, (2, 3))
+    assert node.link.said == [SweptNode(2, ({"rank": 2}, {"rank": 3}))]
+
+
+def test_every_node_ends_as_the_job_did(node):
+    node.link.hear(Ended(3, "rank 1 failed"))
+    assert node.here.log == ["finish"]
+    assert node.controller.ending == Ended(3, "rank 1 failed")
+
+
+def test_beats_are_told_where_they_changed_and_pages_before_them(node, monkeypatch):
+    monkeypatch.setattr(module, "BEAT_S", 1000.0)
+    node.controller._tell_beats()  # no rank has a page
+    node.hooks.now = {"2": "AA"}
+    node.controller._tell_beats()
+    node.controller._tell_beats()  # a rank that stands still
+    assert node.link.said == [Beats({"2": "AA"})]
+    assert node.hooks.log == ["pages"]
+    node.hooks.now = {"2": "AB"}
+    node.controller._tell_beats()
+    assert node.link.said[1:] == [Beats({"2": "AB"})]
+    node.link.is_open = False
+    node.hooks.now = {"2": "AC"}
+    node.controller._tell_beats()
+    assert len(node.link.said) == 2
+
+
+def test_without_the_controller_ranks_are_stopped_and_then_killed(node):
+    node.link.lose()
+    assert node.said == [f"{WHY}: the ranks of this node are stopped"]
+    assert node.controller.view.state is JobState.STOPPING
+    stops = [do.CancelStarts(WHY, now=True), do.SignalRanks((2, 3), SIGTERM, WHY)]
+    assert node.here.log == stops
+    node.here.alive = (3,)
+    node.controller.post(ev.WorkerExited(2, 0, -15))
+    node.loop.call_later(0.2, node.loop.stop)
+    node.loop.run_forever()
+    assert node.here.log[2:] == [do.SignalRanks((3,), SIGKILL, WHY)]
+    node.here.alive = ()
+    node.controller.post(ev.WorkerExited(3, 0, -9))
+    assert node.here.log[3:] == ["finish"]
+    assert node.controller.ending == Ended(1, WHY)
+    assert node.link.said == []
+
+
+def test_without_the_controller_and_without_ranks_it_ends_at_once(node):
+    node.here.alive = ()
+    node.link.lose()
+    assert node.here.log == ["finish"]
+    assert node.controller.ending == Ended(1, WHY)

@@ -1,0 +1,135 @@
+"""A job on several nodes as torchrun's and MindSpore's words ask for it."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.spec.job_spec import ClusterSpec, CopyMode, UsageError
+from msrun.job.request import NOT_REPLACED, parse
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "t.py").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def job_of(line, environ=None):
+    return parse([*line.split(), "t.py"], environ or {}).job
+
+
+TORCHRUN = [
+    (
+        "--nnodes 2 --node-rank 1 --master-addr a --master-port 7",
+        ClusterSpec(2, None, 1), "a", 7, 1,
+    ),
+    ("--nnodes 3 --node-rank 0 --master-addr a", ClusterSpec(3, None, 0), "a", 29500, 1),
+    ("--nnodes 2:2 --node-rank 1 --nproc-per-node 4", ClusterSpec(2, None, 1), "127.0.0.1", 29500, 4),
+    ("--nnodes 2 --node-rank -1 --master-addr a", ClusterSpec(2), "a", 29500, 1),
+    ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint h --rdzv-id j", ClusterSpec(2), "h", 29400, 1),
+    ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:7", ClusterSpec(2), "h", 7, 1),
+    ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:7 --node-rank 1", ClusterSpec(2, None, 1), "h", 7, 1),
+    ("--nnodes 2 --rdzv-backend static --rdzv-endpoint h:7", ClusterSpec(2), "h", 7, 1),
+]  # fmt: skip
+MINDSPORE = [
+    (
+        "--worker_num 8 --local_worker_num 4 --master_addr a --master_port 8118 --node_rank 1",
+        ClusterSpec(2, 8, 1), "a", 8118, 4,
+    ),
+    ("--worker_num 8 --local_worker_num 4 --master_addr a", ClusterSpec(2, 8), "a", 29500, 4),
+    ("--worker_num 8 --local_worker_num 4 --node_rank -1", ClusterSpec(2, 8), "127.0.0.1", 29500, 4),
+    # nodes may have different numbers of workers: complete is what has 8 in all
+    ("--worker_num 8 --local_worker_num 3 --node_rank 2", ClusterSpec(3, 8, 2), "127.0.0.1", 29500, 3),
+    ("--worker_num 8 --local_worker_num 7 --node_rank 3", ClusterSpec(2, 8, 3), "127.0.0.1", 29500, 7),
+    # with a number of nodes they are equal, as torchrun's are
+    ("--worker_num 8 --nnodes 2 --node_rank 1", ClusterSpec(2, None, 1), "127.0.0.1", 29500, 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "cluster", "address", "port", "nproc"),
+    [*TORCHRUN, *MINDSPORE],
+    ids=[row[0] for row in (*TORCHRUN, *MINDSPORE)],
+)
+def test_who_takes_part_and_where_they_meet(line, cluster, address, port, nproc):
+    job = job_of(line)
+    assert job.cluster == cluster
+    assert (job.master_addr, job.master_port, job.nproc) == (address, port, nproc)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--nnodes 1",
+        "--nnodes 1:1 --node-rank 0",
+        "--worker_num 8",
+        "--worker_num 8 --local_worker_num 8",
+        "--rdzv-backend c10d --rdzv-endpoint h:7",
+        "--standalone --nproc-per-node 2",
+    ],
+)
+def test_one_node_is_no_cluster(line):
+    job = job_of(line)
+    assert job.cluster is None
+    assert job.nodes == ()
+    assert job.replace.is_on
+    assert job.dump.copies is not CopyMode.OFF
+
+
+def test_every_word_may_come_from_the_environment():
+    environ = {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "a",
+        "PET_MASTER_PORT": "7",
+    }
+    job = job_of("", environ)
+    assert job.cluster == ClusterSpec(2, None, 1)
+    assert (job.master_addr, job.master_port) == ("a", 7)
+
+
+@pytest.mark.parametrize(
+    ("line", "nodes", "node_rank"),
+    [
+        ("--nnodes 2 --nproc-per-node 3 --node-rank 1", (3, 3), 1),
+        ("--nnodes 2 --nproc-per-node 3", (3, 3), 0),
+        ("--worker_num 8 --local_worker_num 3", (3, 3, 2), 0),
+        ("--worker_num 8 --local_worker_num 3 --node_rank 2", (2, 3, 3), 2),
+        ("--worker_num 8 --local_worker_num 7 --node_rank 3", (1, 7), 1),
+    ],
+)
+def test_until_all_are_here_the_other_nodes_are_a_guess_with_the_right_sum(line, nodes, node_rank):
+    job = job_of(line)
+    assert (job.nodes, job.node_rank) == (nodes, node_rank)
+    assert job.nodes[job.node_rank] == job.nproc
+    assert sum(job.nodes) == job.world_size
+
+
+def test_the_last_worker_of_all_nodes_may_be_followed():
+    assert job_of("--worker_num 8 --local_worker_num 3 --tail_worker_log 7").logs.tail == {7}
+    with pytest.raises(UsageError, match="tail_worker_log"):
+        job_of("--worker_num 8 --local_worker_num 3 --tail_worker_log 8")
+
+
+def test_a_token_file_is_found_wherever_msrun_goes_later(folder):
+    job = job_of("--nnodes 2 --token-file job.token")
+    assert job.cluster.token_file == folder / "job.token"
+    assert job_of("--nnodes 2 --token_file /t").cluster.token_file == Path("/t")
+
+
+def test_what_needs_one_machine_is_off_and_says_why():
+    job = job_of("--nnodes 2")
+    assert (job.replace.is_on, job.replace.why_off) == (False, NOT_REPLACED)
+    assert job.dump.copies is CopyMode.OFF
+    assert job.timeouts.hang_s == 0
+    assert job.dump.after_failure  # the step is saved nevertheless
+
+
+@pytest.mark.parametrize(
+    "line", ["--master-port 0", "--rdzv-endpoint h:0", "--rdzv-backend c10d --rdzv-endpoint h:0"]
+)
+def test_several_nodes_must_name_the_port_at_which_they_meet(line):
+    with pytest.raises(UsageError, match="0 means a free port, but all nodes must name the same"):
+        job_of(f"--nnodes 2 {line}")
