@@ -179,7 +179,9 @@ def start_forkserver(
             f"no process can be started ({error.strerror}): raise the limits (ulimit -u, ulimit -n)"
         ) from error
     signals.hold(spec)  # only now: the forkserver and its children must not inherit the mask
-    if choice.warmth is not None:  # only when it is ready is it known whether it may fork
+    # only when it is ready is it known whether it may fork; and a node that another one controls
+    # starts nothing before it hears that an attempt has begun
+    if choice.warmth is not None or spec.is_controlled:
         return StartedForkserver(forkserver, choice, hooks_listener)
     if log is not None:
         worker_files.make(orders, _ignore)
