@@ -42,7 +42,7 @@ class Prepared(NamedTuple):
     bindings: tuple[rank_plan.Binding, ...]
     claim: int | None = None  # held while this run resumes another
     store_port: int = 0  # of the workers' store, if that is on another node
-    is_late: bool = False  # the job has begun already
+    is_late: bool = False  # this node has the place of a lost one of a job that runs
 
     @property
     def port(self) -> int:
@@ -180,9 +180,9 @@ def start_forkserver(
             f"no process can be started ({error.strerror}): raise the limits (ulimit -u, ulimit -n)"
         ) from error
     signals.hold(spec)  # only now: the forkserver and its children must not inherit the mask
-    if (
-        choice.warmth is not None or prepared.is_late
-    ):  # only when it is ready is it known whether it may fork
+    # only when it is ready is it known whether it may fork; and a node that another one controls
+    # starts nothing before it hears that an attempt has begun
+    if choice.warmth is not None or spec.is_controlled:
         return StartedForkserver(forkserver, choice, hooks_listener)
     if log is not None:
         worker_files.make(orders, _ignore)

@@ -20,6 +20,7 @@ from agent.text.wording import duration
 
 DIAL_S = 5.0  # for one connection
 CHALLENGE_S = 10.0  # the listener exists before anybody looks at it
+LATER_S = 3.0  # that a node in the job waits for the word of the one that gathers
 SHORTEST_S, LONGEST_S = 0.1, 1.0  # between two tries
 _GROWTH = 1.6
 
@@ -64,7 +65,8 @@ def join(
     """Join the job whose controller listens at ``host:port``, and wait until it begins.
 
     The name may not resolve yet, nobody may listen yet, and whoever listens may die: it dials again
-    until ``timeout_s`` (``None``: for ever) have passed.
+    until ``timeout_s`` (``None``: for ever) have passed. Once it has joined it is the controller's
+    node that ends the wait, after its own time; this one does so only if nothing is heard of that.
 
     Args:
         host: name or address of the controller's node.
@@ -102,18 +104,19 @@ class _Dialling:
         self._progress = progress
         self._limit_s = limit_s
         self._begin = time.monotonic()
-        self._end = float("inf") if timeout_s is None else self._begin + timeout_s
+        self._patience_s = float("inf") if timeout_s is None else timeout_s
+        self._end = self._begin + self._patience_s
         self._word = self._begin + FIRST_WORD_S
         self._state = "has not answered yet"
 
     def until_begun(self) -> JoinedNode:
         """Dial until the job begins."""
-        pause_s = SHORTEST_S
+        pause_s, end = SHORTEST_S, self._end
         while True:
             try:
                 return self._dial()
             except _DialError as error:
-                self._state = str(error)
+                self._state, self._end = str(error), end
             # not all at once: many nodes lose the same controller at the same moment
             self._pause(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
             pause_s = min(LONGEST_S, pause_s * _GROWTH)
@@ -175,6 +178,8 @@ class _Dialling:
         )
         self._send(connection, bytes_of(wish))
         self._state = "waits for other nodes"
+        # the other end has begun to wait before now, so that it is the first to know who is missing
+        self._end = time.monotonic() + self._patience_s + LATER_S
         admitted = self._next(connection, reader, float("inf"))
         if not isinstance(admitted, Admitted):
             raise _DialError(f"says {type(admitted).__name__} where the job should begin")

@@ -189,9 +189,11 @@ class Gathering:
         if join.version != self._own.version:
             return why_other_version(new.who, join.version, self._own.version)
         if join.run_id != self._own.run_id:
+            its = f"belongs to the job {join.run_id!r}" if join.run_id else "names no job"
+            ours = repr(self._own.run_id) if self._own.run_id else "one without a name"
             return (
-                f"{new.who} belongs to the job {join.run_id!r}, but {self._own.run_id!r} waits "
-                "here: give another --master-port, or the same --rdzv-id on all nodes"
+                f"{new.who} {its}, but {ours} waits here: "
+                "give another --master-port, or the same --rdzv-id on all nodes"
             )
         if join.node_rank >= (nnodes if world is None else world):
             many = f"{nnodes} nodes" if world is None else f"{world} workers"

@@ -41,7 +41,8 @@ def run_controlled(
         return [as_json(each) for each in parts.post_mortem().evidence(workers)]
 
     def show_status(status: dict[str, object]) -> None:
-        parts.journal.replace(layout.status, status | {"record_id": spec.record_id})
+        own = {"record_id": spec.record_id, "host": parts.facts.host}
+        parts.journal.replace(layout.status, status | own)
 
     controller = RemoteController(
         link,

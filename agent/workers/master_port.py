@@ -9,9 +9,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from agent.spec.job_spec import UsageError
 
+OTHER_MACHINE = "it must be the first node's own, and the same on all nodes"
+TAKEN_FOR_NODES = "choose another --master-port, the same on all nodes"
+CURES = {
+    errno.EADDRINUSE: "choose another --master-port, or leave it out and a free one is taken",
+    errno.EADDRNOTAVAIL: "with one node leave it out or give a local address",
+}
 BACKLOG = 4096  # every rank may connect before the store host is up
 
 
@@ -46,15 +54,18 @@ def listen_for_nodes(host: str, port: int | None) -> socket.socket:
     Raises:
         UsageError: the host does not resolve or is another machine, or the port is taken.
     """
-    if host == "localhost" or _is_loopback(host):
-        return listen(host, port)
-    _, address = _resolve(host)
-    if not _is_loopback(address[0]):
-        return listen(host, port)
+    family, address = _resolve(host)
+    wanted = port or 0
     try:
-        return _bind_all(port or 0)
+        if host == "localhost" or _is_loopback(host):
+            return _bind(family, address[0], wanted)
+        if not _is_loopback(address[0]):
+            with contextlib.closing(_bind(family, address[0], 0)):  # proves that it is ours
+                pass
+        return _bind_all(wanted)
     except OSError as error:
-        raise UsageError(_why(error, host, port or 0)) from error
+        cures = {errno.EADDRNOTAVAIL: OTHER_MACHINE, errno.EADDRINUSE: TAKEN_FOR_NODES}
+        raise UsageError(_why(error, host, wanted, cures)) from error
 
 
 def is_of_this_host(host: str) -> bool:
@@ -121,19 +132,16 @@ def _bind_all(port: int) -> socket.socket:
     return _bind(socket.AF_INET, "0.0.0.0", port)  # noqa: S104  the user named an outer address
 
 
-def _why(error: OSError, host: str, port: int) -> str:
+def _why(
+    error: OSError, host: str, port: int, cures: Mapping[int, str] = MappingProxyType(CURES)
+) -> str:
+    cure = cures.get(error.errno or 0, "")
     match error.errno:
         case errno.EADDRINUSE:
-            return (
-                f"port {port} on {host} is already in use: choose another --master-port, "
-                "or leave it out and a free one is taken"
-            )
+            return f"port {port} on {host} is already in use: {cure}"
         case errno.EACCES:
             return f"port {port} needs privileges to bind: choose a --master-port above 1023"
         case errno.EADDRNOTAVAIL:
-            return (
-                f"--master-addr {host} is not an address of this machine: with one node leave it "
-                "out or give a local address"
-            )
+            return f"--master-addr {host} is not an address of this machine: {cure}"
         case _:
             return f"cannot listen on {host}:{port}: {error.strerror}"

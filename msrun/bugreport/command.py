@@ -16,7 +16,7 @@ from agent.text.secret_names import masked, secrets
 from agent.text.wording import sized
 from msrun.bugreport.archive import Archive, tail
 from msrun.runs.log_files import Wanted, views
-from msrun.runs.run_state import RunState
+from msrun.runs.run_state import RunState, files
 from msrun.terminal.stdout import put
 from worker_hooks.contract.layout import EVENTS, FAILURE, SCHEDULER_LOG, STATUS
 
@@ -53,8 +53,10 @@ def report(run: RunState, order: ReportOrder, machine: Mapping[str, Any]) -> int
     archive.add("record.json", masked(_json(_record(run)), known))
     archive.add("doctor.json", _json(machine))
     archive.add("versions.json", _json(_versions()))
-    for own, most in OWN.items():
-        text = tail(run.folder / own, run.folder, most)
+    written = files(run.record, run.folder)
+    paths = (written.events, written.scheduler_log, written.status, written.failure)
+    for (own, most), from_ in zip(OWN.items(), paths, strict=True):
+        text = tail(from_, run.folder, most)
         if text is not None and (order.has_logs or own not in QUOTING):
             archive.add(own, masked(text, known))
     if order.has_logs:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from agent.records.log_view import LogView
 from agent.spec.job_spec import UsageError
-from msrun.runs.run_state import RunState, WorkerState
-from worker_hooks.contract.layout import SCHEDULER_LOG, RunLayout
+from msrun.runs.run_state import RunState, WorkerState, files
+from worker_hooks.contract.layout import RunLayout
 
 STREAMS = ("stdout", "stderr")
 STDOUT = 1
@@ -38,7 +38,7 @@ def views(run: RunState, wanted: Wanted, attempt: int, *, is_new: bool = False) 
         UsageError: there is no such rank.
     """
     if wanted.scheduler:
-        return [LogView(run.folder / SCHEDULER_LOG, STDOUT, None)]
+        return [LogView(files(run.record, run.folder).scheduler_log, STDOUT, None)]
     return [
         LogView(
             path, STDOUT, _prefix(worker.rank) if wanted.rank is None else None, rank=worker.rank

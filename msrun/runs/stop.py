@@ -19,9 +19,9 @@ from agent.records.stop_note import StopNote, write_note
 from agent.spec.job_spec import Timeouts, UsageError
 from agent.text.wording import duration
 from msrun.runs.choice import agreed, chosen
-from msrun.runs.run_state import RunState, has_ended, is_alive, look, open_process
+from msrun.runs.run_state import RunState, files, has_ended, is_alive, look, open_process
 from msrun.terminal.stdout import put
-from worker_hooks.contract.layout import EVENTS, runs_folder
+from worker_hooks.contract.layout import runs_folder
 
 SLACK_S = 10.0  # for msrun's own end, in addition to the job's timeouts
 FAILED_EXIT = 1
@@ -96,7 +96,7 @@ def _folder(environ: Mapping[str, str], record: Record) -> Path:
 def _stop(run: RunState, process: int, bound_s: float | None, note: StopNote, folder: Path) -> int:
     record, now = run.record, note.is_now
     began = time.monotonic()
-    is_repeated = _has_request(run.folder)
+    is_repeated = _has_request(files(record, run.folder).events)
     if now or not is_repeated:
         _write_note(record, folder, note)
         _terminate(record, process)
@@ -138,10 +138,10 @@ def _terminate(record: Record, process: int) -> None:
         ) from error
 
 
-def _has_request(folder: Path) -> bool:
+def _has_request(events: Path) -> bool:
     """Whether the run has recorded a request to stop."""
     try:
-        lines = (folder / EVENTS).read_bytes().splitlines()
+        lines = events.read_bytes().splitlines()
     except OSError:
         return False
     return any(b"StopRequested" in line and _is_request(line) for line in lines)

@@ -1,0 +1,421 @@
+"""A job on several nodes: who meets, which ranks they get, what they see, and how all of it ends."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from support.cluster import Cluster
+from support.jobs import DEADLINE_S, WORKERS, Ended, refused
+from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left, job_of, static
+
+Nodes = Callable[[int], Cluster]
+PLACE = WORKERS / "place.py"
+OPEN = "msrun: the nodes have no token: whoever reaches port "
+
+
+def places(job: NodesJob) -> list[dict]:
+    """What the ranks told of themselves, by rank, once all have told it."""
+    job.await_everywhere("\n")
+    found = {}
+    for name, log in job.logs().items():
+        (line,) = [line for line in log.splitlines() if line.startswith("place ")]
+        told = json.loads(line.removeprefix("place "))
+        assert name == f"worker_{told['RANK']}.log"
+        found[int(told["RANK"])] = told
+    assert sorted(found) == list(range(len(found)))
+    return [found[rank] for rank in range(len(found))]
+
+
+def hosts(job: NodesJob) -> list[str]:
+    return [place["host"] for place in places(job)]
+
+
+def check_places(job: NodesJob, sizes: list[int], names: list[str]) -> None:
+    """Every variable of each rank, for nodes of so many ranks with these names."""
+    told, world = places(job), sum(sizes)
+    expected = itertools.chain.from_iterable(
+        [(node, local) for local in range(size)] for node, size in enumerate(sizes)
+    )
+    for rank, (node, local) in enumerate(expected):
+        about = told[rank]
+        want = {
+            "RANK": rank,
+            "LOCAL_RANK": local,
+            "WORLD_SIZE": world,
+            "LOCAL_WORLD_SIZE": sizes[node],
+            "GROUP_RANK": node,
+            "GROUP_WORLD_SIZE": len(sizes),
+            "ROLE_RANK": rank,
+            "ROLE_WORLD_SIZE": world,
+            "TORCHELASTIC_RESTART_COUNT": 0,
+        }
+        assert {name: about[name] for name in want} == {k: str(v) for k, v in want.items()}
+        assert about["host"] == names[node]
+    assert len({(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in told}) == 1
+    assert len({one["TORCHELASTIC_RUN_ID"] for one in told}) == 1
+
+
+def quiet(ended: list[Ended]) -> None:
+    """Nothing was said but who the nodes are."""
+    for each in ended:
+        lines = [line for line in each.err.splitlines() if not line.startswith(OPEN)]
+        assert all("waiting " in line or "this is node" in line for line in lines), each.err
+
+
+# --- who they are ---------------------------------------------------------------------------------
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)], ids=str)
+def test_all_ranks_of_three_nodes_meet(nodes: Nodes, order: tuple[int, ...]) -> None:
+    jobs = NodeJobs(cluster := nodes(3))
+    job = jobs.start(WORKERS / "place_and_sum.py", nodes=(0, 1, 2), nproc=2, order=order)
+    job.succeed()
+    check_places(job, [2, 2, 2], ["node0", "node1", "node2"])
+    assert all("sum 15 of 6" in log for log in job.logs().values())
+    assert {place["MASTER_ADDR"] for place in places(job)} == {"node0"}
+    assert {place["GLOO_SOCKET_IFNAME"] for place in places(job)} == {"eth0"}
+    check_nothing_left(cluster)
+
+
+def test_the_controller_may_be_the_last_that_starts(nodes: Nodes) -> None:
+    jobs = NodeJobs(cluster := nodes(3))
+    others = [jobs.start_one(cluster.nodes[rank], *static(rank, 3, 1), PLACE) for rank in (2, 1)]
+    for other in others:
+        other.await_error("waiting to begin: node0:29511 does not answer (Connection refused)")
+    head = jobs.start_one(cluster.nodes[0], *static(0, 3, 1), PLACE)
+    job = job_of(head, others[1], others[0])
+    quiet(job.succeed())
+    check_places(job, [1, 1, 1], ["node0", "node1", "node2"])
+
+
+def test_nodes_may_have_different_numbers_of_ranks(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(3))
+    job = jobs.start(PLACE, nodes=(0, 1, 2), nproc=(1, 2, 3))
+    quiet(job.succeed())
+    check_places(job, [1, 2, 3], ["node0", "node1", "node2"])
+
+
+def test_without_node_ranks_the_owner_of_the_address_is_the_first(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(3))
+
+    def how(_rank: int) -> list[str]:
+        return ["--nnodes=3", "--master-addr=node1", f"--master-port={PORT}"]
+
+    # by rank: the owner, then by address
+    job = jobs.start(PLACE, nodes=(1, 0, 2), how=how, order=(2, 1, 0))
+    quiet(job.succeed())
+    check_places(job, [1, 1, 1], ["node1", "node0", "node2"])
+
+
+def test_the_form_of_c10d(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(3))
+    words = ["--nnodes=3", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-id=J"]
+    words += ["--rdzv-endpoint=node0:29400"]
+    job = jobs.start(PLACE, nodes=(0, 1, 2), nproc=2, how=lambda _: words, order=(1, 2, 0))
+    quiet(job.succeed())
+    check_places(job, [2, 2, 2], ["node0", "node1", "node2"])
+    assert {place["TORCHELASTIC_RUN_ID"] for place in places(job)} == {"J"}
+
+
+def test_c10d_has_a_port_of_its_own(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(2))
+    words = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=J", "--rdzv-endpoint=node0"]
+    job = jobs.start(PLACE, how=lambda _: words)
+    assert f"{OPEN}29400 " in job.succeed()[0].err
+    check_places(job, [1, 1], ["node0", "node1"])
+
+
+@pytest.mark.parametrize("has_rank", [True, False])
+def test_the_form_of_mindspore(nodes: Nodes, has_rank: bool) -> None:
+    jobs = NodeJobs(nodes(2))
+
+    def how(rank: int) -> list[str]:
+        own = [f"--node_rank={rank}"] if has_rank else []
+        meet = ["--master_addr=10.77.0.1", f"--master_port={PORT}"]
+        return ["--worker_num=4", "--local_worker_num=2", *meet, *own]
+
+    job = jobs.start(PLACE, nproc=2, how=how, order=(1, 0))
+    quiet(job.succeed())
+    check_places(job, [2, 2], ["node0", "node1"])
+    assert {place["MASTER_ADDR"] for place in places(job)} == {"10.77.0.1"}
+
+
+def test_workers_need_not_be_divisible(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(2))
+
+    def how(rank: int) -> list[str]:
+        meet = ["--master_addr=node0", f"--master_port={PORT}", f"--node_rank={rank}"]
+        return ["--worker_num=3", f"--local_worker_num={(2, 1)[rank]}", *meet]
+
+    job = jobs.start(PLACE, nproc=(2, 1), how=how)
+    quiet(job.succeed())
+    check_places(job, [2, 1], ["node0", "node1"])
+
+
+def test_variables_of_torchrun(nodes: Nodes) -> None:
+    cluster = nodes(2)
+    jobs = NodeJobs(cluster)
+    told = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "node0"}
+    parts = [
+        jobs.start_one(
+            node, PLACE, nproc=2, **told, PET_MASTER_PORT=str(PORT), PET_NODE_RANK=str(rank)
+        )
+        for rank, node in enumerate(cluster.nodes)
+    ]
+    job = job_of(*parts)
+    quiet(job.succeed())
+    check_places(job, [2, 2], ["node0", "node1"])
+
+
+def test_two_nodes_on_one_machine(nodes: Nodes) -> None:
+    jobs = NodeJobs(cluster := nodes(1))
+
+    def how(rank: int) -> list[str]:
+        meet = ["--master-addr=127.0.0.1", f"--master-port={PORT}", f"--node-rank={rank}"]
+        return ["--nnodes=2", "--nproc-per-node=2", f"--log_dir={jobs.folder / str(rank)}", *meet]
+
+    parts = [
+        jobs.start_one(
+            cluster.nodes[0], *how(rank), PLACE, nproc=2, log_dir=jobs.folder / f"logs_{rank}"
+        )
+        for rank in range(2)
+    ]
+    for rank, part in enumerate(parts):
+        part.folder = jobs.folder / str(rank)
+    job = job_of(*parts)
+    quiet(job.succeed())
+    check_places(job, [2, 2], ["node0", "node0"])
+    check_nothing_left(cluster)
+
+
+# --- who is refused -------------------------------------------------------------------------------
+
+
+def goes_on(job: NodesJob) -> None:
+    """What was refused meanwhile disturbed nobody."""
+    (job.head.node.cluster.folder / "go").touch()
+    job.succeed()
+    check_places(job, [1] * len(job.parts), [part.node.name for part in job.parts])
+
+
+def no(ended: Ended) -> str:
+    """Exit code 2, and one sentence; the sentence."""
+    lines = [line for line in ended.err.splitlines() if not line.startswith("msrun: waiting ")]
+    return refused(Ended(ended.code, ended.out, "\n".join(lines)))
+
+
+WRONG = {
+    "run id": ("--rdzv-id=K", {}, "belongs to the job 'K', but 'J' waits here"),
+    "token": (
+        "--rdzv-id=J",
+        {"MSRUN_TOKEN": "other"},
+        "the token of node3 (10.77.0.4) is not that",
+    ),
+    "no token": ("--rdzv-id=J", {"MSRUN_TOKEN": ""}, "this job needs a token: give MSRUN_TOKEN"),
+    "no run id": ("--rdzv-id=none", {}, "names no job, but 'J' waits here"),
+    "rank": ("--node-rank=2", {}, "node3 (10.77.0.4) and node2 (10.77.0.3) both have node rank 2"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_node_is_refused_and_the_job_waits_on(nodes: Nodes, case: str) -> None:
+    jobs = NodeJobs(cluster := nodes(4))
+    option, environ, why = WRONG[case]
+    token = {"MSRUN_TOKEN": "secret"}
+    words = ["--rdzv-id=J", PLACE]
+    parts = [
+        jobs.start_one(cluster.nodes[rank], *static(rank, 3, 1), *words, **token) for rank in (0, 2)
+    ]
+    parts[0].await_error("2 of 3 nodes are here (node0, node2); node rank 1 is missing")
+    wrong = jobs.start_one(
+        cluster.nodes[3], *static(1, 3, 1), "--rdzv-id=J", option, PLACE, **{**token, **environ}
+    )
+    sentence = no(wrong.wait())
+    assert why in sentence, sentence
+    assert not any(part.is_over for part in parts)
+    assert parts[0].errors.count("msrun: a node was refused: ") == 1
+    last = jobs.start_one(cluster.nodes[1], *static(1, 3, 1), *words, **token)
+    job = job_of(parts[0], last, parts[1])
+    job.succeed()
+    check_places(job, [1, 1, 1], ["node0", "node1", "node2"])
+
+
+def test_a_node_that_comes_late_is_refused(nodes: Nodes) -> None:
+    jobs = NodeJobs(cluster := nodes(3))
+    job = jobs.start(PLACE, "wait=go")
+    job.await_everywhere("place")
+    late = jobs.start_one(cluster.nodes[2], *static(1, 2, 1), PLACE)
+    assert no(late.wait()) == (
+        "the job has begun with all its nodes: start another one, or wait for its end"
+    )
+    goes_on(job)
+
+
+def test_strangers_disturb_no_job(nodes: Nodes) -> None:
+    jobs = NodeJobs(cluster := nodes(3))
+    head = jobs.start_one(cluster.nodes[0], *static(0, 2, 1), PLACE, "wait=go")
+    head.await_error("1 of 2 nodes is here")
+    knock = "import socket; s = socket.create_connection(('node0', 29511)); s.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); s.recv(99)"
+    from support.jobs import PYTHON
+
+    stranger = cluster.nodes[2].run([*PYTHON, "-c", knock])
+    stranger.wait()
+    other = jobs.start_one(cluster.nodes[1], *static(1, 2, 1), PLACE, "wait=go")
+    job = job_of(head, other)
+    job.await_everywhere("place")
+    cluster.nodes[2].run([*PYTHON, "-c", knock]).wait()
+    goes_on(job)
+    quiet(job.wait())
+
+
+def test_who_is_missing_is_named(nodes: Nodes) -> None:
+    jobs = NodeJobs(cluster := nodes(2))
+    began = time.monotonic()
+    parts = [
+        jobs.start_one(cluster.nodes[at], *static(rank, 3, 1), "--cluster-time-out=5", PLACE)
+        for at, rank in enumerate((0, 2))
+    ]
+    ended = [part.wait() for part in parts]
+    assert time.monotonic() - began >= 5
+    assert [each.code for each in ended] == [1, 1], ended
+    missing = "2 of 3 nodes are here (node0, node1); node rank 1 is missing"
+    assert f"msrun: waiting for nodes: {missing}" in ended[0].err
+    assert ended[0].err.splitlines()[-1].startswith("msrun: error: not all nodes came within 5")
+    assert ended[0].err.splitlines()[-1].endswith(missing)
+    assert ended[1].err.splitlines()[-1] == ended[0].err.splitlines()[-1]
+    check_nothing_left(cluster)
+
+
+def test_a_lone_node_says_where_it_knocks(nodes: Nodes) -> None:
+    jobs = NodeJobs(cluster := nodes(2))
+    one = jobs.start_one(cluster.nodes[1], *static(1, 2, 1), "--cluster-time-out=5", PLACE)
+    ended = one.wait()
+    assert ended.code == 1
+    assert re.fullmatch(
+        "msrun: error: the job did not begin within 5.* s: node0:29511 does not answer "
+        r"\(Connection refused\)",
+        ended.err.splitlines()[-1],
+    )
+
+
+def test_the_address_of_another_machine(nodes: Nodes) -> None:
+    jobs = NodeJobs(cluster := nodes(2))
+    wrong = jobs.start_one(cluster.nodes[1], *static(0, 2, 1), PLACE)
+    sentence = refused(wrong.wait())
+    assert "node0 is not an address of this machine" in sentence
+    assert "with one node" not in sentence
+
+
+# --- how it ends ----------------------------------------------------------------------------------
+
+
+def codes(job: NodesJob, within_s: float = 15.0) -> list[int]:
+    """The exit codes of all nodes; the last ends soon after the first."""
+    ends: list[float] = []
+    deadline = time.monotonic() + DEADLINE_S
+    while len(ends) < len(job.parts):
+        over = sum(part.is_over for part in job.parts)
+        ends += [time.monotonic()] * (over - len(ends))
+        assert time.monotonic() < deadline, job.told()
+        time.sleep(0.005)
+    assert ends[-1] - ends[0] < within_s, job.told()
+    return [part.wait().code for part in job.parts]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_report_is_printed_once(nodes: Nodes, rank: int) -> None:
+    jobs = NodeJobs(cluster := nodes(2))
+    job = jobs.start(PLACE, f"raise={rank}", "wait=go")
+    assert codes(job) == [1, 1], job.told()
+    first, second = (part.errors for part in job.parts)
+    assert "RuntimeError: the mistake of rank" in first
+    assert "Root Cause" in first
+    assert f"host      : node{rank}" in first
+    assert re.search(rf"rank\s+: {rank} \(local_rank: 0\)", first)
+    assert "exitcode  : 1" in first
+    assert "Root Cause" not in second
+    pointing = [line for line in second.splitlines() if "see the report of node 0" in line]
+    assert len(pointing) == 1
+    assert (job.head.folder / "failure.json").exists()
+    check_nothing_left(cluster)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_script_exits_with_a_code_of_its_own(nodes: Nodes, rank: int) -> None:
+    job = NodeJobs(nodes(2)).start(PLACE, f"exit={rank}:3", "wait=go")
+    assert codes(job) == [1, 1], job.told()
+    assert f"rank {rank}" in job.head.errors
+    assert "exitcode  : 3" in job.head.errors
+
+
+def test_a_failure_restarts_the_ranks_of_all_nodes(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(2))
+    job = jobs.start("--max-restarts=1", PLACE, "wait=go", nproc=2)
+    job.await_everywhere("place")
+    before = places(job)
+    job.kill_rank(3)
+    job.head.await_seen("StartAttempt", 2)
+    job.await_everywhere('"TORCHELASTIC_RESTART_COUNT": "1"')
+    after = places(job)
+    (jobs.folder / "go").touch()
+    job.succeed()
+    assert [each | {"TORCHELASTIC_RESTART_COUNT": "0"} for each in after] == before
+
+
+# --- what all see ---------------------------------------------------------------------------------
+
+
+def test_a_shared_log_folder_has_the_logs_of_all(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(2))
+    shared = jobs.folder / "logs"
+    job = jobs.start(PLACE, "err=first", nproc=2, log_dir=shared)
+    job.succeed()
+    check_places(job, [2, 2], ["node0", "node1"])
+    for name, log in job.logs().items():
+        assert f"first of rank {name[7:-4]}\n" in log
+    second = jobs.start(PLACE, "err=second", nproc=2, log_dir=shared)
+    second.succeed()
+    check_places(second, [2, 2], ["node0", "node1"])
+    assert not any("first" in log for log in second.logs().values())
+    earlier = {path.name: path.read_text() for path in shared.glob("earlier/**/worker_*.log")}
+    assert sorted(earlier) == [f"worker_{rank}.log" for rank in range(4)]
+    assert all("first of rank" in log for log in earlier.values())
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_who_asks_on_any_node_is_told_of_all(nodes: Nodes, at: int) -> None:
+    jobs = NodeJobs(nodes(2))
+    job = jobs.start(PLACE, "err=here", "wait=go", nproc=2)
+    job.await_everywhere("here of rank")
+    part = job.parts[at]
+    part.await_state("running")
+    status = part.command("status")
+    assert status.code == 0, status
+    for rank in range(4):
+        assert re.search(rf"^\s*{rank}\b", status.out, re.MULTILINE), status.out
+    logs = part.command("logs")
+    assert logs.code == 0, logs
+    for rank in (2 * at, 2 * at + 1):
+        assert f"here of rank {rank}" in logs.out
+    stopped = part.command("stop")
+    assert stopped.code == 0, stopped
+    ended = job.wait()
+    assert len({each.code for each in ended}) == 1, job.told()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_signal_to_any_node_stops_all(nodes: Nodes, at: int, signum: int) -> None:
+    jobs = NodeJobs(cluster := nodes(2))
+    job = jobs.start(PLACE, "wait=go")
+    job.await_everywhere("place")
+    job.parts[at].signal(signum)
+    assert codes(job) == [128 + signum] * 2, job.told()
+    check_nothing_left(cluster)
