@@ -238,28 +238,38 @@ class ChangeObserver:
             names = held.versions.tensors.keys() - held.copies.keys()
             self._look(held.versions.tensors, self._audit.some_places(names))
 
+    @_stepping_aside
     def begin_loop(self, held: CommittedTensors) -> None:
         """A loop begins: what has changed since the commit is no sign of what steps change."""
         versions = held.versions
+        if replaced := versions.replaced(self._joined()):
+            self._between.note_exchanged(replaced)
         if versions.has_moved:
             self._between.note_exchanged(versions.moved())
             self._begun = read(versions.tensors, versions)
 
-    def with_copies_between_loops(
-        self, held: CommittedTensors, names: AbstractSet[str]
-    ) -> CommittedTensors:
-        """A loop is over: the commit with copies of what the script may exchange until the next.
+    def copies_between_loops(
+        self, held: CommittedTensors, names: AbstractSet[str], weights: AbstractSet[str]
+    ) -> dict[str, Tensor]:
+        """A loop is over: copies of what the script may change until the next.
 
         Args:
             held: of the newest commit.
-            names: of the tensors that it may.
+            names: of the tensors that may be saved from copies.
+            weights: of these, those that are not of optimizers.
         """
-        wanted = names - held.copies.keys()
-        if not (self.is_open and wanted) or held.versions.has_moved:
-            return held
-        tensors = held.versions.tensors
-        copies = self._between.take({name: tensors[name] for name in wanted if name in tensors})
-        return held._replace(copies={**held.copies, **copies})
+        tensors, versions = held.versions.tensors, held.versions
+        left = {name: tensors[name] for name in tensors.keys() & names - held.copies.keys()}
+        if not (self.is_open and left) or versions.has_moved or versions.replaced(self._joined()):
+            return {}
+        return self._between.take(left, weights)
+
+    def moved_in_step(self, held: CommittedTensors) -> set[str]:
+        """What was changed since the commit, and not before the loop began; for the listener."""
+        return (self._begun or held.versions).moved()
+
+    def _joined(self) -> dict[str, Tensor]:
+        return self._list.join(self._parts())
 
     def _look(self, tensors: Mapping[str, Tensor], places: Mapping[str, float]) -> None:
         began = perf_counter()
@@ -368,7 +378,8 @@ class ChangeObserver:
         on_host = {name: each for name, each in then.items() if each.is_cpu}
         if baseline is not None and self.is_open:  # a device may wait for what never comes
             found |= baseline.differing(then, on_host.keys())
-        return found - held.copies.keys()
+        # what has no place any more is not saved from a copy, either
+        return found - (held.copies.keys() & now.keys())
 
     def why_unknown(self, held: CommittedTensors) -> str:
         """Why live memory cannot be taken for the state of the commit; empty: it can."""

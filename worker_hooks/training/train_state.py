@@ -37,6 +37,11 @@ from worker_hooks.training.loop import DataLoop
 log = logging.getLogger("msrun")
 Batch = TypeVar("Batch")
 
+SAVED_AS_LEFT = (
+    "save(): step %d is saved as its loop left it: what the script has changed since belongs to "
+    "the next step, and a resume repeats it"
+)
+
 
 class TrainState:
     """The state of one rank's training: what it is made of, and how far it is."""
@@ -231,6 +236,8 @@ class TrainState:
         This is the end of the step, too. A step that is saved already is not saved again.
         """
         self._loop.end_step()
+        if self._committed.is_touched() and self.rank == 0:
+            log.warning(SAVED_AS_LEFT, self.step)
         self.exit.save(self)
 
     def finish(self) -> None:
