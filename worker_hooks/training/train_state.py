@@ -119,7 +119,7 @@ class TrainState:
     def step(self) -> int:
         """The newest commit: updates that are complete, over all epochs.
 
-        If the script itself changes weights at the end of an epoch, that counts as a step, too.
+        What the script changes between two loops belongs to the step that follows.
         """
         return self._committed.step
 
