@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from time import perf_counter
 from typing import Concatenate, NamedTuple, ParamSpec
@@ -40,6 +40,13 @@ If there is one again, a death in that part of the step loses the step, and it i
 """
 
 _SHOWN = 3  # names in a message
+
+
+class Audited(NamedTuple):
+    """What complete audits have found; the same script changes the same on all ranks."""
+
+    uncounted: Collection[str]  # tensors that change outside of updates, and torch does not say so
+    has_unseen: bool  # something changes so between an update and its commit
 
 
 class CommittedTensors(NamedTuple):
@@ -103,6 +110,7 @@ class ChangeObserver:
         self._committed_at = 0.0
         self._step_s = 0.0
         self._expected: frozenset[str] = frozenset()  # known to change, from an earlier life
+        self._is_audited = False  # by a rank that lives
         self._uncounted: set[str] = set()
         self._still = 0  # steps in a row without a counted change outside of updates
         self._said: set[str] = set()
@@ -133,7 +141,8 @@ class ChangeObserver:
             share: 0: no audit; what versions do not show is not noticed.
         """
         if not self._is_begun:
-            self._is_begun, self._audit = True, AuditSchedule(share)
+            is_known = self._is_audited
+            self._is_begun, self._audit = True, AuditSchedule(share, is_known=is_known)
             self._committed_at = perf_counter()
 
     def forget(self) -> None:
@@ -141,9 +150,25 @@ class ChangeObserver:
         self._versions = self.baseline = self._behind = self._begun = None
         self.is_open = False
 
-    def expect(self, names: Iterable[str]) -> None:
-        """These were seen to change outside of updates, in an earlier life of this training."""
+    def expect(self, names: Iterable[str], audited: Audited | None = None) -> None:
+        """These were seen to change outside of updates, in an earlier life of this training.
+
+        Args:
+            names: of tensors.
+            audited: of a rank that lives; its audits need not be repeated.
+        """
         self._expected = frozenset(names)
+        if audited is not None:
+            self._is_audited = True
+            self._uncounted |= set(audited.uncounted)
+            self._has_unseen |= audited.has_unseen
+
+    @property
+    def audited(self) -> Audited | None:
+        """What another rank may :meth:`expect`; for the listener."""
+        if not self.is_auditing or self._audit.is_first:
+            return None
+        return Audited(sorted({*self._uncounted}), self._has_unseen)
 
     def give_up(self, why: str) -> None:
         """Nothing of the state is known from now on; say so once."""

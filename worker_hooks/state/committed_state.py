@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from worker_hooks.changes.observer import ChangeObserver, CommittedTensors
+from worker_hooks.changes.observer import Audited, ChangeObserver, CommittedTensors
 from worker_hooks.contract.status_page import Entry, Page, Phase
 from worker_hooks.device import devices
 from worker_hooks.device.timeline import MarkKind
@@ -167,11 +167,12 @@ class CommittedState:
         typical_changes: tuple[Any, ...] | None,
         late_buffers: frozenset[str],
         changing: frozenset[str] = frozenset(),
+        audited: Audited | None = None,
     ) -> None:
         """Training continues from this step, with what was known of it when it was saved."""
         self.step, self.typical_changes = step, typical_changes
         self.private.late_buffers |= late_buffers
-        self.changes.expect(changing)
+        self.changes.expect(changing, audited)
 
     def begin_again(self, step: int) -> None:
         """Training continues from a checkpoint of this step, in the same process as before."""
@@ -567,6 +568,7 @@ class CommittedState:
             "late": late,
             "late_on_device": [each.name for each in self.buffers.device_entries],
             "changing": self.changes.changing,
+            "audited": self.changes.audited,
             "reshaped": self.reshaped(),
             **self._extra_facts(),
         }

@@ -38,8 +38,8 @@ log = logging.getLogger("msrun")
 Batch = TypeVar("Batch")
 
 SAVED_AS_LEFT = (
-    "save(): step %d is saved as its loop left it: what the script has changed since belongs to "
-    "the next step, and a resume repeats it"
+    "save() saves a step as its loop left it: what the script has changed since belongs to the "
+    "next step, and a resume repeats it"
 )
 
 
@@ -236,8 +236,8 @@ class TrainState:
         This is the end of the step, too. A step that is saved already is not saved again.
         """
         self._loop.end_step()
-        if self._committed.is_touched() and self.rank == 0:
-            log.warning(SAVED_AS_LEFT, self.step)
+        if self._committed.is_touched():
+            self._loop.tracker.say(SAVED_AS_LEFT)
         self.exit.save(self)
 
     def finish(self) -> None:
@@ -311,7 +311,11 @@ class TrainState:
         """Continue where a checkpoint says; its replicated state is restored already."""
         resume.restore_script(point, self._committed)
         self._committed.resume_at(
-            point.step, point.typical_changes, point.late_buffers, point.changing
+            point.step,
+            point.typical_changes,
+            point.late_buffers,
+            point.changing,
+            point.audited,
         )
         self._loop.resume_at(point)
         env = self._guard.env

@@ -207,7 +207,7 @@ def test_a_save_between_two_loops_saves_what_the_loop_left(caplog):
         training.net.weight.mul_(0.9)
     training.state.save()
     assert training.state.step == 5
-    assert "step 5 is saved as its loop left it" in caplog.text
+    assert "save() saves a step as its loop left it" in caplog.text
     assert not training.state.should_exit
     assert training.state.step == 5
 
