@@ -16,9 +16,8 @@ class Training:
         self.net = nn.Linear(3, 2)
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
-        self.state = TrainState(
-            model=self.net, optimizer=self.optimizer, scheduler=self.schedule, **objects
-        )
+        mine = {"model": self.net, "optimizer": self.optimizer, "scheduler": self.schedule}
+        self.state = TrainState(**mine | objects)
         self.committed = self.state._committed
 
     def backward(self):

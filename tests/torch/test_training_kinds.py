@@ -49,7 +49,7 @@ CASES = {
     "two_loaders": "rank=2,step=6,phase=backward",
     "early": "rank=1,step=4,phase=forward",
     "own_epochs": "rank=2,step=6,phase=forward",
-    "weights_by_epoch": "rank=1,step=6,phase=forward",
+    "weights_by_epoch": "rank=1,step=5,phase=forward",
     "fetched_ahead": "rank=2,step=7,phase=update",
     "bare": "rank=0,step=6,phase=backward",
     "catches": "rank=1,step=6,phase=backward",
@@ -146,20 +146,24 @@ def test_a_script_that_answers_a_failure_itself_is_held_until_all_is_saved(
 
 
 @pytest.mark.parametrize(
-    ("apart", "phase", "replacements", "again"),
-    [("end", "forward", 0, []), ("update", "update", 1, [([2], 6)])],
+    ("apart", "fault", "replacements", "again"),
+    [
+        ("end", "rank=1,step=5,phase=forward", 0, []),
+        ("end", "rank=2,step=4,phase=update", 1, []),
+        ("update", "rank=1,step=5,phase=update", 1, [([2], 5)]),
+    ],
 )
 def test_a_rank_that_is_behind_comes_to_the_commit_of_the_others(
-    launcher: Launcher, plain: Run, apart: str, phase: str, replacements: int, again: list
+    launcher: Launcher, plain: Run, apart: str, fault: str, replacements: int, again: list
 ) -> None:
-    """Rank 1 dies in step 6; step 5 is the end of an epoch, with a commit but no collective.
+    """Weights are averaged behind step 4, the end of an epoch, which is no commit.
 
-    end: rank 2 has yet to make the update of step 4. update: it has yet to make that of step 6, and
-    rank 0 has only just made it, so no page tells of its commit when the ranks are frozen.
+    end: rank 2 has yet to make the update of step 4, or dies in it while its peers are past the
+    average. update: it has yet to make that of step 5, and rank 0 has only just made it, so no page
+    tells of its commit when the ranks are frozen.
     """
     kind, told = "weights_by_epoch", f"--max_replacements={replacements}"
-    fault = f"rank=1,step=6,phase={phase}"
-    done = killed(launcher, kind, fault, told, name=f"apart-{apart}", APART=apart)
+    done = killed(launcher, kind, fault, told, name=f"apart-{apart}-{fault[5]}", APART=apart)
     assert done.ended.code == 0, done.ended.out
     history = read(done.folder)
     assert steps_lost(history) == 0

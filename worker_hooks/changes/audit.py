@@ -56,10 +56,15 @@ class Baseline:
 class AuditSchedule:
     """Which steps are audited. The budget is a share of the training's time."""
 
-    def __init__(self, share: float) -> None:
-        """``share``: of the time; 0: never."""
+    def __init__(self, share: float, *, is_known: bool = False) -> None:
+        """Begin with complete steps.
+
+        Args:
+            share: of the time; 0: never.
+            is_known: others have audited these.
+        """
         self.share = share
-        self.is_first = share > 0
+        self.is_first = share > 0 and not is_known
         """Whether no full count of complete steps was audited yet."""
         self._steps = 0  # that were audited completely
         self._budget_s = 0.0

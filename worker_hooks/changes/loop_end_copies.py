@@ -1,15 +1,16 @@
-"""Copies of weights and averages that are made where a loop ends, and kept until the next commit.
+"""Copies of the state that are made where a loop ends, and kept until the next commit.
 
-Between two loops scripts exchange weights for their average and validate with that, or update an
-average. Ranks that wait in such a validation, for one that has died, hold the commit in nothing but
-these copies. Writes that torch does not count are undone before anybody looks, so nobody knows
-whether a script does so: as much is copied as costs little.
+Between two loops scripts exchange weights for their average and validate with that, prune weights,
+or set momentum to zero. Ranks that wait in such a validation, for one that has died, hold the
+commit in nothing but these copies. Nobody knows beforehand what a script will change, so as much is
+copied as costs little; what was seen to be changed, always.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 from time import perf_counter
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from worker_hooks.changes.content import nbytes
 from worker_hooks.changes.copies import SHARE, has_room
+from worker_hooks.device import devices
 from worker_hooks.tensors.tensor_bytes import plain
 
 log = logging.getLogger("msrun")
@@ -44,37 +46,49 @@ class LoopEndCopies:
         self._exchanged.update(names)
 
     @torch.no_grad()
-    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy all of these or, if that takes too long, those that are known to be exchanged.
+    def take(self, tensors: Mapping[str, Tensor], weights: AbstractSet[str]) -> dict[str, Tensor]:
+        """Copy all of these; if that takes too long, weights; else what is known to be exchanged.
 
-        The script makes such copies of its own of what it exchanges, so one more costs little.
+        The script makes such copies of its own of what it exchanges, so one more costs little. On
+        an accelerator that is all there is room for.
+
+        Args:
+            tensors: what has no copy yet, by name.
+            weights: the names of what scripts exchange most, and of others.
         """
         began = perf_counter()
         budget = max(COPIED_ANYWAY, SHARE * (began - self._since) * self._rate)
-        if nbytes(tensors.values()) > budget:
-            tensors = {name: each for name, each in tensors.items() if name in self._exchanged}
-        size = nbytes(tensors.values())
-        copies = _copied(tensors) if tensors and has_room(size) else {}
+        kinds = [tensors.keys(), tensors.keys() & (weights | self._exchanged)]
+        if not all(map(devices.is_on_host, tensors.values())):
+            kinds = []
+        fitting = (each for each in kinds if nbytes(tensors[name] for name in each) <= budget)
+        names = next(fitting, tensors.keys() & self._exchanged)
+        wanted = {name: each for name, each in tensors.items() if name in names}
+        size = nbytes(wanted.values())
+        on_host = nbytes(each for each in wanted.values() if devices.is_on_host(each))
+        copies = _copied(wanted) if wanted and has_room(on_host) else {}
         if not copies:
-            self._say_refused(tensors, size)
+            self._say_refused(wanted.keys(), size)
             return copies
         self._since = perf_counter()
         if size > COPIED_ANYWAY:
             self._rate = size / (self._since - began)
         return copies
 
-    def _say_refused(self, tensors: Mapping[str, Tensor], size: int) -> None:
-        if (known := self._exchanged & tensors.keys()) and not self._has_said:
+    def _say_refused(self, names: AbstractSet[str], size: int) -> None:
+        if (known := self._exchanged & names) and not self._has_said:
             self._has_said = True
             log.warning(LARGE, min(known), size / 1e9)
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies by name; none, if there is no memory."""
+    """Copies by name, complete when this returns; none, if there is no memory."""
     sources = {name: plain(each) for name, each in tensors.items()}
     try:
         copies = {name: torch.empty_like(each) for name, each in sources.items()}
         torch._foreach_copy_(list(copies.values()), list(sources.values()))
+        for device in devices.devices_of(copies.values()):
+            torch.accelerator.synchronize(device)
     except (RuntimeError, MemoryError):
         return {}
     return copies

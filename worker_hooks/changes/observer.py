@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from time import perf_counter
 from typing import Concatenate, NamedTuple, ParamSpec
@@ -40,6 +40,13 @@ If there is one again, a death in that part of the step loses the step, and it i
 """
 
 _SHOWN = 3  # names in a message
+
+
+class Audited(NamedTuple):
+    """What complete audits have found; the same script changes the same on all ranks."""
+
+    uncounted: Collection[str]  # tensors that change outside of updates, and torch does not say so
+    has_unseen: bool  # something changes so between an update and its commit
 
 
 class CommittedTensors(NamedTuple):
@@ -103,6 +110,7 @@ class ChangeObserver:
         self._committed_at = 0.0
         self._step_s = 0.0
         self._expected: frozenset[str] = frozenset()  # known to change, from an earlier life
+        self._is_audited = False  # by a rank that lives
         self._uncounted: set[str] = set()
         self._still = 0  # steps in a row without a counted change outside of updates
         self._said: set[str] = set()
@@ -133,7 +141,8 @@ class ChangeObserver:
             share: 0: no audit; what versions do not show is not noticed.
         """
         if not self._is_begun:
-            self._is_begun, self._audit = True, AuditSchedule(share)
+            is_known = self._is_audited
+            self._is_begun, self._audit = True, AuditSchedule(share, is_known=is_known)
             self._committed_at = perf_counter()
 
     def forget(self) -> None:
@@ -141,9 +150,25 @@ class ChangeObserver:
         self._versions = self.baseline = self._behind = self._begun = None
         self.is_open = False
 
-    def expect(self, names: Iterable[str]) -> None:
-        """These were seen to change outside of updates, in an earlier life of this training."""
+    def expect(self, names: Iterable[str], audited: Audited | None = None) -> None:
+        """These were seen to change outside of updates, in an earlier life of this training.
+
+        Args:
+            names: of tensors.
+            audited: of a rank that lives; its audits need not be repeated.
+        """
         self._expected = frozenset(names)
+        if audited is not None:
+            self._is_audited = True
+            self._uncounted |= set(audited.uncounted)
+            self._has_unseen |= audited.has_unseen
+
+    @property
+    def audited(self) -> Audited | None:
+        """What another rank may :meth:`expect`; for the listener."""
+        if not self.is_auditing or self._audit.is_first:
+            return None
+        return Audited(sorted({*self._uncounted}), self._has_unseen)
 
     def give_up(self, why: str) -> None:
         """Nothing of the state is known from now on; say so once."""
@@ -238,28 +263,38 @@ class ChangeObserver:
             names = held.versions.tensors.keys() - held.copies.keys()
             self._look(held.versions.tensors, self._audit.some_places(names))
 
+    @_stepping_aside
     def begin_loop(self, held: CommittedTensors) -> None:
         """A loop begins: what has changed since the commit is no sign of what steps change."""
         versions = held.versions
+        if replaced := versions.replaced(self._joined()):
+            self._between.note_exchanged(replaced)
         if versions.has_moved:
             self._between.note_exchanged(versions.moved())
             self._begun = read(versions.tensors, versions)
 
-    def with_copies_between_loops(
-        self, held: CommittedTensors, names: AbstractSet[str]
-    ) -> CommittedTensors:
-        """A loop is over: the commit with copies of what the script may exchange until the next.
+    def copies_between_loops(
+        self, held: CommittedTensors, names: AbstractSet[str], weights: AbstractSet[str]
+    ) -> dict[str, Tensor]:
+        """A loop is over: copies of what the script may change until the next.
 
         Args:
             held: of the newest commit.
-            names: of the tensors that it may.
+            names: of the tensors that may be saved from copies.
+            weights: of these, those that are not of optimizers.
         """
-        wanted = names - held.copies.keys()
-        if not (self.is_open and wanted) or held.versions.has_moved:
-            return held
-        tensors = held.versions.tensors
-        copies = self._between.take({name: tensors[name] for name in wanted if name in tensors})
-        return held._replace(copies={**held.copies, **copies})
+        tensors, versions = held.versions.tensors, held.versions
+        left = {name: tensors[name] for name in tensors.keys() & names - held.copies.keys()}
+        if not (self.is_open and left) or versions.has_moved or versions.replaced(self._joined()):
+            return {}
+        return self._between.take(left, weights)
+
+    def moved_in_step(self, held: CommittedTensors) -> set[str]:
+        """What was changed since the commit, and not before the loop began; for the listener."""
+        return (self._begun or held.versions).moved()
+
+    def _joined(self) -> dict[str, Tensor]:
+        return self._list.join(self._parts())
 
     def _look(self, tensors: Mapping[str, Tensor], places: Mapping[str, float]) -> None:
         began = perf_counter()
@@ -368,7 +403,8 @@ class ChangeObserver:
         on_host = {name: each for name, each in then.items() if each.is_cpu}
         if baseline is not None and self.is_open:  # a device may wait for what never comes
             found |= baseline.differing(then, on_host.keys())
-        return found - held.copies.keys()
+        # what has no place any more is not saved from a copy, either
+        return found - (held.copies.keys() & now.keys())
 
     def why_unknown(self, held: CommittedTensors) -> str:
         """Why live memory cannot be taken for the state of the commit; empty: it can."""

@@ -493,7 +493,7 @@ class Gate:
             is_touched: whether the script itself has changed the state since the commit.
             newest: the newest commit of any rank, which this one may reach, too. Who reached it
                 had all it needed of the others. There may be several in between: one that only
-                the script made, at the end of an epoch, needs nothing of others.
+                the script made, at the end of training, needs nothing of others.
         """
         began = time.monotonic()
         with self._changed:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from worker_hooks.machine.new_memory import take_pages
 from worker_hooks.state.mismatch import listed
 from worker_hooks.state.registry import Piece, as_now, boxes_of, restore_alike
 from worker_hooks.storage import manifest as manifests
@@ -47,6 +48,7 @@ class StoredTensor(NamedTuple):
             ValueError: bytes are missing.
         """
         tensor = torch.empty(self.block.shape, dtype=self.dtype, device="cpu")
+        take_pages(tensor.data_ptr(), tensor.nbytes)
         self.read_into(tensor)
         return tensor
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from worker_hooks.changes.observer import Audited
 from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.script_record import SCRIPT
 from worker_hooks.data.feed import Batches, Feed
@@ -93,6 +94,7 @@ class ResumePoint(NamedTuple):
     typical_changes: tuple[Any, ...] | None
     late_buffers: frozenset[str]
     changing: frozenset[str]  # tensors that are not as of a commit until the next update
+    audited: Audited | None  # by a rank that lives
     ready_orders: Sequence[list[int] | None]
     saved: load.LoadedState
     quick_digest: str  # of the replicated state if it is in memory, else empty
@@ -143,7 +145,8 @@ def restore_replicated(
         ValueError: the checkpoint does not fit what was registered.
     """
     manifest = manifests.read(folder)
-    if manifests.is_in_memory(folder):
+    is_in_memory = manifests.is_in_memory(folder)
+    if is_in_memory:
         saved = load.open_in_memory(folder.parent, manifest, env.rank)
     else:
         variant = load.variant_for(folder, manifest, env.rank, env.world_size)
@@ -172,7 +175,7 @@ def restore_replicated(
     batch = manifest.batch if nearest is None else nearest.batch
     meta = {} if nearest is None else nearest.meta
     loop = int(meta.get("loop", facts.get("loop", 0)))
-    typical_changes = facts.get("usual")
+    typical_changes, audited = facts.get("usual"), facts.get("audited")
     return ResumePoint(
         step=step,
         epoch=manifest.epoch,
@@ -188,6 +191,8 @@ def restore_replicated(
         typical_changes=None if typical_changes is None else tuple(typical_changes),
         late_buffers=late_buffers,
         changing=frozenset(facts.get("changing", ())),
+        # a script that is started anew may be another
+        audited=Audited(*audited) if is_in_memory and audited else None,
         ready_orders=facts.get("ready_orders", ()),
         saved=saved,
         quick_digest=saved.digest if manifest.kind == manifests.MEMORY_KIND else "",

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from worker_hooks.changes.observer import ChangeObserver, CommittedTensors
+from worker_hooks.changes.observer import Audited, ChangeObserver, CommittedTensors
 from worker_hooks.contract.status_page import Entry, Page, Phase
 from worker_hooks.device import devices
 from worker_hooks.device.timeline import MarkKind
@@ -29,7 +29,13 @@ from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.optimizer import OptimizerPiece
 from worker_hooks.state.pending_gradients import PendingGradients
 from worker_hooks.state.private import Position, PrivateSource, PrivateState
-from worker_hooks.state.registry import Piece, cut_of, live_tensors, structures, weights_of
+from worker_hooks.state.registry import (
+    Piece,
+    cut_of,
+    live_tensors,
+    names_between_loops,
+    structures,
+)
 from worker_hooks.state.replica import UnreadableState, replica_of
 from worker_hooks.state.snapshot import tensors_in, version
 from worker_hooks.state.tensor import TensorPiece
@@ -161,11 +167,12 @@ class CommittedState:
         typical_changes: tuple[Any, ...] | None,
         late_buffers: frozenset[str],
         changing: frozenset[str] = frozenset(),
+        audited: Audited | None = None,
     ) -> None:
         """Training continues from this step, with what was known of it when it was saved."""
         self.step, self.typical_changes = step, typical_changes
         self.private.late_buffers |= late_buffers
-        self.changes.expect(changing)
+        self.changes.expect(changing, audited)
 
     def begin_again(self, step: int) -> None:
         """Training continues from a checkpoint of this step, in the same process as before."""
@@ -228,15 +235,21 @@ class CommittedState:
         if self._commit is not None:
             self.changes.committed(self._commit.tensors)
 
-    def leave_loop(self) -> None:
-        """A loop is over; its last step is committed."""
-        commit = self._commit
-        if commit is not None:
-            self.changes.leave_loop(commit.tensors)
-            # there is no room for copies on a device
-            names = set() if self.device is not None else weights_of(self.pieces)
-            held = self.changes.with_copies_between_loops(commit.tensors, names)
-            self._commit = commit._replace(tensors=held)
+    def leave_loop(self, wait: Callable[[], object]) -> None:
+        """A loop is over; its last step is committed.
+
+        Args:
+            wait: waits while this rank's state may be read.
+        """
+        if self._commit is None:
+            return
+        held, names = self._commit.tensors, names_between_loops(self.pieces)
+        copies = self.changes.copies_between_loops(held, *names)
+        if copies:
+            wait()  # who reads the state is to find the same places as it began
+            held = held._replace(copies={**held.copies, **copies})
+            self._commit = self._commit._replace(tensors=held)
+        self.changes.leave_loop(held)
 
     def update_begins(self) -> None:
         """An optimizer is about to begin an update."""
@@ -341,7 +354,7 @@ class CommittedState:
 
         Changes before the updates do not show how far the script has come after them.
         """
-        if (then := self._after or self._marks) is None:
+        if (then := self._after or self._begun or self._marks) is None:
             return ()
         pairs = zip(marks or self._read_marks(), then, strict=True)
         # most pieces did not change, and that is cheap to see
@@ -438,7 +451,7 @@ class CommittedState:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        now, moved = self._read_marks(), commit.tensors.versions.moved()
+        now, moved = self._read_marks(), self.changes.moved_in_step(commit.tensors)
         for index, piece in enumerate(self.pieces):
             if piece.optimizers:
                 is_still = not self.updates[index]
@@ -453,6 +466,11 @@ class CommittedState:
             if is_still:
                 return True
         return False
+
+    @property
+    def is_loop_without_step(self) -> bool:
+        """Whether a loop has begun since the newest commit."""
+        return self._begun is not None
 
     def is_touched(self) -> bool:
         """Whether weights were changed since the commit, by an optimizer or by the script."""
@@ -550,6 +568,7 @@ class CommittedState:
             "late": late,
             "late_on_device": [each.name for each in self.buffers.device_entries],
             "changing": self.changes.changing,
+            "audited": self.changes.audited,
             "reshaped": self.reshaped(),
             **self._extra_facts(),
         }

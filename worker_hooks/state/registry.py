@@ -204,9 +204,19 @@ def saved_state(pieces: Iterable[Piece], name: str) -> Any:
     return None if piece is None else {}
 
 
-def weights_of(pieces: Iterable[Piece]) -> set[str]:
-    """The names of all tensors but those of optimizers: weights, averages, the script's own."""
-    return {name for piece in pieces if not piece.optimizers for name in piece.tensors()}
+def names_between_loops(pieces: Iterable[Piece]) -> tuple[set[str], set[str]]:
+    """The names of all tensors that may be saved from copies, and those of weights and averages.
+
+    An optimizer's state that has more than tensors is read as it is, and must fit these.
+    """
+    names: set[str] = set()
+    weights: set[str] = set()
+    for piece in pieces:
+        if not isinstance(piece, OptimizerPiece):
+            weights.update(piece.tensors())
+        elif piece.is_all_tensors:
+            names.update(piece.tensors())
+    return names | weights, weights
 
 
 def gradients_of(piece: Piece) -> list[int]:

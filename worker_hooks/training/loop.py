@@ -132,6 +132,7 @@ class DataLoop:
         self._joined = b"", b"", b"", b""  # that, the variables' text, the loss, and all as one
         self._is_armed = False
         self._is_leaving = False  # the script leaves the loop at will
+        self._is_between = False  # the loop that was begun last is over
         self._armed_feed = Feed(())  # of the loop that was begun last, or none's
         self._resume_point: ResumePoint | None = None  # until training is there
         self._reshaped: set[str] = set()  # objects whose change of parameters was said
@@ -164,7 +165,7 @@ class DataLoop:
 
     def restart(self) -> None:
         """The training function is entered again, in another attempt."""
-        self.batch, self._loops, self._current = 0, 0, None
+        self.batch, self._loops, self._current, self._is_between = 0, 0, None, False
         self._variables.restart()
         self._is_armed = False
         self._replication.begin_again()
@@ -195,7 +196,7 @@ class DataLoop:
             return
         self._resume_point = None
         mine = self._current = object()
-        self._is_leaving = False
+        self._is_leaving = self._is_between = False
         feed = self._feed_of(loader)
         batches = self._open(feed, loop, point)
         first_batch = self.batch
@@ -207,10 +208,10 @@ class DataLoop:
         if is_over:
             log.info(NOTHING_LEFT, self.epoch)
             batches.close(is_over=True)
-            self._variables.leave(loop)
+            self._leave(loop)
             return
         try:
-            if self.tracker.has_updated:  # outside of a loop
+            if self.tracker.is_due(is_between=True):
                 self._commit()
             self._committed.begin_loop(self.epoch, self.batch)
             self.pause()
@@ -234,9 +235,7 @@ class DataLoop:
                 self._set_meta(feed, loop, is_over=True)
                 self.tracker.enter(Phase.IDLE)
                 self._boundary(may_raise=may_raise)
-                self._committed.leave_loop()
-            if is_over and self._current is mine:
-                self._variables.leave(loop)
+                self._leave(loop, may_raise=may_raise)
 
     def end_step(self) -> None:
         """A loop that is not one over :meth:`batches` is at the end of a step."""
@@ -245,7 +244,7 @@ class DataLoop:
         has_batches = self._committed.private.script.findings.has_batches
         if not self._is_armed:
             self._arm_without_loader(frame, is_loop=not has_batches)
-        is_due = self.tracker.is_due()
+        is_due = self.tracker.is_due(is_between=self._is_between)
         if is_due and self._current is None:
             if has_batches:
                 self._variables.has_no_loop(frame)
@@ -275,10 +274,12 @@ class DataLoop:
         self._meta = json.dumps({"loop": 0 if self._counts_epochs else self._loops}).encode()
         if point is None:
             self._commit(self._position()._replace(epoch=self.epoch + self._counts_epochs))
+            self._committed.leave_loop(self.pause)
         else:  # all had been trained when the state was saved
             resume.restore_for_loop(point, self._committed, self._training.rank)
             self._variables.put_back(point.variables, sys._getframe(1))  # noqa: SLF001
             self._arm(Feed(()))
+            self._committed.leave_loop(self.pause)
 
     def pause(self, *, may_raise: bool = True) -> bool:
         """At a boundary: wait as long as this rank is held; whether the training is to exit.
@@ -333,6 +334,12 @@ class DataLoop:
             page.beat(self._committed.step, self.epoch, self.batch, Phase.FORWARD)
         self.tracker.enter(Phase.FORWARD)
         return batch
+
+    def _leave(self, loop: int, *, may_raise: bool = True) -> None:
+        """The newest loop is over, and its last step is committed."""
+        self._is_between = True
+        self._committed.leave_loop(partial(self.pause, may_raise=may_raise))
+        self._variables.leave(loop)
 
     def _set_meta(self, feed: Feed, loop: int, *, is_over: bool) -> None:
         place = self._committed.private.place_of(feed)

@@ -128,18 +128,25 @@ class StepTracker:
             for observer in self._observers:
                 observer.phase_begins(phase, self._committed.step + 1)
 
-    def is_due(self) -> bool:
+    def is_due(self, *, is_between: bool = False) -> bool:
         """Whether a commit is due.
 
         Weights that the script itself has changed are an update, too, with three exceptions. In a
         validation they are changed for a while only. Between two loops one rank may change them
-        alone, and would count other steps than its peers; that belongs to the step that follows.
-        And while gradients wait for an optimizer, a commit would lose them at a resume.
+        alone, and would count other steps than its peers; that belongs to the step that follows,
+        unless it is the update that a whole loop was for. And while gradients wait for an
+        optimizer, a commit would lose them at a resume.
+
+        Args:
+            is_between: a loop is over, and the next has yet to hand out a batch.
         """
         if self.has_updated:
             return True
         pieces = self._committed.pieces
-        if self.has_gradients and any(piece.optimizers for piece in pieces):
+        has_optimizers = any(piece.optimizers for piece in pieces)
+        if has_optimizers and (self.has_gradients or is_between):
+            return False
+        if is_between and not self._committed.is_loop_without_step:
             return False
         module = next((module for piece in pieces for module in piece.modules), None)
         is_training = torch.is_grad_enabled() and (module is None or module.training)

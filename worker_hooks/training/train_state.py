@@ -37,6 +37,11 @@ from worker_hooks.training.loop import DataLoop
 log = logging.getLogger("msrun")
 Batch = TypeVar("Batch")
 
+SAVED_AS_LEFT = (
+    "save() saves a step as its loop left it: what the script has changed since belongs to the "
+    "next step, and a resume repeats it"
+)
+
 
 class TrainState:
     """The state of one rank's training: what it is made of, and how far it is."""
@@ -114,7 +119,7 @@ class TrainState:
     def step(self) -> int:
         """The newest commit: updates that are complete, over all epochs.
 
-        If the script itself changes weights at the end of an epoch, that counts as a step, too.
+        What the script changes between two loops belongs to the step that follows.
         """
         return self._committed.step
 
@@ -231,6 +236,8 @@ class TrainState:
         This is the end of the step, too. A step that is saved already is not saved again.
         """
         self._loop.end_step()
+        if self._committed.is_touched():
+            self._loop.tracker.say(SAVED_AS_LEFT)
         self.exit.save(self)
 
     def finish(self) -> None:
@@ -304,7 +311,11 @@ class TrainState:
         """Continue where a checkpoint says; its replicated state is restored already."""
         resume.restore_script(point, self._committed)
         self._committed.resume_at(
-            point.step, point.typical_changes, point.late_buffers, point.changing
+            point.step,
+            point.typical_changes,
+            point.late_buffers,
+            point.changing,
+            point.audited,
         )
         self._loop.resume_at(point)
         env = self._guard.env

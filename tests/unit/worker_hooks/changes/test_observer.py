@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from types import SimpleNamespace
 
@@ -11,13 +12,13 @@ from torch.nn.utils import vector_to_parameters
 
 from worker_hooks.changes import audit, copies, observer
 from worker_hooks.changes.content import digest, is_same, sample
-from worker_hooks.changes.observer import ChangeObserver
+from worker_hooks.changes.observer import Audited, ChangeObserver
 
 
 class Steps:
     """Steps of a training that holds three tensors, one of which is large."""
 
-    def __init__(self, share=0.5, large=60_000):
+    def __init__(self, share=0.5, large=60_000, known=((), None)):
         torch.manual_seed(1)
         self.tensors = {
             "first": torch.randn(5),
@@ -25,6 +26,7 @@ class Steps:
             "large": torch.randn(large),
         }
         self.changes = ChangeObserver(lambda: [self.tensors])
+        self.changes.expect(*known)
         self.changes.begin(share)
         self.step, self.held = 0, self.changes.commit(0)
         self.changes.committed(self.held)
@@ -188,6 +190,23 @@ def test_copies_that_take_too_long_are_given_up_the_largest_first(monkeypatch):
         made.keep_to_budget(0.01, tensors)
     assert made.names == {"a"}
     assert set(made.refused.values()) == {"copies at each commit would take 10% of a step"}
+
+
+def test_what_one_rank_has_audited_another_one_need_not(monkeypatch):
+    monkeypatch.setattr(observer, "COPIED_AT_FIRST", 1000)
+    old = Steps()
+    assert old.changes.audited is None
+    uncounted = CHANGES["numpy"]
+    old.train(uncounted, uncounted, count=audit.FIRST_STEPS)
+    known = Audited(*json.loads(json.dumps(old.changes.audited)))
+    assert known == Audited(["second"], has_unseen=True)
+    new = Steps(known=(old.changes.changing, known))
+    assert list(new.held.copies) == ["second"]
+    assert new.changes.baseline is None
+    assert new.changes.why_unknown(new.held) == ""
+    assert not new.changes.sees_all
+    uncopied = new.held._replace(copies={})
+    assert "does not count how second changes" in new.changes.why_unknown(uncopied)
 
 
 def test_all_is_copied_where_steps_halt_behind_their_update():

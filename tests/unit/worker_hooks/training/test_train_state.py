@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from worker_hooks import TrainState
+from worker_hooks.changes import loop_end_copies
 from worker_hooks.contract.status_page import Phase
 from worker_hooks.data.feed import Feed
 from worker_hooks.training import torch_hooks
@@ -149,6 +150,77 @@ def test_weights_that_are_changed_between_two_loops_are_no_step_but_can_be_saved
     assert steps_over(training, range(1), lambda _: None) == [2, 2]
     assert torch.equal(training.committed.replica(2).tensors["model.weight"], before)
     assert steps_over(training, range(1), lambda _: training.update()) == [2, 3]
+
+
+def test_momentum_that_is_cleared_between_two_loops_is_in_the_commit():
+    training = Training()
+    steps_over(training, range(5), lambda _: training.update())
+    before = {name: each.clone() for name, each in training.committed.replica(5).tensors.items()}
+    assert any("momentum" in name for name in before)
+    for kept in training.optimizer.state.values():
+        kept["momentum_buffer"].zero_()
+    assert training.committed.why_changed() == ""
+    saved = training.committed.replica(5).tensors
+    assert saved.keys() == before.keys()
+    assert all(torch.equal(saved[name], before[name]) for name in before)
+    training.optimizer.state.clear()  # there is no place for a copy any more
+    assert "momentum_buffer changed after step 5" in training.committed.why_changed()
+
+
+def test_what_was_seen_to_be_changed_between_two_loops_is_copied_however_large(monkeypatch):
+    monkeypatch.setattr(loop_end_copies, "COPIED_ANYWAY", 0)
+    monkeypatch.setattr(loop_end_copies, "SHARE", 0)
+    training = Training()
+    for has_copy in (False, True):
+        steps_over(training, range(5), lambda _: training.update())
+        for kept in training.optimizer.state.values():
+            kept["momentum_buffer"].zero_()
+        assert (training.committed.why_changed() == "") is has_copy
+
+
+def test_a_doubt_is_not_removed_by_what_changed_before_the_loop_began():
+    """An average that is set anew between two loops may be due behind a collective in a step."""
+    training = Training(ema=(ema := nn.Linear(3, 2)), scheduler=None)
+    steps_over(training, range(5), lambda _: training.update())
+    ema.load_state_dict(training.net.state_dict())
+    next(iter(training.state.batches(range(3))))
+    training.update()
+    assert not training.committed.is_complete()
+
+
+def test_a_loop_for_one_update_by_hand_behind_it_is_a_step():
+    net = nn.Linear(4, 4)
+    training = Training(model=net, optimizer=None, scheduler=None)
+    for count in range(3):
+        steps_over(training, range(2), lambda _: net(torch.ones(4)).sum().backward())
+        with torch.no_grad():
+            net.weight.sub_(net.weight.grad)
+        net.zero_grad()
+        assert training.state.step == count
+    assert steps_over(training, range(1), lambda _: None) == [3, 3]
+
+
+def test_a_save_between_two_loops_saves_what_the_loop_left(caplog):
+    training = Training()
+    steps_over(training, range(5), lambda _: training.update())
+    with torch.no_grad():
+        training.net.weight.mul_(0.9)
+    training.state.save()
+    assert training.state.step == 5
+    assert "save() saves a step as its loop left it" in caplog.text
+    assert not training.state.should_exit
+    assert training.state.step == 5
+
+
+def test_the_end_of_training_is_kept_while_the_script_goes_on():
+    training = Training()
+    for _ in training.state.epochs(1):
+        steps_over(training, range(5), lambda _: training.update())
+    before = training.net.weight.detach().clone()
+    with torch.no_grad():
+        training.net.weight.mul_(0.9)
+    assert training.committed.why_changed() == ""
+    assert torch.equal(training.committed.replica(5).tensors["model.weight"], before)
 
 
 def test_a_commit_stays_as_it_was_while_another_loader_is_read():
