@@ -10,7 +10,7 @@ from pathlib import Path
 from agent.records.log_view import LogView
 from agent.spec.job_spec import UsageError
 from msrun.runs.run_state import RunState, WorkerState
-from worker_hooks.contract.layout import SCHEDULER_LOG, RunLayout
+from worker_hooks.contract.layout import RunLayout
 
 STREAMS = ("stdout", "stderr")
 STDOUT = 1
@@ -38,7 +38,8 @@ def views(run: RunState, wanted: Wanted, attempt: int, *, is_new: bool = False) 
         UsageError: there is no such rank.
     """
     if wanted.scheduler:
-        return [LogView(run.folder / SCHEDULER_LOG, STDOUT, None)]
+        own = RunLayout(run.folder, run.record.record_id, run.record.run_id, node=run.record.node)
+        return [LogView(own.scheduler_log, STDOUT, None)]
     return [
         LogView(
             path, STDOUT, _prefix(worker.rank) if wanted.rank is None else None, rank=worker.rank

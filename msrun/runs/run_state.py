@@ -19,7 +19,7 @@ from agent.records.run_record import Record
 from agent.spec.job_spec import Timeouts
 from msrun.runs.cost import Cost, read_cost
 from msrun.runs.fields import float_or_none, int_or_none, read_object
-from worker_hooks.contract.layout import EARLIER, STATUS
+from worker_hooks.contract.layout import EARLIER, RunLayout
 
 LOST = "lost"
 UNKNOWN = Level.UNKNOWN.value
@@ -157,7 +157,7 @@ def look(record: Record) -> RunState:
     """The run as it is now."""
     alive = is_alive(record)  # read first: the status of an msrun that is dead by now is final
     folder = _folder(record)
-    return RunState(record, folder, alive, last_status(folder, record.record_id))
+    return RunState(record, folder, alive, last_status(folder, record.record_id, record.node))
 
 
 def _folder(record: Record) -> Path:
@@ -167,10 +167,10 @@ def _folder(record: Record) -> Path:
     return aside if os.path.isdir(aside) else folder
 
 
-def last_status(folder: Path, record_id: str) -> LastStatus | None:
+def last_status(folder: Path, record_id: str, node: int = 0) -> LastStatus | None:
     """The run's ``status.json``; ``None``: unreadable, absent, or another run's."""
     try:
-        fields = read_object(folder / STATUS)
+        fields = read_object(RunLayout(folder, record_id, "", node=node).status)
         return _last_status(fields) if fields["record_id"] == record_id else None
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
