@@ -94,7 +94,10 @@ def _launch(argv: Sequence[str]) -> int:
     if request.origin is not None:
         from msrun.job.resume_point import resume_origin
 
-        dump = resume_origin(request.job.dump, request.origin, request.job.world_size, _say)
+        cluster = request.job.cluster
+        is_guess = cluster is not None and cluster.world is None
+        world_size = None if is_guess else request.job.world_size
+        dump = resume_origin(request.job.dump, request.origin, world_size, _say)
         request = request._replace(job=request.job._replace(dump=dump))
     request = request._replace(job=recover_arg.decided(request.job))
     if request.verbose:

@@ -15,6 +15,8 @@ from agent.text.sanitize import sanitized
 from worker_hooks.storage.find import Verify, search_of_run
 from worker_hooks.storage.manifest import read
 
+OTHER_NODES = "start the other nodes with the line that started them, and this one with the next:"
+
 
 class KeptCheckpoint(NamedTuple):
     """A checkpoint that the job can resume from."""
@@ -36,6 +38,7 @@ class ResumeAdvice(NamedTuple):
     command: str  # that resumes the job
     gave_up: str = ""
     not_replaced: str = ""
+    has_other_nodes: bool = False
 
     @property
     def text(self) -> str:
@@ -52,6 +55,7 @@ def resume_advice(
     is_away: bool,
     gave_up: str = "",
     not_replaced: str = "",
+    has_other_nodes: bool = False,
 ) -> ResumeAdvice:
     """Find out what is saved.
 
@@ -63,11 +67,17 @@ def resume_advice(
         is_away: the command was typed in another folder than the run's.
         gave_up: why restarts were left unused, as text.
         not_replaced: why ranks were not replaced that could have been, as text.
+        has_other_nodes: the job runs on several nodes.
     """
     kept = (_kept(saved) if saved else None) or newest_checkpoint(record)
     command = "" if kept is None else _command(record, kept, environ, is_away=is_away)
     return ResumeAdvice(
-        kept=kept, lost=lost, command=command, gave_up=gave_up, not_replaced=not_replaced
+        kept=kept,
+        lost=lost,
+        command=command,
+        gave_up=gave_up,
+        not_replaced=not_replaced,
+        has_other_nodes=has_other_nodes,
     )
 
 
@@ -119,6 +129,8 @@ def _lines(closing: ResumeAdvice) -> Iterator[str]:
         ranks = "1 rank" if kept.world_size == 1 else f"{kept.world_size} ranks"
         name = "older checkpoint" if closing.lost else "saved"
         yield f"{name}: step {kept.step}, {ranks}, {sanitized(kept.path)}"
+        if closing.has_other_nodes:
+            yield OTHER_NODES
         yield f"to resume: {closing.command}"
 
 

@@ -38,7 +38,7 @@ class Record(NamedTuple):
     resumed_step: int | None = None  # of those, that this one began from
     unrecorded: tuple[str, ...] = ()  # names of variables that were set, without their values
     failed_devices: tuple[str, ...] = ()  # that no resume is to use again
-    node: int = 0  # the rank of this node, by which its files are named
+    node: int = 0  # by which its own files are named in a folder that several nodes share
 
     def is_alive(self) -> bool:
         """Whether the msrun process of this record still runs."""

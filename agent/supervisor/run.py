@@ -187,4 +187,5 @@ def _advice(
         is_away=spec.is_away,
         gave_up=ending.gave_up,
         not_replaced=ending.not_replaced,
+        has_other_nodes=spec.nnodes > 1,
     )

@@ -145,7 +145,7 @@ def _record(prepared: Prepared, facts: RunFacts, environ: Mapping[str, str]) -> 
         resumed_step=spec.dump.resume_step if spec.dump.resume else None,
         unrecorded=unrecorded(environ),
         failed_devices=spec.devices.given_up,
-        node=spec.node_rank,
+        node=prepared.layout.node,
     )
 
 

@@ -24,7 +24,7 @@ class ResumeOrigin(NamedTuple):
 
 
 def resume_origin(
-    dump: DumpSpec, origin: ResumeOrigin, world_size: int, say: Callable[[str], None]
+    dump: DumpSpec, origin: ResumeOrigin, world_size: int | None, say: Callable[[str], None]
 ) -> DumpSpec:
     """Find the newest verified checkpoint; ``say`` what is skipped and what is taken.
 
@@ -62,7 +62,7 @@ def resume_origin(
     ):
         if ranks:
             say(f"the random numbers, buffers and data position of {listed(ranks)} {what}")
-    if manifest.world_size != world_size:
+    if world_size not in {None, manifest.world_size}:
         say(
             f"{manifest.world_size} ranks saved it, now there are {world_size}: training "
             "continues, but not bit for bit as it would have"

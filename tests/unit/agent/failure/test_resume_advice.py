@@ -106,3 +106,16 @@ def test_what_the_script_has_to_change_follows_the_reason():
 def test_one_rank_is_one_rank():
     text = ResumeAdvice(KeptCheckpoint(1, 1, "/c"), "", "msrun --resume").text
     assert text == "msrun: saved: step 1, 1 rank, /c\nmsrun: to resume: msrun --resume"
+
+
+def test_the_other_nodes_of_a_job_are_told_of_before_what_to_type_here(environ, tmp_path):
+    record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
+    folder = saved(tmp_path, step=412)
+    found = resume_advice(str(folder), "", record, environ, is_away=False, has_other_nodes=True)
+    *_, others, here = found.text.split("\n")
+    assert others.startswith("msrun: start the other nodes with the line that started them")
+    assert here == "msrun: to resume: msrun --resume"
+    nothing = resume_advice(
+        None, "lost", record._replace(checkpoints=()), environ, is_away=False, has_other_nodes=True
+    )
+    assert "other nodes" not in nothing.text

@@ -7,7 +7,7 @@ from agent.spec.job_spec import DumpSpec, UsageError
 from msrun.job.resume_point import ResumeOrigin, resume_origin
 
 
-def dump(origin: ResumeOrigin, said: list[str], world_size: int = 2) -> DumpSpec:
+def dump(origin: ResumeOrigin, said: list[str], world_size: int | None = 2) -> DumpSpec:
     return resume_origin(DumpSpec(), origin, world_size, said.append)
 
 
@@ -16,6 +16,13 @@ def test_another_number_of_ranks_is_said(tmp_path):
     said = []
     dump(ResumeOrigin((tmp_path,)), said, world_size=3)
     assert said[1].startswith("2 ranks saved it, now there are 3")
+
+
+def test_the_number_of_ranks_is_not_compared_before_it_is_known(tmp_path):
+    saved(tmp_path, "tft_saved_checkpoints-step_5", step=5)
+    said = []
+    dump(ResumeOrigin((tmp_path,)), said, world_size=None)
+    assert len(said) == 1
 
 
 def test_what_the_checkpoint_lacks_is_said(tmp_path):
