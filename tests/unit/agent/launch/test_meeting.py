@@ -1,0 +1,199 @@
+"""Nodes meet before anything of the job starts: who listens, what each is told, and what is refused."""
+
+import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from agent.launch import meeting
+from agent.launch.meeting import meet
+from agent.spec.job_spec import (
+    ClusterSpec,
+    JobSpec,
+    NotStartedError,
+    Program,
+    ProgramKind,
+    Timeouts,
+    UsageError,
+)
+
+LONG_S = 30.0  # no test waits for it to pass
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+class Place:
+    """Two nodes on this machine, each with a home of its own."""
+
+    def __init__(self, folder):
+        self.folder, self.port, self.said, self.met = folder, free_port(), {}, []
+
+    def spec(self, node_rank=0, nproc=1, **changes):
+        cluster = changes.pop("cluster", ClusterSpec(2, None, node_rank))
+        return JobSpec(
+            program=Program("t.py", (), ProgramKind.SCRIPT, "/usr/bin/python3"),
+            nproc=nproc,
+            run_id=f"record{node_rank}",
+            record_id=f"record{node_rank}",
+            cluster=cluster,
+            master_addr="127.0.0.1",
+            master_port=self.port,
+            timeouts=Timeouts(start_s=LONG_S),
+        )._replace(**changes)
+
+    def meet(self, spec, token=""):
+        home = self.folder / spec.record_id
+        home.mkdir(exist_ok=True)
+        environ = {"XDG_STATE_HOME": str(home), "HOME": str(home), "MSRUN_TOKEN": token}
+        said = self.said.setdefault(spec.record_id, [])
+        met = meet(spec, environ, "1.0", said.append)
+        self.met.append(met)
+        return met
+
+    def both(self, *specs, tokens=("", "")):
+        """Each node's end, which may be an exception."""
+        with ThreadPoolExecutor(2) as pool:
+            ends = [pool.submit(self.meet, *each) for each in zip(specs, tokens, strict=True)]
+            return [end.exception(LONG_S) or end.result() for end in ends]
+
+    def close(self):
+        for met in self.met:
+            met.prepared.listener.close()
+            os.close(met.prepared.lock)
+            for line in met.lines.values():
+                line.connection.close()
+            if met.door is not None:
+                met.door.close()
+
+
+@pytest.fixture
+def place(tmp_path):
+    place = Place(tmp_path)
+    yield place
+    place.close()
+
+
+def test_each_knows_its_ranks_and_what_all_must_know_alike(place):
+    first, second = place.both(place.spec(0, 2, max_restarts=3), place.spec(1, 3))
+    specs = first.prepared.spec, second.prepared.spec
+    assert [spec.nodes for spec in specs] == [(2, 3), (2, 3)]
+    assert [spec.ranks_here for spec in specs] == [(0, 1), (2, 3, 4)]
+    assert [spec.world_size for spec in specs] == [5, 5]
+    assert [spec.run_id for spec in specs] == ["record0", "record0"]
+    assert [spec.max_restarts for spec in specs] == [3, 3]
+    assert [spec.is_controlled for spec in specs] == [False, True]
+    assert [spec.saves_as for spec in specs] == ["record0", "record0"]
+    assert second.prepared.port == first.prepared.port != place.port
+    assert (first.door is None, second.door is None) == (False, True)
+    assert list(first.lines) == [1]
+    assert list(second.lines) == [0]
+    assert first.interface == second.interface == "lo"
+
+
+def test_without_ranks_the_owner_of_the_address_is_node_0(place):
+    first, second = place.both(
+        *(place.spec(number, number + 1, cluster=ClusterSpec(2)) for number in (0, 1))
+    )
+    by_rank = sorted((first, second), key=lambda met: met.prepared.spec.node_rank)
+    assert [met.prepared.spec.node_rank for met in by_rank] == [0, 1]
+    assert by_rank[0].door is not None  # whoever was first on this machine
+    assert by_rank[0].prepared.spec.nodes == by_rank[1].prepared.spec.nodes
+
+
+def test_the_port_that_another_job_has_is_named_by_node_0(place):
+    why = f"port {place.port} on 127.0.0.1 is already in use"
+    with socket.create_server(("127.0.0.1", place.port)), pytest.raises(UsageError, match=why):
+        place.meet(place.spec(0))
+
+
+def test_a_host_that_is_another_machine_is_no_place_for_node_0(place):
+    with pytest.raises(UsageError, match=r"192\.0\.2\.1 is not an address of this machine"):
+        place.meet(place.spec(0, master_addr="192.0.2.1"))
+
+
+def test_an_open_door_is_said_and_a_token_closes_it(place):
+    place.both(place.spec(0), place.spec(1))
+    assert f"whoever reaches port {place.port} may join" in place.said["record0"][0]
+    assert "MSRUN_TOKEN" in place.said["record0"][0]
+    assert not any("may join" in line for line in place.said["record1"])
+    place.said.clear()
+    place.port = free_port()
+    place.both(
+        place.spec(0, record_id="a", run_id="a"),
+        place.spec(1, record_id="b", run_id="b"),
+        tokens=("t", "t"),
+    )
+    assert not any("may join" in line for line in place.said["a"])
+
+
+def test_a_node_with_another_token_is_refused_and_the_job_waits_on(place):
+    waiting = threading.Event()
+
+    def first():
+        waiting.set()
+        with pytest.raises(NotStartedError, match="not all nodes came within") as raised:
+            place.meet(place.spec(0, timeouts=Timeouts(start_s=2.0)), "right")
+        return raised.value
+
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(first)
+        waiting.wait(LONG_S)
+        with pytest.raises(NotStartedError, match="token") as raised:
+            place.meet(place.spec(1), "wrong")
+        assert raised.value.exit_code == 2
+        error = end.result(LONG_S)
+    assert error.exit_code == 1
+    assert "refused was: " in str(error)
+
+
+def test_the_token_is_read_from_a_file_and_blanks_around_it_do_not_count(place, tmp_path):
+    files = [tmp_path / name for name in ("one", "two")]
+    files[0].write_text("secret\n")
+    files[1].write_text("  secret")
+    first, second = place.both(
+        *(place.spec(rank, cluster=ClusterSpec(2, None, rank, files[rank])) for rank in (0, 1)),
+        tokens=("this variable", "is not looked at"),
+    )
+    assert first.token == second.token == b"secret"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, r"cannot be read \(No such file or directory\)"), (" \n", "is empty")],
+)
+def test_a_token_file_that_holds_none_is_named(place, tmp_path, content, words):
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UsageError, match=f"--token-file {file} {words}"):
+        place.meet(place.spec(0, cluster=ClusterSpec(2, None, 0, file)))
+
+
+def test_if_node_0_cannot_prepare_the_run_the_others_are_told(place, monkeypatch):
+    prepare = meeting.prepare
+
+    def fails_first(spec, environ, listener):
+        if spec.node_rank == 0:
+            listener.close()
+            raise UsageError("the log folder is in use")
+        return prepare(spec, environ, listener)
+
+    monkeypatch.setattr(meeting, "prepare", fails_first)
+    first, second = place.both(place.spec(0), place.spec(1))
+    assert str(first) == "the log folder is in use"
+    assert isinstance(second, NotStartedError)
+    assert "ended before all nodes were here" in str(second)
+
+
+def test_a_checkpoint_that_a_node_cannot_read_stops_that_node(place, tmp_path):
+    spec = place.spec(0)
+    spec = spec._replace(dump=spec.dump._replace(resume=tmp_path / "nowhere", resume_step=4))
+    first, second = place.both(spec, place.spec(1))
+    assert first.prepared.spec.dump.resume == tmp_path / "nowhere"
+    assert isinstance(second, UsageError)
+    assert "all nodes must see the folder" in str(second)
