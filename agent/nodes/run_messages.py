@@ -1,6 +1,7 @@
 """What the controller's node and the others say to each other while the job runs. Pure.
 
-other node -> controller's node    Fact, FromRank, PageSeen, RankUnlinked, Beats, SweptNode
+other node -> controller's node    Fact, FromRank, PageSeen, RankUnlinked, FolderMarked,
+                                   Beats, SweptNode
 controller's node -> others        JobKnown, Order, ToRank, ShownStatus, Ended
 """
 
@@ -38,6 +39,14 @@ class RankUnlinked(NamedTuple):
 
     rank: int
     attempt: int
+
+
+class FolderMarked(NamedTuple):
+    """An empty file was made where a rank saves: the controller's node is to look for it."""
+
+    rank: int
+    attempt: int
+    path: str
 
 
 class Beats(NamedTuple):
@@ -89,8 +98,8 @@ class Ended(NamedTuple):
 
 # fmt: off
 RunMessage = (
-    Fact | FromRank | PageSeen | RankUnlinked | Beats | SweptNode | JobKnown | Order | ToRank
-    | ShownStatus | Ended
+    Fact | FromRank | PageSeen | RankUnlinked | FolderMarked | Beats | SweptNode | JobKnown | Order
+    | ToRank | ShownStatus | Ended
 )
 # fmt: on
 

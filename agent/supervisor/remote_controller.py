@@ -132,6 +132,7 @@ class RemoteController:
             self._finish()
             return
         self.view = self.view._replace(state=JobState.STOPPING)
+        self._hooks.forsake(why)
         self._node.act(do.CancelStarts(why, now=True))
         self._node.act(do.SignalRanks(living, signal.SIGTERM, why))
         self._loop.call_later(self._grace_s, self._kill, why)

@@ -20,6 +20,7 @@ from agent.nodes.run_messages import (
     Beats,
     Ended,
     Fact,
+    FolderMarked,
     FromRank,
     JobKnown,
     Order,
@@ -167,6 +168,8 @@ class RemoteNode:
                 self._hooks.mirror(message.rank, message.attempt, b64decode(message.page))
             case RankUnlinked():
                 self._hooks.lost_elsewhere(message.rank, message.attempt)
+            case FolderMarked():
+                self._hooks.folder_marked(message, self.name)
             case Beats():
                 for rank, beat in message.beats.items():
                     self._hooks.mirror_beat(int(rank), b64decode(beat))

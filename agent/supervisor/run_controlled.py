@@ -34,7 +34,7 @@ def run_controlled(
     spec, layout = prepared.spec, prepared.layout
     parts = make_parts(prepared, ignited, environ, console)
     link = NodeLink(met.lines[0])
-    hooks = HooksRelay(spec, ignited.hooks_listener, parts.journal, link.send)
+    hooks = HooksRelay(spec, ignited.hooks_listener, parts.journal, parts.kept, link.send)
 
     def evidence(workers: Sequence[Worker]) -> list[dict[str, object]]:
         return [as_json(each) for each in parts.post_mortem().evidence(workers)]
