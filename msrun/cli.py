@@ -81,6 +81,15 @@ def _prepared(job: JobSpec) -> tuple[Prepared, Met | None]:
     return met.prepared, met
 
 
+def _is_guest(job: JobSpec) -> bool:
+    """Whether another node decides what the job resumes from."""
+    if job.cluster is None:
+        return False
+    from agent.launch.meeting import is_guest
+
+    return is_guest(job, job.cluster)
+
+
 def _launch(argv: Sequence[str]) -> int:
     from agent.launch import recover_arg
     from agent.spec.timeouts import describe
@@ -91,7 +100,7 @@ def _launch(argv: Sequence[str]) -> int:
     for warning in request.warnings:
         _say(f"warning: {warning}")
     os.environ.update(request.environ)
-    if request.origin is not None:
+    if request.origin is not None and not _is_guest(request.job):
         from msrun.job.resume_point import resume_origin
 
         cluster = request.job.cluster

@@ -90,10 +90,16 @@ def _token(cluster: ClusterSpec, environ: Mapping[str, str]) -> bytes:
     return token
 
 
+def is_guest(spec: JobSpec, cluster: ClusterSpec) -> bool:
+    """Whether this is surely not the controller's node."""
+    rank = cluster.node_rank
+    return rank > 0 or (rank < 0 and not is_of_this_host(spec.master_addr))
+
+
 def _door(spec: JobSpec, cluster: ClusterSpec) -> socket.socket | None:
     """The listening socket, if this is the controller's node."""
     host, port = spec.master_addr, spec.master_port
-    if cluster.node_rank > 0 or (cluster.node_rank < 0 and not is_of_this_host(host)):
+    if is_guest(spec, cluster):
         return None
     try:
         return listen_for_nodes(host, port)

@@ -1,7 +1,7 @@
 """What the controller's node and the others say to each other while the job runs. Pure.
 
-To the controller's node: Fact, FromRank, PageSeen, PageNews, RankUnlinked, Beats,
-SweptNode, MemoryTaken.
+To the controller's node: Fact, FromRank, PageSeen, PageNews, RankUnlinked,
+FolderMarked, Beats, SweptNode, MemoryTaken.
 To the others: JobKnown, Order, ToRank, TakeMemory, ShownStatus, Ended.
 """
 
@@ -47,6 +47,14 @@ class RankUnlinked(NamedTuple):
 
     rank: int
     attempt: int
+
+
+class FolderMarked(NamedTuple):
+    """An empty file was made where a rank saves: the controller's node is to look for it."""
+
+    rank: int
+    attempt: int
+    path: str
 
 
 class Beats(NamedTuple):
@@ -116,8 +124,8 @@ class Ended(NamedTuple):
 
 # fmt: off
 RunMessage = (
-    Fact | FromRank | PageSeen | PageNews | RankUnlinked | Beats | SweptNode | MemoryTaken
-    | JobKnown | Order | ToRank | TakeMemory | ShownStatus | Ended
+    Fact | FromRank | PageSeen | PageNews | RankUnlinked | FolderMarked | Beats | SweptNode
+    | MemoryTaken | JobKnown | Order | ToRank | TakeMemory | ShownStatus | Ended
 )
 # fmt: on
 

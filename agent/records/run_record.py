@@ -39,6 +39,13 @@ class Record(NamedTuple):
     unrecorded: tuple[str, ...] = ()  # names of variables that were set, without their values
     failed_devices: tuple[str, ...] = ()  # that no resume is to use again
     node: int = 0  # by which its own files are named in a folder that several nodes share
+    job: str = ""  # the record id of the job's first node, which names what is saved; empty: this
+    host: str = ""  # of this node; empty: the only one of its job
+
+    @property
+    def saves_as(self) -> str:
+        """The run's name in what it saves."""
+        return self.job or self.record_id
 
     def is_alive(self) -> bool:
         """Whether the msrun process of this record still runs."""

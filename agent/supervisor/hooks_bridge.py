@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,11 +17,13 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.dump.target import Spread
+from agent.hooks import shared_folders
 from agent.hooks.exiting_ranks import ExitingRanks
 from agent.hooks.rank_links import Loop, RankLinks, Said
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages, copied
 from agent.hooks.update_votes import UpdateVotes
+from agent.nodes.run_messages import FolderMarked
 from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
@@ -350,6 +353,25 @@ class HooksBridge:
     def mirror_beat(self, rank: int, beat: bytes) -> None:
         """Take a rank's heartbeat."""
         self._pages.mirror_beat(rank, beat)
+
+    def folder_marked(
+        self, message: FolderMarked, node: str, looks: int = shared_folders.LOOKS
+    ) -> None:
+        """A rank of another node saves where this file was made: it must be seen here, too."""
+
+        def looked(is_seen: bool | Exception) -> None:
+            if is_seen is True or message.attempt != self._attempt:
+                return
+            if looks > 1:
+                again = partial(self.folder_marked, message, node, looks - 1)
+                self._services.loop.call_later(shared_folders.LOOK_S, again)
+                return
+            folder = encodable(os.path.dirname(message.path))
+            why = shared_folders.NOT_SHARED.format(folder=folder, node=node)
+            rank, step = message.rank, self._steps.get(message.rank, 0)
+            self._agent.post(protocol.Fingerprinted(rank, self._attempt, step, {}, problem=why))
+
+        self._services.files.do(lambda: shared_folders.take(message.path), looked)
 
     def lost_elsewhere(self, rank: int, attempt: int) -> None:
         """A rank of another node has closed its link, and is alive."""

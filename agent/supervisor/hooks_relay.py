@@ -10,12 +10,15 @@ import os
 import socket
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from agent.controller import actions as do
 from agent.controller.states import JobState
 from agent.hooks.rank_links import Loop, RankLinks, Said
+from agent.hooks.shared_folders import FolderMarks
 from agent.hooks.status_pages import StatusPages
 from agent.nodes.run_messages import (
+    FolderMarked,
     FromRank,
     PageNews,
     PageSeen,
@@ -23,9 +26,11 @@ from agent.nodes.run_messages import (
     RunMessage,
     pack_said,
 )
+from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
+from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import JobSpec
-from agent.supervisor.hooks_bridge import WRAPPER_S, Action, AgentPort
+from agent.supervisor.hooks_bridge import CLOSE_S, WRAPPER_S, Action, AgentPort
 from agent.supervisor.job_view import Holders
 from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker
@@ -46,6 +51,7 @@ class HooksRelay:
         spec: JobSpec,
         listener: socket.socket,
         journal: Journal,
+        kept: KeptRecord,
         send: Callable[[RunMessage], None],
     ) -> None:
         """Take the parts; nothing is heard before :meth:`attach`.
@@ -54,25 +60,34 @@ class HooksRelay:
             spec: the job.
             listener: where hooks connect to.
             journal: what is written about the run.
+            kept: remembers where the run saves, for a resume that is begun on this node.
             send: tells the controller's node.
         """
         self._links = RankLinks(listener, spec.ranks_here, journal)
         self._pages = StatusPages()
         self._journal = journal
         self._send = send
+        self._record = kept
+        self._mark_name = f".msrun-{spec.job_id}-node-{spec.node_rank}"
+        self._places: dict[int, tuple[str, ...]] = {}  # rank -> where it saves
         self._attempt = 0
+        self._ranks = spec.ranks_here
+        self._forsaken = ""  # why nobody decides any more
         self.rehearses = False
 
     def attach(self, loop: Loop, agent: AgentPort) -> None:
         """Listen on ``loop``."""
         self._loop = loop
         self._agent = agent
+        self._files = FileThread(loop.call_soon_threadsafe)
+        self._marks = FolderMarks(self._mark_name, self._files)
         self._links.attach(loop, self._on_message, self._on_lost)
 
     def begin(self, attempt: int, resume: str) -> None:  # noqa: ARG002  the controller's node knows
         """An attempt begins."""
         self._attempt = attempt
         self._links.begin(attempt)
+        self._marks.begin()
 
     def end_attempt(self) -> None:
         """Every rank is gone."""
@@ -82,6 +97,8 @@ class HooksRelay:
     def close(self) -> None:
         """The job is over."""
         self._links.close()
+        self._files.close(CLOSE_S)
+        self._marks.close()
 
     def expect(self, action: do.PrepareRanks) -> None:
         """These newcomers may say Hello before their attempt begins."""
@@ -106,6 +123,12 @@ class HooksRelay:
         if isinstance(message, protocol.Freeze):
             self._show(rank)
         self._links.send(rank, message)
+
+    def forsake(self, why: str) -> None:
+        """The controller's node is gone: no rank waits for an order, all may exit."""
+        self._forsaken = why
+        for rank in self._ranks:
+            self._links.send(rank, protocol.Release(why))
 
     def hear_out(self, rank: int) -> int | None:
         """Hand on the last messages of a dead rank, and its page; its commit is read there."""
@@ -159,9 +182,39 @@ class HooksRelay:
         for fd in fds:
             os.close(fd)
         self._agent.announce()  # a start comes before what the rank says
-        if isinstance(message, protocol.Hello) and message.exit_file:
-            self._agent.watch(message.exit_file)
+        if self._forsaken:
+            self._answer(message)
+            return
+        if isinstance(message, protocol.Hello):
+            self._learn(message)
         self._send(FromRank(pack_said(message), page))
+        if isinstance(message, protocol.Registered):
+            self._mark(message)
+
+    def _learn(self, hello: protocol.Hello) -> None:
+        if hello.exit_file:
+            self._agent.watch(hello.exit_file)
+        places = filter(None, (hello.ckpt_save_path, hello.checkpoints))
+        self._places[hello.rank] = tuple(dict.fromkeys(places))
+        for place in self._places[hello.rank]:
+            self._files.do(partial(self._record.add_place, place), lambda _: None)
+
+    def _mark(self, message: protocol.Registered) -> None:
+        """Have the controller's node look whether it sees where a rank saves."""
+        rank, attempt = message.rank, message.attempt
+        for place in self._places.get(rank, ()):
+            told = partial(FolderMarked, rank, attempt)
+            self._marks.mark(place, lambda path, told=told: self._send(told(path)))  # type: ignore[misc]
+
+    def _answer(self, message: Said) -> None:
+        """What is to be said without a controller."""
+        match message:
+            case protocol.ExitRequested():  # the rank has caught msrun's own signal
+                self._links.send(message.rank, protocol.Dismiss(self._forsaken))
+            case protocol.Raised() | protocol.Leaving():
+                self._links.send(message.rank, protocol.Release(self._forsaken))
+            case _:
+                return
 
     def _tell_news(self, rank: int) -> None:
         pieces = {str(at): b64encode(one).decode() for at, one in self._pages.news(rank)}

@@ -149,6 +149,7 @@ class RemoteController:
             self._finish()
             return
         self.view = self.view._replace(state=JobState.STOPPING)
+        self._hooks.forsake(why)
         self._node.act(do.CancelStarts(why, now=True))
         if loss.kind is LossKind.SILENCE:  # others may soon be started in their places
             self._kill(why)

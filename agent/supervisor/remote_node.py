@@ -23,6 +23,7 @@ from agent.nodes.run_messages import (
     Beats,
     Ended,
     Fact,
+    FolderMarked,
     FromRank,
     JobKnown,
     MemoryTaken,
@@ -289,6 +290,8 @@ class RemoteNode:
                 self._hooks.mirror_news(message.rank, pieces)
             case RankUnlinked():
                 self._hooks.lost_elsewhere(message.rank, message.attempt)
+            case FolderMarked():
+                self._hooks.folder_marked(message, self.name)
             case Beats():
                 for rank, beat in message.beats.items():
                     self._hooks.mirror_beat(int(rank), b64decode(beat))

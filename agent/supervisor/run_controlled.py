@@ -35,7 +35,7 @@ def run_controlled(
     parts = make_parts(prepared, ignited, environ, console)
     host = met.lines[0].connection.getpeername()[0]
     link = NodeLink(met.lines[0])
-    hooks = HooksRelay(spec, ignited.hooks_listener, parts.journal, link.send)
+    hooks = HooksRelay(spec, ignited.hooks_listener, parts.journal, parts.kept, link.send)
 
     def evidence(workers: Sequence[Worker]) -> list[dict[str, object]]:
         return [as_json(each) for each in parts.post_mortem().evidence(workers)]

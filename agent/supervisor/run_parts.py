@@ -146,6 +146,8 @@ def _record(prepared: Prepared, facts: RunFacts, environ: Mapping[str, str]) -> 
         unrecorded=unrecorded(environ),
         failed_devices=spec.devices.given_up,
         node=prepared.layout.node,
+        job=spec.job_id,
+        host=facts.host if spec.nnodes > 1 else "",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -86,7 +87,7 @@ def resumed_command(
     if record is not None:
         _check_over(record, environ, is_sure=folder is not None)
     typed = line._replace(given=_without(line.given, _RESUMING))
-    lineage = () if record is None else (record.record_id, *record.lineage)
+    lineage = () if record is None else (record.saves_as, *record.lineage)
     if folder is not None:
         folders: tuple[str, ...] = (folder,)
     else:
@@ -114,7 +115,7 @@ def _record(
     name: str, folder: str | None, script: str | None, environ: Mapping[str, str]
 ) -> Record | None:
     """The run to resume; ``None``: no recorded run saved into ``folder``."""
-    every = [*run_record.records(environ)]
+    every = _of_this_node([*run_record.records(environ)])
     saved = [record for record in every if record.checkpoints]
     if folder is not None:
         return next((one for one in saved if _saved_into(one, folder)), None)
@@ -130,6 +131,13 @@ def _record(
             "name a run or a folder, as in --resume=FOLDER"
         )
     return _newest(saved, every)
+
+
+def _of_this_node(every: Sequence[Record]) -> list[Record]:
+    """Without those of a job's other nodes, whose home may be the same: each has its own line."""
+    host = socket.gethostname()
+    jobs = {one.saves_as for one in every if one.host == host}
+    return [one for one in every if one.host in {"", host} or one.saves_as not in jobs]
 
 
 def _named(name: str, environ: Mapping[str, str]) -> Record:
@@ -185,7 +193,7 @@ def _resumable(record: Record) -> FoundCheckpoint | None:
     """The checkpoint that the run would resume from; its files are not verified."""
     from worker_hooks.storage.find import Verify, search_of_run  # rarely needed
 
-    lineage, folders = (record.record_id, *record.lineage), map(Path, _folders(record))
+    lineage, folders = (record.saves_as, *record.lineage), map(Path, _folders(record))
     return search_of_run(folders, lineage, record.resumed_step, verify=Verify.NONE).newest
 
 
@@ -229,7 +237,7 @@ def _check_over(record: Record, environ: Mapping[str, str], *, is_sure: bool) ->
                 f"run {record.record_id} is alive (msrun pid {record.pid}): "
                 f"`msrun stop {record.record_id}` ends it"
             )
-        if record.record_id in other.lineage:
+        if record.saves_as in other.lineage:
             raise UsageError(
                 f"run {record.record_id} has been resumed already, as run {other.record_id} "
                 f"(msrun pid {other.pid})"

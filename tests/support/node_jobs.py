@@ -16,7 +16,8 @@ from support.cluster import Cluster, Handle, Node
 from support.jobs import DEADLINE_S, PYTHON, Ended, Job, poll
 
 PORT = 29511
-TIME_WAIT = "06"  # of a TCP connection that has ended
+NOBODY = "0"  # holds the socket: of a connection that has ended, in the kernel alone
+OF_TORCH = "torchinductor_"  # folders of a cache that torch keeps
 
 
 @dataclass
@@ -271,7 +272,7 @@ def sockets_on(node: Node) -> list[str]:
     net = Path(f"/proc/{node.pid}/net")
     lines = [line for name in ("tcp", "tcp6") for line in (net / name).read_text().splitlines()[1:]]
     names = (net / "unix").read_text().splitlines()[1:]
-    return [line for line in lines if line.split()[3] != TIME_WAIT] + [
+    return [line for line in lines if line.split()[9] != NOBODY] + [
         line for line in names if "@" in line.split()[-1]
     ]
 
@@ -281,7 +282,8 @@ def temporary_on(node: Node) -> list[str]:
     places = [node.folder / "tmp"]
     if node.init:
         places.append(Path(f"/proc/{node.pid}/root/dev/shm"))
-    return [str(path) for place in places for path in place.rglob("*")]
+    found = (path for place in places for path in place.iterdir())
+    return [str(path) for path in found if not path.name.startswith(OF_TORCH)]
 
 
 def check_nothing_left(cluster: Cluster, within_s: float = 20.0) -> None:

@@ -1,0 +1,112 @@
+"""Nodes of a job that are gone, silent, or without their msrun; and folders that are not shared."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from support.cluster import Cluster
+from support.jobs import poll
+from support.node_jobs import NodeJobs, check_nothing_left, programs_on
+from support.node_trainings import go, saved, train
+
+Nodes = Callable[[int], Cluster]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+SOON_S = 25.0  # on a busy machine; without an answer ranks would get 30 s, and msrun more
+
+
+@pytest.fixture
+def jobs(nodes: Nodes) -> NodeJobs:
+    return NodeJobs(nodes(2))
+
+
+def test_the_other_node_is_killed(jobs: NodeJobs) -> None:
+    job = train(jobs, "--max-restarts=1", "/", "--wait=3:1", nproc=1)
+    job.await_lines("waits in step 3")
+    jobs.cluster.nodes[1].kill()
+    ended = job.head.wait()
+    assert ended.code == 1, job.told()
+    (found,) = saved(jobs)
+    assert found.step == 2
+    assert "msrun: node 1 (node1) is gone: " in ended.err
+    assert "msrun: saved: step 2, " in ended.err
+    assert ended.err.splitlines()[-1] == "msrun: to resume: msrun --resume"
+    stale = "the random numbers, buffers and data position of rank 1 are of a step before 2"
+    assert (found.stale_private != ()) == (stale in ended.err)
+    check_nothing_left(jobs.cluster)
+    jobs.cluster.nodes[1].boot()
+    go(jobs)
+    again = train(jobs, "--resume", "/", nproc=1)
+    again.succeed()
+    again.head.await_error("resuming step 2")
+
+
+def test_the_first_node_is_killed(jobs: NodeJobs) -> None:
+    job = train(jobs, "--max-restarts=1", "/", "--wait=3:1", nproc=1)
+    job.await_lines("waits in step 3")
+    began = time.monotonic()
+    jobs.cluster.nodes[0].kill()
+    ended = job.parts[1].wait()
+    assert time.monotonic() - began < SOON_S
+    assert ended.code == 1, job.told()
+    assert re.search("the controller's node (closed the line|is lost)", ended.err)
+    check_nothing_left(jobs.cluster)
+
+
+def test_a_silent_node_is_noticed(jobs: NodeJobs) -> None:
+    job = train(jobs, "--max-restarts=1", "/", "--wait=3:1", nproc=1)
+    job.await_lines("waits in step 3")
+    began = time.monotonic()
+    jobs.cluster.nodes[1].poweroff()
+    ended = job.head.wait()
+    assert 8 < time.monotonic() - began < 10 + SOON_S
+    assert ended.code == 1, job.told()
+    assert "msrun: node 1 (node1) is silent: " in ended.err
+    assert [each.step for each in saved(jobs)] == [2]
+    check_nothing_left(jobs.cluster)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_only_msrun_of_a_node_is_killed(jobs: NodeJobs, at: int) -> None:
+    job = train(jobs, "--max-restarts=1", "/", "--wait=3:1")
+    job.await_lines("waits in step 3")
+    began = time.monotonic()
+    job.parts[at].signal(signal.SIGKILL)
+    other = job.parts[1 - at].wait()
+    assert other.code == 1, job.told()
+    poll(lambda: not any(map(programs_on, jobs.cluster.nodes)), within_s=60)
+    assert time.monotonic() - began < SOON_S
+    check_nothing_left(jobs.cluster)
+    if at:
+        assert [each.step for each in saved(jobs)] == [2]
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "killed"])
+def test_a_folder_for_checkpoints_that_is_not_shared(jobs: NodeJobs, is_stopped: bool) -> None:
+    (folder := jobs.folder / "checkpoints").mkdir()
+    for node in jobs.cluster.nodes:
+        assert node.run(["mount", "-t", "tmpfs", "tmpfs", folder]).wait() == 0
+    job = train(jobs, "--max-restarts=1", "/", "--wait=3:1", nproc=1)
+    job.await_lines("waits in step 3")
+    no = f"{folder} is not one folder for all nodes: what node 1 (node1) writes there is not seen"
+    job.head.await_error(f"msrun: not protected: {no} on the first; ")
+    if is_stopped:
+        job.parts[1].signal(signal.SIGTERM)
+        job.head.await_state("holding")
+        go(jobs)
+        assert [each.code for each in job.wait()] == [0, 0], job.told()
+        again = train(jobs, "--resume", "/", nproc=1)
+        ended = again.wait()
+        assert [each.code for each in ended] == [1, 2], again.told()
+        assert "the checkpoint" in ended[1].err
+        assert "cannot be read on node1: all nodes must see the folder" in ended[1].err
+        return
+    job.kill_rank(0)
+    job.head.await_seen("StartAttempt", 2)
+    go(jobs)
+    job.succeed()
+    logs = job.logs().values()
+    assert all("from step 0" in log and "begins step 1\n" in log for log in logs), job.told()

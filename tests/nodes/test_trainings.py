@@ -1,0 +1,130 @@
+"""Trainings on two nodes that are disturbed: nothing is lost, nothing differs, nothing is left."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+from support.cluster import Cluster
+from support.jobs import poll
+from support.node_jobs import NodeJobs, NodesJob, check_nothing_left
+from support.node_trainings import SCRIPT, TRIGGERED, first_step, go, saved, train, weights
+from support.warm_python import WarmPython
+
+Nodes = Callable[[int], Cluster]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> list[str]:
+    """The final weights of the training without msrun."""
+    return weights(warm_python.train(tmp_path_factory.mktemp("undisturbed"), 4, SCRIPT))
+
+
+@pytest.fixture
+def jobs(nodes: Nodes) -> NodeJobs:
+    return NodeJobs(nodes(2))
+
+
+def check_same(job: NodesJob, undisturbed: list[str], attempt: int) -> None:
+    ended = job.succeed()
+    assert weights(job.logs().values()) == undisturbed
+    assert job.head.seen("StartAttempt")[-1]["attempt"] == attempt
+    assert "Root Cause" not in "".join(each.err for each in ended)
+    check_nothing_left(job.head.node.cluster)
+
+
+DEATHS = {"on node 1": (3,), "rank 0": (0,), "one on each": (1, 2)}
+
+
+@pytest.mark.parametrize("case", DEATHS)
+def test_ranks_are_killed(jobs: NodeJobs, undisturbed: list[str], case: str) -> None:
+    job = train(jobs, "--max-restarts=1", "/", "--wait=5:3")
+    job.await_lines("waits in step 5")
+    job.kill_rank(*DEATHS[case])
+    job.head.await_seen("StartAttempt", 2)
+    go(jobs)
+    check_same(job, undisturbed, 1)
+    (found,) = saved(jobs)
+    assert (found.step, found.stale_private, found.without_private) == (4, (), ())
+    assert first_step(job) == 5
+
+
+def test_ranks_are_killed_again_and_while_all_restart(
+    jobs: NodeJobs, undisturbed: list[str]
+) -> None:
+    job = train(jobs, "--max-restarts=3", "/", "--wait=3:1")
+    job.await_lines("waits in step 3")
+    job.kill_rank(2)
+    job.head.await_seen("StartAttempt", 2)
+    job.kill_rank(3)  # while it starts
+    job.head.await_seen("StartAttempt", 3)
+    job.await_lines("waits in step 3")
+    job.kill_rank(0)
+    job.head.await_seen("StartAttempt", 4)
+    go(jobs)
+    check_same(job, undisturbed, 3)
+    assert [each.step for each in saved(jobs)] == [2]
+
+
+def test_a_stop_is_graceful_and_gone_on_with(jobs: NodeJobs, undisturbed: list[str]) -> None:
+    job = train(jobs, "/", "--wait=3:0")
+    job.await_lines("waits in step 3")
+    job.parts[1].signal(signal.SIGTERM)
+    job.head.await_state("holding")
+    go(jobs)
+    ended = job.succeed()
+    assert [log.count(TRIGGERED) for log in job.logs().values()] == [1] * 4
+    (found,) = saved(jobs)
+    assert "graceful exit" in found.reason
+    assert (found.odd, found.without_private, found.stale_private) == ((), (), ())
+    assert "msrun: to resume: msrun --resume" in ended[0].err
+    check_nothing_left(jobs.cluster)
+    parts = [jobs.start_one(part.node, "--resume", nproc=2) for part in job.parts]
+    for rank, part in enumerate(parts):
+        part.rank = rank
+    again = NodesJob(parts)
+    again.succeed()
+    assert weights(again.logs().values()) == undisturbed
+    assert first_step(again) == found.step + 1
+
+
+def test_a_periodic_checkpoint_is_gone_on_with(jobs: NodeJobs, undisturbed: list[str]) -> None:
+    job = train(jobs, "--on-failure=none", "/", "--periodic=saved", "--wait=6:2")
+    job.await_lines("waits in step 6")
+    poll((jobs.folder / "saved/Net-1_4/manifest.json").exists)
+    job.kill_rank(1)
+    assert [each.code for each in job.wait()] == [1, 1], job.told()
+    assert [each.step for each in saved(jobs, "saved")] == [2, 4]
+    go(jobs)
+    again = train(jobs, "--resume=saved", "/", "--periodic=saved")
+    again.succeed()
+    assert first_step(again) == 5
+    assert weights(again.logs().values()) == undisturbed
+
+
+def test_a_cable_that_is_cut_for_a_moment_disturbs_nobody(
+    jobs: NodeJobs, undisturbed: list[str]
+) -> None:
+    job = train(jobs, "/", "--pause=0.05", "--wait=3:1")
+    job.await_lines("waits in step 3")
+    jobs.cluster.nodes[1].cut()
+    go(jobs)
+    signal.sigtimedwait([], 5)  # the case: so long nothing is heard
+    jobs.cluster.nodes[1].mend()
+    check_same(job, undisturbed, 0)
+    assert "silent" not in job.head.errors
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_msrun_of_a_node_stands_still_for_a_while(
+    jobs: NodeJobs, undisturbed: list[str], at: int
+) -> None:
+    job = train(jobs, "/", "--pause=0.05", "--wait=3:1")
+    job.await_lines("waits in step 3")
+    job.parts[at].signal(signal.SIGSTOP)
+    go(jobs)
+    signal.sigtimedwait([], 5)
+    job.parts[at].signal(signal.SIGCONT)
+    check_same(job, undisturbed, 0)

@@ -1,0 +1,47 @@
+"""Trainings on two nodes, whose end can be compared bit by bit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from support.jobs import WORKERS
+from support.node_jobs import NodeJobs, NodesJob
+from worker_hooks.storage import manifest as manifests
+
+SCRIPT = WORKERS / "train_on_nodes.py"
+TRIGGERED = "Graceful exit is triggered, stop training"
+
+
+def train(jobs: NodeJobs, *words: str, nproc: int = 2, **how: object) -> NodesJob:
+    """The training on two nodes; ``words``: msrun's options, then behind ``/`` those of it."""
+    mine = list(words)
+    split = mine.index("/") if "/" in mine else len(mine)
+    return jobs.start(*mine[:split], SCRIPT, *mine[split + 1 :], nproc=nproc, **how)
+
+
+def go(jobs: NodeJobs) -> None:
+    """Who waits goes on."""
+    (jobs.folder / "go").touch()
+
+
+def weights(logs: Iterable[str]) -> list[str]:
+    """How each rank has ended."""
+    found = [re.findall(r"ended at step \d+, weights \w+", log) for log in logs]
+    return sorted(line for lines in found for line in lines)
+
+
+def first_step(job: NodesJob) -> int:
+    """The first that a rank of the present attempt has begun."""
+    logs = job.logs().values()
+    return min(int(step) for log in logs for step in re.findall(r"begins step (\d+)", log))
+
+
+def saved(jobs: NodeJobs, folder: str = "checkpoints") -> list[manifests.Manifest]:
+    """All that is saved, verified, in the order of the steps."""
+    found = []
+    for path in (jobs.folder / folder).glob("*"):
+        assert re.fullmatch(r"tft_saved_checkpoints-step_\d+|Net-\d+_\d+", path.name), path
+        found.append(manifests.read(path))
+        assert manifests.verify(path, found[-1]) == []
+    return sorted(found, key=lambda each: each.step)
