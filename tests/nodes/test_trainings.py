@@ -90,18 +90,17 @@ def test_a_stop_is_graceful_and_gone_on_with(jobs: NodeJobs, undisturbed: list[s
     assert first_step(again) == found.step + 1
 
 
-def test_a_periodic_checkpoint_is_gone_on_with(jobs: NodeJobs, undisturbed: list[str]) -> None:
-    job = train(jobs, "--on-failure=none", "/", "--periodic=saved", "--wait=6:2")
+def test_all_restart_from_a_periodic_checkpoint(jobs: NodeJobs, undisturbed: list[str]) -> None:
+    options = ("--on-failure=restart", "--max-restarts=1")
+    job = train(jobs, *options, "/", "--periodic=saved", "--wait=6:2")
     job.await_lines("waits in step 6")
     poll((jobs.folder / "saved/Net-1_4/manifest.json").exists)
     job.kill_rank(1)
-    assert [each.code for each in job.wait()] == [1, 1], job.told()
-    assert [each.step for each in saved(jobs, "saved")] == [2, 4]
+    job.head.await_seen("StartAttempt", 2)
     go(jobs)
-    again = train(jobs, "--resume=saved", "/", "--periodic=saved")
-    again.succeed()
-    assert first_step(again) == 5
-    assert weights(again.logs().values()) == undisturbed
+    check_same(job, undisturbed, 1)
+    assert first_step(job) == 5
+    assert [each.step for each in saved(jobs, "saved")] == [2, 4, 6, 8]
 
 
 def test_a_cable_that_is_cut_for_a_moment_disturbs_nobody(
