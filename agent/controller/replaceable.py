@@ -123,6 +123,8 @@ def _why_not_now(job: Job, gone: Collection[int]) -> str:
         return "a stop was asked for"
     if finished := job.having(RankState.SUCCEEDED):
         return f"{listed(finished)} exited already"
+    if job.lost_node:
+        return "its node is lost, and no other one is awaited"
     if job.now.futile:
         return f"a new rank would fail as well ({job.now.futile})"
     if not gone:

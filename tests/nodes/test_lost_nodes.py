@@ -11,10 +11,11 @@ import pytest
 from support.cluster import Cluster
 from support.jobs import poll
 from support.node_jobs import NodeJobs, check_nothing_left, programs_on
-from support.node_trainings import go, saved, train
+from support.node_trainings import RESTARTS, go, saved, train
 
 Nodes = Callable[[int], Cluster]
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
+ALONE = ("--max-restarts=1", "--node-wait=0")
 SOON_S = 25.0  # on a busy machine; without an answer ranks would get 30 s, and msrun more
 
 
@@ -23,8 +24,8 @@ def jobs(nodes: Nodes) -> NodeJobs:
     return NodeJobs(nodes(2))
 
 
-def test_the_other_node_is_killed(jobs: NodeJobs) -> None:
-    job = train(jobs, "--max-restarts=1", "/", "--wait=3:1", nproc=1)
+def test_the_other_node_is_killed_and_none_is_awaited(jobs: NodeJobs) -> None:
+    job = train(jobs, *ALONE, "/", "--wait=3:1", nproc=1)
     job.await_lines("waits in step 3")
     jobs.cluster.nodes[1].kill()
     ended = job.head.wait()
@@ -57,7 +58,7 @@ def test_the_first_node_is_killed(jobs: NodeJobs) -> None:
 
 
 def test_a_silent_node_is_noticed(jobs: NodeJobs) -> None:
-    job = train(jobs, "--max-restarts=1", "/", "--wait=3:1", nproc=1)
+    job = train(jobs, *ALONE, "/", "--wait=3:1", nproc=1)
     job.await_lines("waits in step 3")
     began = time.monotonic()
     jobs.cluster.nodes[1].poweroff()
@@ -71,7 +72,7 @@ def test_a_silent_node_is_noticed(jobs: NodeJobs) -> None:
 
 @pytest.mark.parametrize("at", [0, 1])
 def test_only_msrun_of_a_node_is_killed(jobs: NodeJobs, at: int) -> None:
-    job = train(jobs, "--max-restarts=1", "/", "--wait=3:1")
+    job = train(jobs, *ALONE, "/", "--wait=3:1")
     job.await_lines("waits in step 3")
     began = time.monotonic()
     job.parts[at].signal(signal.SIGKILL)
@@ -89,7 +90,7 @@ def test_a_folder_for_checkpoints_that_is_not_shared(jobs: NodeJobs, is_stopped:
     (folder := jobs.folder / "checkpoints").mkdir()
     for node in jobs.cluster.nodes:
         assert node.run(["mount", "-t", "tmpfs", "tmpfs", folder]).wait() == 0
-    job = train(jobs, "--max-restarts=1", "/", "--wait=3:1", nproc=1)
+    job = train(jobs, RESTARTS, "--max-restarts=1", "/", "--wait=3:1", nproc=1)
     job.await_lines("waits in step 3")
     no = f"{folder} is not one folder for all nodes: what node 1 (node1) writes there is not seen"
     job.head.await_error(f"msrun: not protected: {no} on the first; ")

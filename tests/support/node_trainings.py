@@ -10,6 +10,7 @@ from support.node_jobs import NodeJobs, NodesJob
 from worker_hooks.storage import manifest as manifests
 
 SCRIPT = WORKERS / "train_on_nodes.py"
+RESTARTS = "--on-failure=dump,restart"
 TRIGGERED = "Graceful exit is triggered, stop training"
 
 
