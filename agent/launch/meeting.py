@@ -18,7 +18,7 @@ from agent.nodes.join import NeverBegunError, RefusedError, join
 from agent.nodes.line import Line
 from agent.nodes.roster import OwnNode, Roster, WantedNodes
 from agent.spec.job_spec import ClusterSpec, JobSpec, NotStartedError, UsageError
-from agent.workers.master_port import is_of_this_host, listen, listen_for_nodes
+from agent.workers.master_port import is_loopback, is_of_this_host, listen, listen_for_nodes
 from worker_hooks.storage import manifest
 
 TOKEN_NAME = "MSRUN_TOKEN"  # noqa: S105  of the variable
@@ -161,7 +161,8 @@ def _gather(
     except BaseException:
         door.close()
         raise
-    here = next(iter(gathered.lines.values())).connection.getsockname()[0]
+    reached = [line.connection.getsockname()[0] for line in gathered.lines.values()]
+    here = min(reached, key=is_loopback)  # another msrun on this host is no other machine
     return Met(
         prepared[0],
         gathered.roster,

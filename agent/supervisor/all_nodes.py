@@ -38,7 +38,7 @@ FULL = Refused(
 )
 FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at about that time
 SWEEP_S = 10.0  # until a node has swept, and told what it found
-CLOSE_S = 5.0  # until a node has heard that the job is over
+CLOSE_S = 5.0  # until all nodes have heard that the job is over
 
 
 class AllNodes:
@@ -193,8 +193,9 @@ class AllNodes:
         for timer in self._vacant.values():
             timer.cancel()
         self._sender.close()
+        end_s = self._loop.time() + CLOSE_S
         for node in self._others:
-            node.end(ending.exit_code, ending.reason, CLOSE_S)
+            node.end(ending.exit_code, ending.reason, max(0.0, end_s - self._loop.time()))
         self._own.finish()
 
     # --- what the others say --------------------------------------------------------------------

@@ -32,6 +32,7 @@ from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import JobSpec
 from agent.supervisor.hooks_bridge import CLOSE_S, WRAPPER_S, Action, AgentPort
 from agent.supervisor.job_view import Holders
+from agent.text.wording import sized
 from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
@@ -41,6 +42,12 @@ CHANGED_BY = protocol.Frozen | protocol.Standing | protocol.Leaving
 
 
 MOST_SHOWN = 8 << 20  # of a page as base64: what fits a frame, with room for the rest
+
+
+LARGE = (
+    "what rank {} alone holds (buffers, data position, variables) is too large to be kept on the "
+    "controller's node ({}): if its node dies, or it dies itself, it begins there anew"
+)
 
 
 class HooksRelay:
@@ -71,6 +78,7 @@ class HooksRelay:
         self._mark_name = f".msrun-{spec.job_id}-node-{spec.node_rank}"
         self._places: dict[int, tuple[str, ...]] = {}  # rank -> where it saves
         self._attempt = 0
+        self._large: set[int] = set()  # ranks whose page does not fit a frame, which was said
         self._ranks = spec.ranks_here
         self._forsaken = ""  # why nobody decides any more
         self.rehearses = False
@@ -161,12 +169,19 @@ class HooksRelay:
             self._show(rank)
 
     def _show(self, rank: int) -> None:
-        page = self._page(rank)
-        if 0 < len(page) <= MOST_SHOWN:
+        if page := self._page(rank):
             self._send(PageSeen(rank, self._attempt, page))
 
     def _page(self, rank: int) -> str:
-        return b64encode(self._pages.content(rank)).decode()
+        """A rank's page, base64; empty: it has none, or a frame has no room for it."""
+        page = b64encode(self._pages.content(rank)).decode()
+        if len(page) <= MOST_SHOWN:
+            return page
+        if rank not in self._large:
+            self._large.add(rank)
+            text = LARGE.format(rank, sized(len(page)))
+            self._send(FromRank(pack_said(protocol.Unprotected(rank, self._attempt, text))))
+        return ""
 
     def _on_message(self, message: Said, fds: list[int]) -> None:
         if isinstance(message, protocol.PageWritten):
@@ -217,6 +232,8 @@ class HooksRelay:
                 return
 
     def _tell_news(self, rank: int) -> None:
+        if rank in self._large:
+            return
         pieces = {str(at): b64encode(one).decode() for at, one in self._pages.news(rank)}
         if pieces:
             self._send(PageNews(rank, self._attempt, pieces))

@@ -39,7 +39,7 @@ def listen(host: str, port: int | None) -> socket.socket:
     family, address = _resolve(host)
     wanted = port or 0
     try:
-        if _is_loopback(address[0]):
+        if is_loopback(address[0]):
             return _bind(family, address[0], wanted)
         with contextlib.closing(_bind(family, address[0], 0)):  # proves that the address is ours
             pass
@@ -57,9 +57,9 @@ def listen_for_nodes(host: str, port: int | None) -> socket.socket:
     family, address = _resolve(host)
     wanted = port or 0
     try:
-        if host == "localhost" or _is_loopback(host):
+        if host == "localhost" or is_loopback(host):
             return _bind(family, address[0], wanted)
-        if not _is_loopback(address[0]):
+        if not is_loopback(address[0]):
             with contextlib.closing(_bind(family, address[0], 0)):  # proves that it is ours
                 pass
         return _bind_all(wanted)
@@ -94,8 +94,9 @@ def loopback_host(listener: socket.socket) -> str:
     return "127.0.0.1" if address in {"::", "0.0.0.0"} else address  # noqa: S104  not bound here
 
 
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
+def is_loopback(address: str) -> bool:
+    """Whether an address is one of this machine alone."""
+    return address.removeprefix("::ffff:").startswith("127.") or address == "::1"
 
 
 def _resolve(host: str) -> tuple[socket.AddressFamily, tuple[str, int]]:
