@@ -229,7 +229,8 @@ class AllNodes:
     def _lose(self, node: RemoteNode, loss: Loss) -> None:
         doing = "is gone" if loss.kind is LossKind.PROOF else "is silent"
         why = f"{node.name} {doing}: its msrun {loss.why}"
-        self._say(why)
+        if loss.kind is LossKind.PROOF:  # silence was said before
+            self._say(why)
         for event in node.lost_events(why):
             self._controller.post(event)
         if self._wait_s:

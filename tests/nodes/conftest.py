@@ -1,6 +1,7 @@
 """Tests in which machines of a cluster meet, fall silent and die."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,3 +21,19 @@ def nodes(tmp_path: Path) -> Iterator[Callable[[int], Cluster]]:
             return open_ones.enter_context(Cluster(count, folder))
 
         yield made
+
+
+USUAL = re.compile(
+    "test_cluster|last_that_starts|form_of_mindspore.True|two_nodes_on_one_machine|wrong_node"
+    "|is_missing|comes_late|strangers|printed_once.1|told_of_all.1|ranks_are_replaced.on node 1"
+    "|takes_the_place_of_a_lost_one.killed|stop_is_graceful|other_node_is_killed"
+)
+"""Each part once. All of them take minutes; `scripts/test nodes` runs them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave those of this folder that are not usual to who asks for them."""
+    for item in items:
+        is_here = item.path.parent == Path(__file__).parent
+        if is_here and not USUAL.search(item.nodeid):
+            item.add_marker("cluster")

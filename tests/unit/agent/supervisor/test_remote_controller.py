@@ -64,6 +64,9 @@ class FakeNode:
     def living(self):
         return self.alive
 
+    def meet_at(self, port):
+        self.log.append(("port", port))
+
     def finish(self):
         self.log.append("finish")
         self.loop.stop()
@@ -82,6 +85,9 @@ class FakeHooks:
     def tell(self, rank, message):
         self.log.append((rank, message))
 
+    def forsake(self, why):
+        self.log.append(("forsaken", why))
+
 
 @pytest.fixture
 def node():
@@ -95,6 +101,7 @@ def node():
         show_status=shown.append,
         say=said.append,
         grace_s=0.02,
+        host="127.0.0.1",
     )
     controller.attach(loop, here)
     controller.begin()
