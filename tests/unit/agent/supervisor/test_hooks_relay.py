@@ -57,7 +57,7 @@ class Node:
         client.connect("\0" + name_of(self.door))
         client.settimeout(5)
         self.clients.append(client)
-        hello = protocol.Hello(rank, 0, os.getpid(), "/ckpt", False)
+        hello = protocol.Hello(rank, 0, os.getpid(), "", False)
         self.say(client, hello._replace(exit_file=exit_file))
         return client
 
