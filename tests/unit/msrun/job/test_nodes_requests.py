@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agent.spec.job_spec import ClusterSpec, CopyMode, UsageError
-from msrun.job.request import NOT_REPLACED, parse
+from msrun.job.request import parse
 
 
 @pytest.fixture(autouse=True)
@@ -121,10 +121,19 @@ def test_a_token_file_is_found_wherever_msrun_goes_later(folder):
 
 def test_what_needs_one_machine_is_off_and_says_why():
     job = job_of("--nnodes 2")
-    assert (job.replace.is_on, job.replace.why_off) == (False, NOT_REPLACED)
     assert job.dump.copies is CopyMode.OFF
     assert job.timeouts.hang_s == 0
     assert job.dump.after_failure  # the step is saved nevertheless
+    assert job.replace.is_on
+
+
+@pytest.mark.parametrize(
+    ("line", "wait_s"), [("", 600), ("--node-wait 0", 0), ("--node_wait=7", 7)]
+)
+def test_another_node_is_awaited_in_the_place_of_a_lost_one(line, wait_s):
+    job = job_of(f"--nnodes 2 {line}")
+    assert job.replace.node_wait_s == wait_s
+    assert job.replace.join_s >= wait_s  # for new ranks, which wait for it
 
 
 @pytest.mark.parametrize(
