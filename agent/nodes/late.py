@@ -17,7 +17,7 @@ RETRY_S = 1.0  # after descriptors ran out
 Loop = asyncio.AbstractEventLoop
 
 
-class Place(NamedTuple):
+class NodePlace(NamedTuple):
     """What a node is told that takes part from now on."""
 
     node_rank: int
@@ -32,7 +32,7 @@ class LateGuests:
         listener: socket.socket,
         version: str,
         token: bytes,
-        judge: Callable[[Join, str], Place | Refused],
+        judge: Callable[[Join, str], NodePlace | Refused],
         admitted: Callable[[int, Line], None],
     ) -> None:
         """Take the parts; nobody is answered before :meth:`attach`.

@@ -12,17 +12,17 @@ from dataclasses import replace
 
 from agent.controller import actions as do
 from agent.controller import events as ev
+from agent.dump.node_memory import MemorySender
 from agent.failure.evidence import Evidence
 from agent.launch.meeting import Met
 from agent.nodes.guest import WRONG
-from agent.nodes.late import LateGuests, Place
+from agent.nodes.late import LateGuests, NodePlace
 from agent.nodes.line import Line, Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.messages import Begin, Join, NodeFacts, Refused
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.job_view import Holders, JobView
-from agent.supervisor.node_memory import MemorySender
 from agent.supervisor.remote_node import RemoteNode
 from agent.supervisor.supervisor import Supervisor
 from agent.text.wording import duration
@@ -266,7 +266,7 @@ class AllNodes:
 
     # --- another node in the place of a lost one ------------------------------------------------
 
-    def _judge(self, join: Join, address: str) -> Place | Refused:
+    def _judge(self, join: Join, address: str) -> NodePlace | Refused:
         """Whether a node gets the place of a lost one."""
         spec = self._met.prepared.spec
         wanted = "" if spec.run_id == spec.record_id else spec.run_id
@@ -280,7 +280,7 @@ class AllNodes:
         rank = min(fitting)
         self._facts[rank] = NodeFacts(rank, join.host, address, join.nproc, join.pid, join.torch)
         settings = {**self._met.settings, "is_late": True}
-        return Place(rank, Begin(tuple(self._facts), settings))
+        return NodePlace(rank, Begin(tuple(self._facts), settings))
 
     def _admit(self, rank: int, line: Line) -> None:
         self._vacant.pop(rank).cancel()

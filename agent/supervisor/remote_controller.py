@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
+from agent.dump.node_memory import MemoryKeeper
 from agent.nodes.codec import pack_event, unpack_action
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.link import NodeLink
@@ -27,7 +28,6 @@ from agent.nodes.run_messages import (
 )
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.job_view import Holders, JobView
-from agent.supervisor.node_memory import MemoryKeeper
 from agent.supervisor.supervisor import Supervisor
 from agent.workers.worker import Worker
 

@@ -33,7 +33,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.controller": "actions attempts decide drain events job messages protection replication restart_policy states",
     "agent.launch": "meeting prepare rank_plan recover_arg signals unprotected warm_imports",
     "agent.health": "monitor stopped",
-    "agent.dump": "executor",
+    "agent.dump": "executor node_memory target",
     "agent.failure": "evidence evidence_json own_end post_mortem resume_advice",
     "agent.notify": "notice notifier",
     "agent.supervisor": "run",
@@ -84,7 +84,7 @@ SHARED = (
 )
 ENTRY_POINTS = {"__init__.py", "__main__.py", "cli.py", "commands.py", "py.typed"}
 ASYNCIO = {"agent.nodes", "agent.workers", "agent.hooks", "agent.supervisor"}
-MOST_LINES = 600  # of a file
+MOST_LINES = 620  # of a file
 MOST_FILES = 16  # of a package
 
 

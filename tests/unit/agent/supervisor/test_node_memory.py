@@ -7,8 +7,8 @@ from queue import SimpleQueue
 
 import pytest
 
+from agent.dump.node_memory import MemoryKeeper, MemorySender
 from agent.nodes.run_messages import TakeMemory
-from agent.supervisor.node_memory import MemoryKeeper, MemorySender
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Shard
 
