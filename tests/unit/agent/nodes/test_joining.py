@@ -514,7 +514,7 @@ def late(job):
     job.listener.listen(100)
     loop = asyncio.new_event_loop()
     why = Refused("the job has begun with all its nodes (mn0, mn1)", 2)
-    guests = LateGuests(job.listener, "1.0", TOKEN, why)
+    guests = LateGuests(job.listener, "1.0", TOKEN, lambda *_: why, lambda *_: None)
     guests.attach(loop)
     guests.loop = loop
     thread = threading.Thread(target=loop.run_forever)
