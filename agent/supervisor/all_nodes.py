@@ -103,6 +103,7 @@ class AllNodes:
                 here = tuple(rank for rank in action.ranks if rank not in self._node_of)
                 self._own.act(replace(action, ranks=here))
             case do.Sweep():
+                self._memory = None  # it is freed with the attempt
                 self._order_all(action)
                 if not self.is_swept:
                     self._late = self._loop.call_later(SWEEP_S, self._give_up_sweeps)
@@ -257,9 +258,14 @@ class AllNodes:
     def memory_taken(self, node: int, path: str, why_not: str) -> None:
         """A node has the checkpoint in memory, or has not because of ``why_not``."""
         self._sender.hear(node, path, why_not)
+        if self._memory is None or path != self._memory[0]:
+            return
         other = next(each for each in self._others if each.facts.rank == node)
-        if self._memory is not None and other.has_memory(self._memory[0]):
+        if other.has_memory(path):
             other.go_on(self._controller.view)
+            return
+        for event in other.give_up(f"{other.name} did not get the state: {why_not}", is_lost=False):
+            self._controller.post(event)
 
     def _progressed(self, dump_id: int) -> None:
         self._controller.post(ev.DumpProgressed(dump_id))

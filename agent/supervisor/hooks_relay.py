@@ -40,9 +40,7 @@ from worker_hooks.contract import protocol
 CHANGED_BY = protocol.Frozen | protocol.Standing | protocol.Leaving
 """A rank says this once its page holds what matters."""
 
-
 MOST_SHOWN = 8 << 20  # of a page as base64: what fits a frame, with room for the rest
-
 
 LARGE = (
     "what rank {} alone holds (buffers, data position, variables) is too large to be kept on the "
@@ -72,7 +70,6 @@ class HooksRelay:
         """
         self._links = RankLinks(listener, spec.ranks_here, journal)
         self._pages = StatusPages()
-        self._journal = journal
         self._send = send
         self._record = kept
         self._mark_name = f".msrun-{spec.job_id}-node-{spec.node_rank}"

@@ -19,7 +19,6 @@ from agent.nodes.run_messages import (
     Fact,
     JobKnown,
     Order,
-    RunMessage,
     ShownStatus,
     SweptNode,
     TakeMemory,
@@ -31,6 +30,7 @@ from agent.supervisor.job_view import Holders, JobView
 from agent.supervisor.supervisor import Supervisor
 from agent.workers.worker import Worker
 
+KILL_S = 30.0  # for killed ranks to be gone: a device may keep one for good
 BEAT_S = 1.0  # how old what the controller's node knows of the ranks' progress may be
 FAILED_EXIT = 1
 
@@ -98,10 +98,6 @@ class RemoteController:
         self._memory.forget()
         self._link.close()
 
-    def send(self, message: RunMessage) -> None:
-        """Tell the controller's node."""
-        self._link.send(message)
-
     def _tell_beats(self) -> None:
         if not self._link.is_open:
             return
@@ -159,6 +155,7 @@ class RemoteController:
 
     def _kill(self, why: str) -> None:
         self._node.act(do.SignalRanks(self._node.living(), signal.SIGKILL, why))
+        self._loop.call_later(KILL_S, self._finish)
 
     def _finish(self) -> None:
         self._node.finish()

@@ -23,11 +23,13 @@ from agent.nodes.run_messages import (
     Fact,
     FromRank,
     JobKnown,
+    MemoryTaken,
     Order,
     PageSeen,
     RankUnlinked,
     ShownStatus,
     SweptNode,
+    TakeMemory,
     ToRank,
     pack_said,
     unpack_said,
@@ -418,3 +420,67 @@ def test_no_attempt_waits_for_the_ranks_of_a_node_that_was_lost_before(cluster):
     cluster.all.act(do.StartAttempt(1, "again"))
     why = "node 1 (b) is gone: its msrun closed the line"
     assert cluster.events == [ev.StartFailed(rank, 1, why, lost=why) for rank in (2, 3, 4)]
+
+
+# --- a checkpoint in memory, and a node that comes later ------------------------------------------
+
+MEMORY = "/proc/9/fd/4"
+REPLACE = do.ReplaceRanks(1, (0, 1, 5), (2, 3, 4), MEMORY, 7, "node 1 is gone")
+
+
+class FakeSender:
+    """Sends nothing; what nodes answer is said by the test."""
+
+    def begin(self, _dump_id, path, _manifest, _done, _nodes):
+        return TakeMemory(path, "", 1, "")
+
+    def again(self, path, _manifest):
+        return TakeMemory(path, "", 1, "")
+
+    def hear(self, node, path, why_not):
+        pass
+
+
+@pytest.fixture
+def replacing(monkeypatch):
+    """Node 1 was lost, its ranks are replaced, and a node in its place is awaited."""
+    loop = asyncio.new_event_loop()
+    cluster = Cluster(loop, wait_s=600.0)
+    cluster.start(2, 3, 4)
+    cluster.all._sender = FakeSender()
+    cluster.links[0].lose(GONE)
+    cluster.all._spread(1, MEMORY, None, print)
+    cluster.links[1].hear(MemoryTaken(MEMORY, "/proc/8/fd/3", ""))
+    cluster.all.act(REPLACE)
+    cluster.controller.view = JobView(JobState.REPLACING, 1)
+    cluster.events.clear()
+    cluster.late = FakeLink()
+    monkeypatch.setattr(module, "NodeLink", lambda _line: cluster.late)
+    yield cluster
+    cluster.door.close()
+    loop.close()
+
+
+def test_a_late_node_gets_the_state_before_it_starts_ranks(replacing):
+    replacing.all._admit(1, None)
+    assert [type(each) for each in replacing.late.said] == [TakeMemory]
+    replacing.late.said.clear()
+    replacing.late.hear(MemoryTaken(MEMORY, "/proc/7/fd/3", ""))
+    assert [each.newcomers for each in replacing.late.orders()] == [(2, 3, 4)]
+    assert replacing.events == []
+
+
+def test_the_replacement_fails_where_a_late_node_cannot_get_the_state(replacing):
+    replacing.all._admit(1, None)
+    replacing.late.hear(MemoryTaken(MEMORY, "", "no memory is left"))
+    why = "node 1 (b) did not get the state: no memory is left"
+    assert replacing.events == [ev.StartFailed(rank, 1, why) for rank in (2, 3, 4)]
+
+
+def test_a_late_node_is_not_sent_what_was_freed_with_the_attempt(replacing):
+    replacing.all.act(SWEEP)
+    again = do.StartAttempt(2, "again")
+    replacing.all.act(again)
+    replacing.all._admit(1, None)
+    assert [type(each) for each in replacing.late.said] == [JobKnown, Order]
+    assert replacing.late.orders() == [again]

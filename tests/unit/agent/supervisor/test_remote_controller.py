@@ -184,6 +184,14 @@ def test_without_the_controller_ranks_are_stopped_and_then_killed(node):
     assert node.link.said == []
 
 
+def test_without_the_controller_a_rank_that_cannot_be_killed_is_left(node, monkeypatch):
+    monkeypatch.setattr(module, "KILL_S", 0.02)
+    node.link.lose()
+    node.loop.call_later(60, node.loop.stop)
+    node.loop.run_forever()
+    assert node.here.log[2:] == [do.SignalRanks((2, 3), SIGKILL, WHY), "finish"]
+
+
 def test_without_the_controller_and_without_ranks_it_ends_at_once(node):
     node.here.alive = ()
     node.link.lose()
