@@ -73,6 +73,8 @@ def meet(
         return _join(spec, environ, own, token, say)
     if not token:
         say(OPEN_DOOR.format(spec.master_port, TOKEN_NAME))
+    for lack in cluster.lacks:
+        say(lack)
     return _gather(spec, environ, own, token, door, say)
 
 

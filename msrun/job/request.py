@@ -264,6 +264,7 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
     if found.world is not None:  # then one of the others has what is left
         nodes[0 if node_rank else -1] -= sum(nodes) - found.world
     return job._replace(
+        cluster=found._replace(lacks=_lacks(job, settings)),
         nodes=tuple(nodes),
         node_rank=node_rank,
         master_port=dialects.meeting_port(settings, job.master_port),
@@ -273,6 +274,21 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
         dump=job.dump._replace(copies=CopyMode.OFF),
         timeouts=job.timeouts._replace(hang_s=0),
     )
+
+
+def _lacks(job: JobSpec, settings: Settings) -> tuple[str, ...]:
+    """What several nodes do without, in sentences; nothing of what was switched off."""
+    said = []
+    if job.timeouts.hang_s != 0:
+        setting = settings.of("hang_timeout")
+        ignored = f"{setting.shown} is ignored: " if "hang_timeout" in settings.given else ""
+        said.append(f"{ignored}a rank that hangs is not noticed on several nodes yet")
+    copies = job.dump.copies is not CopyMode.OFF
+    for name in ("protect_memory", "protect_every") if copies else ():
+        if name in settings.given:
+            shown = settings.of(name).shown
+            said.append(f"{shown} is ignored: on several nodes no rank keeps such copies yet")
+    return tuple(said)
 
 
 def _check_unused(settings: Settings) -> None:

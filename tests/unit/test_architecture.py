@@ -84,7 +84,7 @@ SHARED = (
 )
 ENTRY_POINTS = {"__init__.py", "__main__.py", "cli.py", "commands.py", "py.typed"}
 ASYNCIO = {"agent.nodes", "agent.workers", "agent.hooks", "agent.supervisor"}
-MOST_LINES = 620  # of a file
+MOST_LINES = 600  # of a file
 MOST_FILES = 16  # of a package
 
 

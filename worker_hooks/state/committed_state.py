@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from operator import call, ge
+from collections.abc import Callable, Collection, Sequence
+from operator import ge
 from typing import Any, NamedTuple
 
 import torch
@@ -31,12 +31,11 @@ from worker_hooks.state.pending_gradients import PendingGradients
 from worker_hooks.state.private import Position, PrivateSource, PrivateState
 from worker_hooks.state.registry import (
     Piece,
-    cut_of,
     live_tensors,
     names_between_loops,
     structures,
 )
-from worker_hooks.state.replica import UnreadableState, replica_of
+from worker_hooks.state.replica import PieceReader, replica_of
 from worker_hooks.state.snapshot import tensors_in, version
 from worker_hooks.state.tensor import TensorPiece
 from worker_hooks.tensors.placements import part_of
@@ -74,11 +73,8 @@ class CommittedState:
         self.updates = [0] * len(self.pieces)  # since the commit
         # the most that any step has changed so far
         self.typical_changes: tuple[Any, ...] | None = None
-        # what is called at each step, in one call of Python for all pieces
-        self._readers = [piece.tensors for piece in self.pieces]
-        self._markers = [piece.marks for piece in self.pieces]
-        self._copiers = [piece.snapshot for piece in self.pieces]
-        self.changes = ChangeObserver(self._read_tensors)
+        self._reader = PieceReader(self.pieces)
+        self.changes = ChangeObserver(self._reader.tensors)
         self.settled_position: Callable[[], Position | None] | None = None
         """Returns where in the data a blocked step will be committed; ``None``: something in the
         script has yet to change."""
@@ -88,7 +84,6 @@ class CommittedState:
         self._marks: tuple[Any, ...] | None = None
         self._after: tuple[Any, ...] | None = None  # the same, as of the last update of the step
         self._begun: tuple[Any, ...] | None = None  # and as a loop began behind the commit
-        self._warned: set[str] = set()
         self._last_changes: tuple[int, ...] = ()  # of the last step
         self._changes_between = [False] * len(self.pieces)  # seen to change between loops
         self._live = [isinstance(piece, ModulePiece | TensorPiece) for piece in self.pieces]
@@ -100,7 +95,7 @@ class CommittedState:
         self._changes_behind, self._collectives = False, 0
         self._registered = structures(self.pieces)
         self._structures = self._registered  # as seen last
-        self.parts, self._cut = cut_of(())  # torch counts no changes of parts
+        self.parts: dict[int, list[torch.Tensor]] = {}  # torch counts no changes of these
 
     @property
     def why_pending(self) -> str:
@@ -190,7 +185,7 @@ class CommittedState:
 
         Live state that was changed still counts as touched: the commit had another one.
         """
-        self._begun = new = self._read_marks()
+        self._begun = new = self._reader.marks()
         trios = list(zip(new, self._marks or new, self._live, strict=True))
         for index, (now, old, _) in enumerate(trios):
             self._changes_between[index] |= now != old
@@ -201,7 +196,7 @@ class CommittedState:
 
     def commit(self, position: Position) -> None:
         """The step is complete: the state is whole again."""
-        marks = self._read_marks()
+        marks = self._reader.marks()
         if self.changes.is_open or self.changes.baseline is not None:
             self.changes.step_ends(self._committed_tensors, is_step=bool(position.batch))
         if position.batch:  # else the changes are not those of a batch's step
@@ -256,8 +251,7 @@ class CommittedState:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             self.changes.give_up(CAPTURED)
         if self.changes.is_open and self._commit is not None:
-            if self._cut.tensors:
-                self._cut.count_on()
+            self._reader.count_parts()
             self.changes.update_begins(self._commit.tensors)
 
     def updated(self, index: int) -> None:
@@ -267,7 +261,7 @@ class CommittedState:
             torch.autograd.graph.increment_version(parts)
         if self._pending.are_possible:
             self._pending.updated(index)
-        self._after = self._read_marks()
+        self._after = self._reader.marks()
         if self.changes.baseline is not None:
             self.changes.updated()
         if self._changes_behind:
@@ -294,60 +288,24 @@ class CommittedState:
         return None if self._commit is None else self._commit.tensors
 
     def _note(self, position: Position, marks: tuple[Any, ...] | None = None) -> None:
-        snapshots = self._snapshots()  # first: they say which tensors of an object are large
+        snapshots = self._reader.snapshots()  # first: they say which tensors of an object are large
         before, tensors = self._commit, self.changes.commit(self.step)
         if before is None or before.tensors.versions.tensors is not tensors.versions.tensors:
             marks = None  # those that were read are of other tensors
-            self.parts, self._cut = cut_of(self.pieces)
+            self.parts = self._reader.find_parts()
             pairs = zip(self.pieces, snapshots, strict=True)  # a module may have others inside
+            again = self._reader.snapshot
             snapshots = tuple(
-                self._snapshot(one) if isinstance(one, ModulePiece) else old for one, old in pairs
+                again(one) if isinstance(one, ModulePiece) else old for one, old in pairs
             )
         is_as_updated = marks is not None and marks == self._after and not self.changes.has_unseen
         self._before, self._commit = before, Commit(self.step, snapshots, tensors)
-        self._marks, self._after, self._begun = marks or self._read_marks(), None, None
+        self._marks, self._after, self._begun = marks or self._reader.marks(), None, None
         self.private.write(self.step, position, is_commit=True)
         if self.device is not None:  # behind what the device copies to the page
             is_as_updated &= all(map(devices.is_on_host, tensors.copies.values()))
             is_as_updated &= not self.private.may_have_late_buffers()
             self.device.committed(self.step, is_as_updated=is_as_updated)
-
-    def _read_tensors(self) -> list[Mapping[str, torch.Tensor]]:
-        if self._cut.tensors:  # before their versions are read
-            self._cut.count_on()
-        return list(map(call, self._readers))
-
-    def _read_marks(self) -> tuple[Any, ...]:
-        if self._cut.tensors:
-            self._cut.count_on()
-        try:
-            return tuple(map(call, self._markers))
-        except Exception:  # noqa: BLE001  the script's own code; find out in which piece
-            return tuple(map(self._mark, self.pieces))
-
-    def _snapshots(self) -> tuple[Any, ...]:
-        try:
-            return tuple(map(call, self._copiers))
-        except Exception:  # noqa: BLE001  as above
-            return tuple(map(self._snapshot, self.pieces))
-
-    def _mark(self, piece: Piece) -> Any:
-        try:
-            return piece.marks()
-        except Exception as error:  # noqa: BLE001  the script's own code
-            return self._failed(piece, error)
-
-    def _snapshot(self, piece: Piece) -> Any:
-        try:
-            return piece.snapshot()
-        except Exception as error:  # noqa: BLE001  the script's own code
-            return self._failed(piece, error)
-
-    def _failed(self, piece: Piece, error: Exception) -> UnreadableState:
-        if piece.name not in self._warned:
-            self._warned.add(piece.name)
-            log.warning("%s cannot be saved any more: %r", piece.name, error)
-        return UnreadableState(repr(error))
 
     def _changes(self, marks: tuple[Any, ...] | None = None) -> tuple[int, ...]:
         """Each optimizer's updates in this step, and what changed in each piece after the last one.
@@ -356,7 +314,7 @@ class CommittedState:
         """
         if (then := self._after or self._begun or self._marks) is None:
             return ()
-        pairs = zip(marks or self._read_marks(), then, strict=True)
+        pairs = zip(marks or self._reader.marks(), then, strict=True)
         # most pieces did not change, and that is cheap to see
         return (*self.updates, *[0 if new == old else _moved(new, old) for new, old in pairs])
 
@@ -451,7 +409,7 @@ class CommittedState:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        now, moved = self._read_marks(), self.changes.moved_in_step(commit.tensors)
+        now, moved = self._reader.marks(), self.changes.moved_in_step(commit.tensors)
         for index, piece in enumerate(self.pieces):
             if piece.optimizers:
                 is_still = not self.updates[index]
@@ -483,7 +441,7 @@ class CommittedState:
     def _has_moved(self, then: tuple[Any, ...] | None) -> bool:
         if then is None:
             return False
-        trios = zip(self._read_marks(), then, self._live, strict=True)
+        trios = zip(self._reader.marks(), then, self._live, strict=True)
         return any(is_live and now != old for now, old, is_live in trios)
 
     def why_changed(self) -> str:
@@ -560,7 +518,7 @@ class CommittedState:
             held = None
             access, copies = self.reading.passed(self.device, step, MarkKind.END), {}
             own = [(entry, self._newest(entry, octets)) for entry, octets in own]
-            snapshots = self._snapshots()
+            snapshots = self._reader.snapshots()
         late = sorted(self.private.late_as_of(step))
         facts = {
             "step": step,
@@ -581,7 +539,7 @@ class CommittedState:
             RuntimeError: the state of a piece cannot be read.
         """
         self.reading.prepare(live_tensors(self.pieces).values())
-        return replica_of(self.pieces, self._snapshots(), {}, [], {}, self.reading.queued())
+        return replica_of(self.pieces, self._reader.snapshots(), {}, [], {}, self.reading.queued())
 
     def digests(self) -> tuple[str, str]:
         """For a drill: of the replicated and of the private state, as of the commit.

@@ -1,25 +1,91 @@
-"""What is written of a rank's state, put together of the registered pieces."""
+"""What is read of the registered pieces at each commit, and written of them."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Mapping, Sequence
+from operator import call
 from typing import Any, NamedTuple
 
 import torch
 
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.device.side_stream import DeviceAccess
-from worker_hooks.state.registry import Piece, boxes_of
+from worker_hooks.state.registry import Piece, boxes_of, cut_of
 from worker_hooks.tensors.placements import Box
 from worker_hooks.tensors.shard import Replica
 from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
+
+log = logging.getLogger("msrun")
 
 
 class UnreadableState(NamedTuple):
     """Placeholder for a piece whose state could not be read."""
 
     error: str
+
+
+class PieceReader:
+    """Reads all pieces in one call of Python, at each step."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        """Nothing is read yet, and no parts are known."""
+        self._pieces = pieces
+        self._tensors = [piece.tensors for piece in pieces]
+        self._marks = [piece.marks for piece in pieces]
+        self._snapshots = [piece.snapshot for piece in pieces]
+        self._cut = cut_of(())[1]
+        self._warned: set[str] = set()
+
+    def find_parts(self) -> dict[int, list[torch.Tensor]]:
+        """Find the parts of distributed tensors; by piece, those that its updates change."""
+        parts, self._cut = cut_of(self._pieces)
+        return parts
+
+    def count_parts(self) -> None:
+        """Count changes of parts, which torch does not: before versions are read."""
+        if self._cut.tensors:
+            self._cut.count_on()
+
+    def tensors(self) -> list[Mapping[str, torch.Tensor]]:
+        """Of each piece, those in live memory."""
+        self.count_parts()
+        return list(map(call, self._tensors))
+
+    def marks(self) -> tuple[Any, ...]:
+        """Of each piece, a value that differs after it was changed."""
+        self.count_parts()
+        try:
+            return tuple(map(call, self._marks))
+        except Exception:  # noqa: BLE001  the script's own code; find out in which piece
+            return tuple(map(self._mark, self._pieces))
+
+    def snapshots(self) -> tuple[Any, ...]:
+        """Of each piece, a copy of its small state."""
+        try:
+            return tuple(map(call, self._snapshots))
+        except Exception:  # noqa: BLE001  as above
+            return tuple(map(self.snapshot, self._pieces))
+
+    def snapshot(self, piece: Piece) -> Any:
+        """A copy of one piece's small state."""
+        try:
+            return piece.snapshot()
+        except Exception as error:  # noqa: BLE001  the script's own code
+            return self._failed(piece, error)
+
+    def _mark(self, piece: Piece) -> Any:
+        try:
+            return piece.marks()
+        except Exception as error:  # noqa: BLE001  the script's own code
+            return self._failed(piece, error)
+
+    def _failed(self, piece: Piece, error: Exception) -> UnreadableState:
+        if piece.name not in self._warned:
+            self._warned.add(piece.name)
+            log.warning("%s cannot be saved any more: %r", piece.name, error)
+        return UnreadableState(repr(error))
 
 
 def replica_of(

@@ -47,6 +47,7 @@ MESSAGES = [
     protocol.Welcome("/ckpt/step_5"),
     protocol.Welcome("", "no checkpoint", "/logs/dumps", 10, 20.5),
     protocol.Registered(3, 1, 5),
+    protocol.PageWritten(3, 1),
     protocol.Fingerprinted(3, 1, 6, {"model.weight": "0a1b", "lr": "=0.1"}, True, "why"),
     protocol.Unprotected(0, 1, "train.py:41 `best` begins anew", True),
     protocol.Raised(3, 1, "ValueError: \ud800"),

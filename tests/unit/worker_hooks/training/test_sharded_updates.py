@@ -35,9 +35,9 @@ def test_each_weight_may_have_an_optimizer_that_updates_it_within_backward():
         ]
         state = TrainState(model=net, optimizer=list(optimizers.values()))
         for batch in state.batches(torch.ones(4, 3)):
-            before = [part._version for part in state._committed._cut._parts[:3]]
+            before = [part._version for part in state._committed._reader._cut._parts[:3]]
             net(batch).sum().backward()
-            after = [part._version for part in state._committed._cut._parts[:3]]
+            after = [part._version for part in state._committed._reader._cut._parts[:3]]
             assert all(new > old for new, old in zip(after, before, strict=True))
             for each in net.parameters():
                 each.grad = None
