@@ -5,12 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from agent.dump.room import SPARE, shortage
 from agent.nodes.run_messages import MemoryTaken, TakeMemory
-from agent.nodes.transfer import MemoryServer, fetch
+from agent.nodes.transfer import MemoryServer, Progress, fetch
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.layout import held
 from worker_hooks.machine.free_memory import free_bytes
@@ -61,15 +61,15 @@ class MemorySender:
         if not nodes:
             done("")
             return None
-        text = manifests.encode(manifest).decode()
-        files = [int(shard.file) for shard in manifests.decode(text).shards]  # in its order
         try:
-            server = MemoryServer(files, lambda: self._call_soon(self._progressed, dump_id))
+            server, order = _offered(
+                path, manifest, lambda: self._call_soon(self._progressed, dump_id)
+            )
         except OSError as error:
             done(describe_os_error(error))
             return None
         self._present = _Spreading(path, server, done, set(nodes))
-        return TakeMemory(path, text, server.port, server.key.hex())
+        return order
 
     def again(self, path: str, manifest: Manifest) -> TakeMemory:
         """What to order a node that lacks a checkpoint which is complete.
@@ -77,11 +77,9 @@ class MemorySender:
         Raises:
             OSError: no socket can be opened.
         """
-        text = manifests.encode(manifest).decode()
-        files = [int(shard.file) for shard in manifests.decode(text).shards]
-        server = MemoryServer(files, lambda: None)
+        server, order = _offered(path, manifest, lambda: None)
         self._extra.append(server)
-        return TakeMemory(path, text, server.port, server.key.hex())
+        return order
 
     def hear(self, node: int, path: str, why_not: str) -> None:
         """A node has it, or has not because of ``why_not``; or is gone, which is no failure."""
@@ -101,6 +99,14 @@ class MemorySender:
         if self._present is not None:
             self._present.server.close()
             self._present = None
+
+
+def _offered(path: str, manifest: Manifest, progress: Progress) -> tuple[MemoryServer, TakeMemory]:
+    """What sends the checkpoint's files, and the order to fetch them."""
+    text = manifests.encode(manifest).decode()
+    files = [int(shard.file) for shard in manifests.decode(text).shards]  # in the text's order
+    server = MemoryServer(files, progress)
+    return server, TakeMemory(path, text, server.port, server.key.hex())
 
 
 class MemoryKeeper:
@@ -130,8 +136,7 @@ class MemoryKeeper:
         """Free the memory."""
         self._wanted = ""
         files, self._files = self._files, []
-        for file in files:
-            os.close(file)
+        _close(files)
 
     def _fetch(self, order: TakeMemory) -> None:
         try:
@@ -150,20 +155,35 @@ class MemoryKeeper:
             raise OSError(why)
         name = f"msrun-memory-{manifest.step}"
         files = fetch(self._host, order.port, bytes.fromhex(order.key), sizes, name)
-        pairs = zip(manifest.shards, files, strict=True)
-        here = manifest._replace(
-            shards=tuple(shard._replace(file=str(file)) for shard, file in pairs)
-        )
-        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        files.append(os.memfd_create(f"{name}-manifest", flags))
-        os.write(files[-1], manifests.encode(here))
-        fcntl.fcntl(files[-1], fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK)
+        try:
+            files.append(_manifest_of(manifest, files, name))
+        except BaseException:
+            _close(files)
+            raise
         return files
 
     def _keep(self, order: TakeMemory, files: list[int], why_not: str) -> None:
         if order.path != self._wanted:  # another one was ordered meanwhile, or none any more
-            for file in files:
-                os.close(file)
+            _close(files)
             return
         self._files = files
         self._tell(MemoryTaken(order.path, held(files[-1]) if files else "", why_not))
+
+
+def _manifest_of(manifest: Manifest, files: Sequence[int], name: str) -> int:
+    """A file in memory: the manifest with the files' numbers in this process."""
+    pairs = zip(manifest.shards, files, strict=True)
+    here = manifest._replace(shards=tuple(shard._replace(file=str(file)) for shard, file in pairs))
+    made = os.memfd_create(f"{name}-manifest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.write(made, manifests.encode(here))
+        fcntl.fcntl(made, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK)
+    except BaseException:
+        os.close(made)
+        raise
+    return made
+
+
+def _close(files: Sequence[int]) -> None:
+    for file in files:
+        os.close(file)

@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from typing import BinaryIO
 
 KEY_BYTES = 32
 SILENCE_S = 20.0  # without a byte
@@ -30,21 +31,22 @@ class MemoryServer:
         """Listen at a free port.
 
         Args:
-            files: descriptors, which must stay open until :meth:`close`; sent whole, in this order.
+            files: descriptors, sent whole, in this order; the caller may close them at once.
             progress: called in threads, now and then, as bytes leave.
 
         Raises:
             OSError: no socket can be opened.
         """
         self.key = os.urandom(KEY_BYTES)
-        self._files = tuple(files)
         self._progress = progress
         if socket.has_dualstack_ipv6():
             family = socket.AF_INET6
             self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=True)
         else:
             self._listener = socket.create_server(("", 0))
-        threading.Thread(target=self._serve, name="msrun-memory", daemon=True).start()
+        # a number is given to another file once it is closed: whoever sends has numbers of its own
+        kept = [os.dup(file) for file in files]
+        threading.Thread(target=self._serve, args=(kept,), name="msrun-memory", daemon=True).start()
 
     @property
     def port(self) -> int:
@@ -57,25 +59,31 @@ class MemoryServer:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            each = threading.Thread(target=self._send, args=(connection,), daemon=True)
-            each.start()
+    def _serve(self, kept: Sequence[int]) -> None:
+        with contextlib.ExitStack() as stack:
+            for file in kept:
+                stack.callback(os.close, file)
+            while True:
+                try:
+                    connection, _ = self._listener.accept()
+                    files = [open(os.dup(file), "rb") for file in kept]  # noqa: SIM115  in _send
+                except OSError:
+                    return
+                each = threading.Thread(target=self._send, args=(connection, files), daemon=True)
+                each.start()
 
-    def _send(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError), connection:
+    def _send(self, connection: socket.socket, files: Sequence[BinaryIO]) -> None:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            stack.enter_context(connection)
+            for file in files:
+                stack.enter_context(file)
             connection.settimeout(SILENCE_S)
             if not hmac.compare_digest(_received(connection, KEY_BYTES), self.key):
                 return
-            for file in self._files:
-                size, at = os.fstat(file).st_size, 0
+            for file in files:
+                size, at = os.fstat(file.fileno()).st_size, 0
                 while at < size:
-                    with open(os.dup(file), "rb") as data:
-                        at += connection.sendfile(data, at, min(_PIECE, size - at))
+                    at += connection.sendfile(file, at, min(_PIECE, size - at))
                     self._progress()
             connection.shutdown(socket.SHUT_WR)
             connection.recv(1)  # until the other end has all of it, and closes

@@ -20,7 +20,6 @@ from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.run_parts import RunParts, make_parts, take_apart
 from agent.supervisor.status import status
-from agent.supervisor.supervisor import Supervisor
 from agent.text.tone import Tone
 from agent.workers.worker import Worker
 from worker_hooks.contract.layout import FALLBACK
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from agent.failure.resume_advice import ResumeAdvice
     from agent.launch.meeting import Met
     from agent.supervisor.all_nodes import AllNodes
-
-CONSOLE_PATIENCE_S = 10.0  # for a console that takes nothing: the lines are in the files
 
 
 def run(
@@ -83,19 +80,7 @@ def run(
             journal.log(found or "no process failed by itself")
             _say_of_failure(state, post_mortem(), console)
 
-    supervisor = Supervisor(
-        spec,
-        plan=parts.plan,
-        starter=parts.starter,
-        hooks=hooks,
-        requests=parts.requests,
-        output=parts.output,
-        journal=journal,
-        say=console.say,
-        last_words=parts.last_words,
-        device_fault=lambda worker: post_mortem().device_fault(worker),
-        spared=lambda: notifier.pids,
-    )
+    supervisor = parts.supervisor(hooks, console.say, lambda: notifier.pids)
     controller = JobController(
         spec,
         journal=journal,
@@ -113,8 +98,7 @@ def run(
         nodes.attach(supervisor.loop)
     controller.attach(supervisor.loop, nodes or supervisor)
     supervisor.run(controller, nodes)
-    if not parts.output.close(CONSOLE_PATIENCE_S):
-        console.say(f"the console takes no more output; all of it is in {layout.folder}")
+    parts.finish_output(console.say)
     _report(controller.ending, prepared, parts, environ, console)
     notifier.close()
     journal.log(f"exit {controller.ending.exit_code}: {controller.ending.reason}")

@@ -12,11 +12,8 @@ from agent.spec.console import Console
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.remote_controller import FAILED_EXIT, RemoteController
 from agent.supervisor.run_parts import make_parts, take_apart
-from agent.supervisor.supervisor import Supervisor
 from agent.text.wording import ranged
 from agent.workers.worker import Worker
-
-CONSOLE_PATIENCE_S = 10.0  # for a console that takes nothing: the lines are in the files
 
 
 def run_controlled(
@@ -53,19 +50,7 @@ def run_controlled(
         grace_s=spec.timeouts.grace_s,
         host=host,
     )
-    supervisor = Supervisor(
-        spec,
-        plan=parts.plan,
-        starter=parts.starter,
-        hooks=hooks,
-        requests=parts.requests,
-        output=parts.output,
-        journal=parts.journal,
-        say=console.say,
-        last_words=parts.last_words,
-        device_fault=lambda worker: parts.post_mortem().device_fault(worker),
-        spared=frozenset,
-    )
+    supervisor = parts.supervisor(hooks, console.say, frozenset)
     head = met.roster.nodes[0]
     here = ranged(spec.ranks_here)
     place = ", in the place of a lost one" if prepared.is_late else ""
@@ -78,8 +63,7 @@ def run_controlled(
         supervisor.stand_in()
     supervisor.run(controller)
     controller.close()
-    if not parts.output.close(CONSOLE_PATIENCE_S):
-        console.say(f"the console takes no more output; all of it is in {layout.folder}")
+    parts.finish_output(console.say)
     ending = controller.ending
     code = FAILED_EXIT if ending is None else ending.exit_code
     reason = (

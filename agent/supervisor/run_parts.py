@@ -25,7 +25,9 @@ from agent.spec import timeouts
 from agent.spec.console import Console
 from agent.spec.job_spec import JobSpec
 from agent.spec.run_facts import RunFacts
+from agent.supervisor.hooks_bridge import HooksPort
 from agent.supervisor.requests import Requests
+from agent.supervisor.supervisor import Supervisor
 from agent.workers.starter import Starter
 from agent.workers.worker import Worker
 from worker_hooks.contract.protocol import WorkerOrder
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
         PostMortem,  # what a failure needs is imported when there is one
     )
 
+CONSOLE_PATIENCE_S = 10.0  # for a console that takes nothing: the lines are in the files
 FILES_PER_RANK = 5  # its link and its status page; its share of a checkpoint in memory, twice
 SWITCH_S = 0.0005  # how long the loop waits at most for the thread that shows workers' output
 
@@ -58,6 +61,29 @@ class RunParts(NamedTuple):
             orders = self.facts.plan(worker.began)
             return own_end_in(orders[worker.local_rank].stderr)
         return self.post_mortem().last_words(worker)
+
+    def supervisor(
+        self, hooks: HooksPort, say: Callable[[str], None], spared: Callable[[], frozenset[int]]
+    ) -> Supervisor:
+        """What runs the ranks of this node; ``spared``: children that are no ranks."""
+        return Supervisor(
+            self.facts.spec,
+            plan=self.plan,
+            starter=self.starter,
+            hooks=hooks,
+            requests=self.requests,
+            output=self.output,
+            journal=self.journal,
+            say=say,
+            last_words=self.last_words,
+            device_fault=lambda worker: self.post_mortem().device_fault(worker),
+            spared=spared,
+        )
+
+    def finish_output(self, say: Callable[[str], None]) -> None:
+        """The workers have ended: show what is left of their output."""
+        if not self.output.close(CONSOLE_PATIENCE_S):
+            say(f"the console takes no more output; all of it is in {self.facts.layout.folder}")
 
 
 def make_parts(
