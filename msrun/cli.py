@@ -15,6 +15,7 @@ from msrun.options.program import SUBCOMMANDS
 if TYPE_CHECKING:
     from agent.launch.meeting import Met
     from agent.launch.prepare import Prepared
+    from msrun.job.request import Request
 
 STDERR = 2
 LAST_MESSAGES_S = 10.0  # for a stderr that takes nothing: scheduler.log has the messages, too
@@ -91,12 +92,32 @@ def _is_guest(job: JobSpec) -> bool:
 
 
 def _launch(argv: Sequence[str]) -> int:
-    from agent.launch import recover_arg
-    from agent.spec.timeouts import describe
     from msrun.job.request import parse
 
     _check_folder()
     request = parse(argv, os.environ)
+    engine = request.engine
+    if engine is None or not engine.team or request.dry_run:
+        return _run(request)
+    from msrun.job.team import Leader, follow
+
+    if engine.is_follower:
+        return follow(engine.team, request.job.timeouts.start_s)
+    leader, code = Leader(engine.team, engine.followers), 1
+    try:
+        code = _run(request)
+    except UsageError as error:
+        code = error.exit_code
+        raise
+    finally:
+        leader.dismiss(code)
+    return code
+
+
+def _run(request: Request) -> int:
+    from agent.launch import recover_arg
+    from agent.spec.timeouts import describe
+
     for warning in request.warnings:
         _say(f"warning: {warning}")
     os.environ.update(request.environ)

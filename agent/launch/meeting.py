@@ -73,14 +73,15 @@ def meet(
         return _join(spec, environ, own, token, say)
     if not token:
         say(OPEN_DOOR.format(spec.master_port, TOKEN_NAME))
-    for lack in cluster.lacks:
-        say(lack)
+    for sentence in cluster.said:
+        say(sentence)
     return _gather(spec, environ, own, token, door, say)
 
 
 def _token(cluster: ClusterSpec, environ: Mapping[str, str]) -> bytes:
     if cluster.token_file is None:
-        return environ.get(TOKEN_NAME, "").encode()
+        engines = environ.get(cluster.token_variable, "") if cluster.token_variable else ""
+        return (environ.get(TOKEN_NAME) or engines).encode()
     try:
         token = cluster.token_file.read_bytes().strip()
     except OSError as error:

@@ -195,7 +195,8 @@ class ClusterSpec(NamedTuple):
     world: int | None = None  # workers of all nodes, where that decides who is missing
     node_rank: int = -1  # of this node; -1: not given
     token_file: Path | None = None  # holds what proves that a node belongs to the job
-    lacks: tuple[str, ...] = ()  # sentences: what was asked for and several nodes do without
+    token_variable: str = ""  # of the environment: holds it, too
+    said: tuple[str, ...] = ()  # sentences for the first line, as what several nodes do without
 
 
 class JobSpec(NamedTuple):

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from agent.spec.job_spec import CopyMode, JobSpec, StartMethod, UsageError
+from agent.spec.job_spec import ClusterSpec, CopyMode, JobSpec, StartMethod, UsageError
 from msrun import __version__
 from msrun.job.resume_point import ResumeOrigin
 from msrun.options import dialects
 from msrun.options.argv import CommandLine, command_words, scan
 from msrun.options.devices import plan_devices
+from msrun.options.engines import Engine, engine
 from msrun.options.help import USAGE, help_text, short_help
 from msrun.options.logs import logs
 from msrun.options.notify import notify
@@ -44,6 +45,7 @@ class Request(NamedTuple):
     origin: ResumeOrigin | None = None  # None: the job starts from the beginning
     environ: Mapping[str, str] = {}  # of the resumed run: to be set before anything starts
     report: Path | None = None  # the file to write a report into at the end
+    engine: Engine | None = None  # what has started msrun, beside others
 
 
 class _Layers(NamedTuple):
@@ -52,6 +54,7 @@ class _Layers(NamedTuple):
     settings: Settings
     script: str | None
     script_args: tuple[str, ...]
+    engine: Engine | None = None  # what has started msrun, and filled settings
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
@@ -68,11 +71,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         _print(line.print_only)
     layers = _layers(line, environ)
     name = _resumed_name(layers.settings)
+    if is_requeued := name is None and _is_requeued(layers):
+        name = _requeued_run(layers, environ)
     if name is None:
-        return _request(layers, environ, tuple(argv))
+        request = _request(layers, environ, tuple(argv))
+        return _begun_anew(request) if is_requeued else request
     from msrun.job.resume import resumed_command
 
-    resumed = resumed_command(name, line, layers.script, environ)
+    resumed = resumed_command(name, line, layers.script, environ, is_requeued=is_requeued)
     environ = {**environ, **resumed.environ}
     request = _request(
         _layers(resumed.line, environ),
@@ -98,6 +104,31 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     )
 
 
+def _is_requeued(layers: _Layers) -> bool:
+    """Whether the engine starts the job once more, and this node has to find where it goes on."""
+    found, settings = layers.engine, layers.settings
+    if found is None or not found.requeued or {"resume", "is_recover"} & set(settings.given):
+        return False
+    return (settings.integer("node_rank") or 0) == 0
+
+
+def _requeued_run(layers: _Layers, environ: Mapping[str, str]) -> str | None:
+    """The newest run of the job that the engine starts once more; ``None``: none is known here."""
+    from msrun.job.resume import newest_of
+
+    return None if layers.engine is None else newest_of(layers.engine.requeued, environ)
+
+
+def _begun_anew(request: Request) -> Request:
+    """With the sentence that nothing is known of the engine's first start of this job."""
+    assert request.engine is not None
+    said = (
+        f"{request.engine.name} was started before, but no run {request.engine.requeued} with a "
+        "checkpoint is known on this machine: training begins anew"
+    )
+    return request._replace(warnings=(*request.warnings, said))
+
+
 def _of_failed_devices(
     job: JobSpec, failed: Sequence[str], environ: Mapping[str, str]
 ) -> Sequence[str]:
@@ -120,7 +151,7 @@ def _names_origin(following: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 
 def _layers(line: CommandLine, environ: Mapping[str, str]) -> _Layers:
-    """Defaults < YAML < environment < flags. A typed script brings its own arguments."""
+    """Defaults < engine < YAML < environment < flags. A typed script brings its own arguments."""
     typed = from_environ(environ) | dict(line.given)
     given, script, script_args = typed, line.script, line.script_args
     if "config" in typed and typed["config"].text:
@@ -130,7 +161,10 @@ def _layers(line: CommandLine, environ: Mapping[str, str]) -> _Layers:
         given = config.given | typed
         if script is None:
             script, script_args = config.script, config.script_args
-    return _Layers(Settings(given), script, script_args)
+    found = engine(environ, Settings(given))
+    if found is not None:
+        given = {**found.given, **given}
+    return _Layers(Settings(given), script, script_args, found)
 
 
 def _resumed_name(settings: Settings) -> str | None:
@@ -169,6 +203,7 @@ def _request(
         warnings=tuple(warnings),
         verbose=settings.boolean("verbose"),
         report=_report(settings, job),
+        engine=layers.engine,
     )
 
 
@@ -218,7 +253,7 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
     job = JobSpec(
         program=build_program(settings, layers.script, layers.script_args, environ),
         nproc=size.nproc,
-        cluster=dialects.cluster(settings, size),
+        cluster=_cluster(layers, size),
         run_id=_run_id(settings.of("rdzv_id"), record),
         record_id=record,
         role=settings.text("role"),
@@ -243,6 +278,14 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
     return _with_nodes(job, settings, warnings)
 
 
+def _cluster(layers: _Layers, size: dialects.JobSize) -> ClusterSpec | None:
+    found = dialects.cluster(layers.settings, size)
+    if found is None or layers.engine is None:
+        return found
+    said = filter(None, (layers.engine.said,))
+    return found._replace(token_variable=layers.engine.token_variable, said=tuple(said))
+
+
 def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpec:
     """The job on several nodes, and what it cannot do there yet; ranks are a guess until all came.
 
@@ -264,7 +307,7 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
     if found.world is not None:  # then one of the others has what is left
         nodes[0 if node_rank else -1] -= sum(nodes) - found.world
     return job._replace(
-        cluster=found._replace(lacks=_lacks(job, settings)),
+        cluster=found._replace(said=(*found.said, *_lacks(job, settings))),
         nodes=tuple(nodes),
         node_rank=node_rank,
         master_port=dialects.meeting_port(settings, job.master_port),

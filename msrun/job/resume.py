@@ -67,7 +67,12 @@ def names_origin(words: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 
 def resumed_command(
-    name: str, line: CommandLine, script: str | None, environ: Mapping[str, str]
+    name: str,
+    line: CommandLine,
+    script: str | None,
+    environ: Mapping[str, str],
+    *,
+    is_requeued: bool = False,
 ) -> ResumedCommand:
     """The command line to start: the typed one if it has a script, else the recorded one.
 
@@ -78,6 +83,8 @@ def resumed_command(
         line: the typed command line.
         script: the script that is typed or named in a file.
         environ: msrun's environment.
+        is_requeued: the engine that ran it starts it once more: it is over, wherever it was, and
+            begins anew if it came to no checkpoint.
 
     Raises:
         UsageError: the run does not exist, is alive, or has no checkpoints.
@@ -85,7 +92,7 @@ def resumed_command(
     folder = os.path.realpath(name) if name and os.path.isdir(name) else None
     record = _record(name, folder, script, environ)
     if record is not None:
-        _check_over(record, environ, is_sure=folder is not None)
+        _check_over(record, environ, is_sure=folder is not None or is_requeued)
     typed = line._replace(given=_without(line.given, _RESUMING))
     lineage = () if record is None else (record.saves_as, *record.lineage)
     if folder is not None:
@@ -98,6 +105,7 @@ def resumed_command(
         lineage,
         is_run=folder is None,
         resumed_step=None if record is None else record.resumed_step,
+        may_begin_anew=is_requeued,
     )
     failed = () if record is None else record.failed_devices
     if script is not None:
@@ -109,6 +117,12 @@ def resumed_command(
             f"msrun --resume {name} train.py"
         )
     return _recorded(record, typed, origin, environ)._replace(failed_devices=failed)
+
+
+def newest_of(run_id: str, environ: Mapping[str, str]) -> str | None:
+    """The newest run with this id that has a checkpoint folder, by its own name."""
+    known = (record for record in run_record.records(environ) if record.run_id == run_id)
+    return next((one.record_id for one in known if one.checkpoints and not one.job), None)
 
 
 def _record(

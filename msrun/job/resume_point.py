@@ -11,7 +11,7 @@ from agent.spec.job_spec import DumpSpec, UsageError
 from agent.text.wording import listed
 
 if TYPE_CHECKING:
-    from worker_hooks.storage.find import FoundCheckpoint
+    from worker_hooks.storage.find import FoundCheckpoint, SearchResult
 
 
 class ResumeOrigin(NamedTuple):
@@ -21,6 +21,7 @@ class ResumeOrigin(NamedTuple):
     lineage: tuple[str, ...] = ()  # record ids: the resumed run, then those before it
     is_run: bool = False  # a run is resumed: only from what was saved in its lineage
     resumed_step: int | None = None  # that the resumed run began from, of a run before it
+    may_begin_anew: bool = False  # if nothing was ever saved
 
 
 def resume_origin(
@@ -45,11 +46,8 @@ def resume_origin(
     for remark in found.remarks:
         say(remark)
     if found.newest is None:
-        places = ", ".join(str(place) for place in origin.folders)
-        nothing = f"there is no complete checkpoint in {places}: nothing was started"
-        if found.foreign:
-            nothing = _of_others(lineage[0], found.foreign[0])
-        raise UsageError(nothing)
+        say(_why_anew(found, origin))
+        return dump
     path, manifest = found.newest
     for other in found.foreign:
         if other.manifest.step > manifest.step:
@@ -69,6 +67,20 @@ def resume_origin(
         )
     before = dict.fromkeys((*lineage[:1], *past(manifest, lineage[1:])))
     return dump._replace(resume=path.absolute(), resume_step=manifest.step, lineage=tuple(before))
+
+
+def _why_anew(found: SearchResult, origin: ResumeOrigin) -> str:
+    """The sentence with which the job begins anew.
+
+    Raises:
+        UsageError: it may not.
+    """
+    places = ", ".join(str(place) for place in origin.folders)
+    if found.foreign:
+        raise UsageError(_of_others(origin.lineage[0], found.foreign[0]))
+    if found.remarks or not origin.may_begin_anew:
+        raise UsageError(f"there is no complete checkpoint in {places}: nothing was started")
+    return f"no step of run {origin.lineage[0]} was saved in {places}: training begins anew"
 
 
 def _of_others(run: str, newest: FoundCheckpoint) -> str:

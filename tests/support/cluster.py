@@ -25,7 +25,8 @@ from support.jobs import DEADLINE_S, Launcher, marked, poll
 ENTER = Path(__file__).with_name("enter.py")
 NEEDED = ("unshare", "nsenter", "mount", "umount", "hostname", "ip")
 PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
-NEW_WORLD = ("unshare", "-Urnm", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
+ROOTS_WORLD = ("unshare", "-nm", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
+NEW_WORLD = (ROOTS_WORLD[0], "-Ur", *ROOTS_WORLD[1:])
 
 # The cluster's own namespaces. Words: a hosts file, the nodes' names.
 SWITCH = """
@@ -276,6 +277,7 @@ class Cluster:
     count: int
     folder: Path
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)  # in all environments
+    as_root: bool = False  # with this machine's users, for daemons that change theirs
     nodes: list[Node] = field(default_factory=list)
     handles: list[Handle] = field(default_factory=list)
 
@@ -288,7 +290,14 @@ class Cluster:
         lines = [f"{node.address} {node.name}\n" for node in self.nodes]
         hosts.write_text("".join(["127.0.0.1 localhost\n", "::1 localhost\n", *lines]))
         self.process = subprocess.Popen(
-            [*NEW_WORLD, "sh", "-c", SWITCH, "switch", str(hosts)],
+            [
+                *(ROOTS_WORLD if self.as_root else NEW_WORLD),
+                "sh",
+                "-c",
+                SWITCH,
+                "switch",
+                str(hosts),
+            ],
             env=self.launcher.env(PATH=PATH),
             stdin=subprocess.PIPE,  # it ends when this ends: with the test process
             stdout=subprocess.PIPE,
@@ -357,7 +366,8 @@ class Cluster:
 
     def tool(self, *words: str, said: str = "") -> None:
         """Run a short command beside the switch, as its administrator."""
-        inside = ("nsenter", "-t", str(self.pid), "-U", "-m", "-n", "--preserve-credentials")
+        users = () if self.as_root else ("-U", "--preserve-credentials")
+        inside = ("nsenter", "-t", str(self.pid), *users, "-m", "-n")
         done = subprocess.run(
             [*inside, *words],
             env=self.launcher.env(PATH=PATH),

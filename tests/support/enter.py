@@ -10,13 +10,17 @@ import resource
 import signal
 import sys
 
+NEW_USER = 0x10000000
 # user, mount, host name, network, pid: all at once or none
-NAMESPACES = 0x10000000 | 0x20000 | 0x4000000 | 0x40000000 | 0x20000000
+NAMESPACES = NEW_USER | 0x20000 | 0x4000000 | 0x40000000 | 0x20000000
 
 
 def main(target: str, folder: str, told: str, *program: str) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(os.pidfd_open(int(target)), NAMESPACES):
+    places = NAMESPACES
+    if os.readlink("/proc/self/ns/user") == os.readlink(f"/proc/{target}/ns/user"):
+        places &= ~NEW_USER  # a process may not enter its own once more
+    if libc.setns(os.pidfd_open(int(target)), places):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), f"process {target}")
     os.set_inheritable(int(told), False)
     pid = os.fork()

@@ -54,7 +54,7 @@ MINDSPORE = [
 )
 def test_who_takes_part_and_where_they_meet(line, cluster, address, port, nproc):
     job = job_of(line)
-    assert job.cluster._replace(lacks=()) == cluster
+    assert job.cluster._replace(said=()) == cluster
     assert (job.master_addr, job.master_port, job.nproc) == (address, port, nproc)
 
 
@@ -86,7 +86,7 @@ def test_every_word_may_come_from_the_environment():
         "PET_MASTER_PORT": "7",
     }
     job = job_of("", environ)
-    assert job.cluster._replace(lacks=()) == ClusterSpec(2, None, 1)
+    assert job.cluster._replace(said=()) == ClusterSpec(2, None, 1)
     assert (job.master_addr, job.master_port) == ("a", 7)
 
 
@@ -160,5 +160,5 @@ COPIES = "is ignored: on several nodes no rank keeps such copies yet"
 )
 def test_what_several_nodes_do_without_is_said_where_the_job_begins(options, said):
     job = job_of(f"--nnodes 2 --node-rank 0 --master-addr a {options}")
-    assert job.cluster.lacks == said
+    assert job.cluster.said == said
     assert job_of(options).cluster is None

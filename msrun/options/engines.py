@@ -1,0 +1,213 @@
+"""What Slurm, Open MPI and Kubernetes tell their processes: values of options that nobody gave.
+
+An engine starts one msrun a node, or with Open MPI also one a rank; then the first of each node
+takes them all. Sources: srun(1) "OUTPUT ENVIRONMENT VARIABLES", Open MPI's FAQ "Running MPI jobs",
+the Kubernetes manual "Indexed Job", and what Slurm 22.05 and Open MPI 4.1 were seen to set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from agent.spec.job_spec import UsageError
+from msrun.options.settings import Setting, Settings, truth
+
+_LOWEST_PORT, _PORTS = 20_000, 12_000  # below those that Linux hands out by itself
+_STEPS_A_JOB = 64  # that have ports of their own
+_PSEUDO_STEP = 0xFFFF_FF00  # a batch script's step, an interactive one: not srun's
+_SIZES = ("worker_num", "local_worker_num", "nproc_per_node")
+_PLACES = ("master_addr", "rdzv_endpoint")
+_BRACKET = re.compile(r"\[([^],-]*)[^]]*\]")
+
+
+class Engine(NamedTuple):
+    """What started this msrun beside others."""
+
+    name: str  # for people
+    nnodes: int
+    given: Mapping[str, Setting]  # of options, by dest, named after the engine's variables
+    token_variable: str = ""  # holds a secret that all nodes of the job have
+    requeued: str = ""  # id of the run that the engine starts once more
+    team: str = ""  # names the msruns of this node, of which one takes the ranks of all
+    followers: int = 0  # of that one
+    is_follower: bool = False
+
+    @property
+    def said(self) -> str:
+        """The sentence for who wonders why several nodes take part; empty: there is one."""
+        if self.nnodes == 1:
+            return ""
+        return f"{self.name}: the job is on {self.nnodes} nodes (--nnodes=1 runs each by itself)"
+
+
+def engine(environ: Mapping[str, str], settings: Settings) -> Engine | None:
+    """What started this process, as far as no option says otherwise.
+
+    Args:
+        environ: msrun's environment.
+        settings: what was given; only what is not comes from the engine.
+
+    Raises:
+        UsageError: the engine started msrun in a way that makes no job.
+    """
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return None  # a rank starts a job of its own
+    if "standalone" in settings.given and truth(settings.given["standalone"]):
+        return None
+    for read in (_open_mpi, _slurm, _kubernetes):
+        found = read(environ, settings)
+        if found is not None:
+            return None if _is_alone(settings, found) else _filled(found, settings)
+    return None
+
+
+def _is_alone(settings: Settings, found: Engine) -> bool:
+    """Whether another number of nodes is asked for: then each task is a job of its own."""
+    nodes, count = settings.given.get("nnodes"), found.nnodes
+    return nodes is not None and nodes.text not in {f"{count}", f"{count}:{count}"}
+
+
+def _filled(found: Engine, settings: Settings) -> Engine:
+    """Without what is given."""
+    hidden = set(settings.given)
+    if hidden & set(_PLACES):
+        hidden |= {"master_addr", "master_port"}
+    if hidden & set(_SIZES) and not found.team:
+        hidden |= set(_SIZES)
+    if {"worker_num", "local_worker_num"} <= set(
+        settings.given
+    ):  # they tell how many nodes there are
+        hidden.add("nnodes")
+    given = {dest: each for dest, each in found.given.items() if dest not in hidden}
+    requeued = found.requeued
+    if requeued and "rdzv_id" in settings.given:
+        requeued = settings.given["rdzv_id"].text
+    return found._replace(given=given, requeued=requeued)
+
+
+def _settings(environ: Mapping[str, str], names: Mapping[str, str]) -> dict[str, Setting]:
+    """Options whose values stand in variables; ``names`` by dest."""
+    return {dest: Setting(environ[name], name) for dest, name in names.items() if environ.get(name)}
+
+
+def _numbers(environ: Mapping[str, str], names: Iterable[str]) -> list[int] | None:
+    """The variables' values; ``None``: not all are whole numbers."""
+    texts = [environ.get(name, "") for name in names]
+    return [int(text) for text in texts] if all(text.isdecimal() for text in texts) else None
+
+
+# --- Slurm ----------------------------------------------------------------------------------------
+
+
+def _slurm(environ: Mapping[str, str], settings: Settings) -> Engine | None:
+    """A task of ``srun``; a batch script without it is one process, as anywhere else."""
+    names = ("JOB_ID", "STEP_ID", "STEP_NUM_NODES", "STEP_NUM_TASKS")
+    numbers = _numbers(environ, (f"SLURM_{name}" for name in names))
+    if numbers is None or numbers[1] >= _PSEUDO_STEP:
+        return None
+    job, step, nnodes, tasks = numbers
+    run = f"slurm-{job}.{step}"
+    given = _settings(environ, {"nproc_per_node": "SLURM_GPUS_ON_NODE"})
+    given["rdzv_id"] = Setting(run, "SLURM_STEP_ID")
+    if nnodes > 1:
+        given |= _settings(environ, {"nnodes": "SLURM_STEP_NUM_NODES", "node_rank": "SLURM_NODEID"})
+        port = _LOWEST_PORT + (job * _STEPS_A_JOB + step) % _PORTS
+        given["master_port"] = Setting(str(port), "SLURM_JOB_ID")
+        if host := first_host(environ.get("SLURM_STEP_NODELIST", "")):
+            given["master_addr"] = Setting(host, "SLURM_STEP_NODELIST")
+    restarts = environ.get("SLURM_RESTART_COUNT", "0")
+    found = Engine(
+        f"Slurm's step {job}.{step}",
+        nnodes,
+        given,
+        requeued=run if restarts.strip("0") else "",
+    )
+    if tasks != nnodes and not _is_alone(settings, found):
+        where = "1 node" if nnodes == 1 else f"{nnodes} nodes"
+        raise UsageError(
+            f"Slurm has started msrun {tasks} times on {where}: it must be once a node, as in srun "
+            "--ntasks-per-node=1, and --nproc-per-node says how many ranks a node has; with "
+            "--nnodes=1 each is a job of its own"
+        )
+    return found
+
+
+def first_host(nodelist: str) -> str:
+    """The first name of Slurm's list: ``n0`` of ``n[0-2,5],gpu[08-11]``; empty if there is none."""
+    outside = re.sub(r"\[[^]]*\]", lambda found: found[0].replace(",", ";"), nodelist)
+    return _BRACKET.sub(r"\1", outside.partition(",")[0].replace(";", ","))
+
+
+# --- Open MPI -------------------------------------------------------------------------------------
+
+
+def _open_mpi(environ: Mapping[str, str], settings: Settings) -> Engine | None:
+    """A process of ``mpirun``: the only one of its node, or one for each rank."""
+    names = ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK")
+    numbers = _numbers(environ, (f"OMPI_COMM_WORLD_{name}" for name in names))
+    if numbers is None or numbers[0] == 1:
+        return None
+    size, rank, local_size, local_rank = numbers
+    told = environ.get("OMPI_MCA_orte_num_nodes", "")
+    nnodes = int(told) if told.isdecimal() else -(-size // local_size)
+    named = {"node_rank": "OMPI_COMM_WORLD_RANK", "nnodes": "OMPI_COMM_WORLD_SIZE"}
+    team, followers = "", 0
+    if size > nnodes:  # its ranks are ours
+        team, followers = environ.get("PMIX_NAMESPACE", "0"), local_size - 1
+        named = {"worker_num": "OMPI_COMM_WORLD_SIZE"}
+        if nnodes > 1:
+            named |= {
+                "node_rank": "OMPI_COMM_WORLD_RANK",
+                "local_worker_num": "OMPI_COMM_WORLD_LOCAL_SIZE",
+            }
+    given = _settings(environ, named)
+    if nnodes > 1:
+        given |= _place(environ, is_first=rank == 0)
+        if rank == 0 and "master_addr" not in given and not set(_PLACES) & set(settings.given):
+            raise UsageError(
+                "mpirun does not tell at which address the nodes meet, as it runs on a machine "
+                "without ranks: name the first of its hosts, as in --master-addr=HOST"
+            )
+    return Engine(
+        f"Open MPI's job {environ.get('PMIX_NAMESPACE', '')}",
+        nnodes,
+        given,
+        token_variable="OMPI_MCA_orte_precondition_transports",  # noqa: S106  a name
+        team=team,
+        followers=followers,
+        is_follower=bool(team) and local_rank > 0,
+    )
+
+
+def _place(environ: Mapping[str, str], *, is_first: bool) -> dict[str, Setting]:
+    """Where mpirun itself is, which all processes are told: by its rules it is rank 0's node."""
+    name, own = "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"
+    found = re.search(r"tcp://([\w.-]+)|tcp6://\[([^\],]+)", environ.get(name, ""))
+    given = {}
+    if found and not (is_first and environ.get(own, "") != environ[name]):
+        given["master_addr"] = Setting(found[1] or found[2], name)
+    if (space := environ.get("PMIX_NAMESPACE", "")).isdecimal():
+        port = _LOWEST_PORT + int(space) % _PORTS
+        given["master_port"] = Setting(str(port), "PMIX_NAMESPACE")
+    return given
+
+
+# --- Kubernetes -----------------------------------------------------------------------------------
+
+
+def _kubernetes(environ: Mapping[str, str], settings: Settings) -> Engine | None:
+    """A pod of an indexed Job, where options say how many nodes there are; an old PyTorchJob's."""
+    if "nnodes" in settings.given:
+        nodes = settings.given["nnodes"].text
+        if not nodes.isdecimal() or int(nodes) == 1:
+            return None
+        given = _settings(environ, {"node_rank": "JOB_COMPLETION_INDEX"})
+        return Engine("Kubernetes' Job", int(nodes), given) if given else None
+    named = {"nnodes": "WORLD_SIZE", "node_rank": "RANK", "master_addr": "MASTER_ADDR"}
+    given = _settings(environ, named | {"master_port": "MASTER_PORT"})
+    numbers = _numbers(environ, ("WORLD_SIZE", "RANK"))
+    if "KUBERNETES_SERVICE_HOST" not in environ or numbers is None or len(given) < len(named):
+        return None
+    return Engine("Kubernetes' PyTorchJob", numbers[0], given) if numbers[0] > 1 else None

@@ -1,0 +1,74 @@
+"""Open MPI of Debian's packages over the nodes of a cluster, which it reaches by ssh."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.cluster import PATH, Cluster, Handle
+from support.jobs import DEADLINE_S, poll
+
+NEEDED = ("mpirun", "sshd", "ssh", "ssh-keygen")
+CONFIG = """
+Host node*
+  Port 2222
+  IdentityFile {folder}/id
+  StrictHostKeyChecking no
+  UserKnownHostsFile /dev/null
+  LogLevel ERROR
+"""
+
+
+def missing() -> str:
+    """Why there is no Open MPI here, in a sentence, or nothing."""
+    if os.getuid() != 0:
+        return "sshd needs root"
+    absent = [name for name in NEEDED if shutil.which(name, path=PATH) is None]
+    return f"{' and '.join(absent)} would have to be installed" if absent else ""
+
+
+@dataclass
+class OpenMpi:
+    """An sshd is at work on each node, with keys of its own."""
+
+    cluster: Cluster
+
+    @property
+    def folder(self) -> Path:
+        return self.cluster.folder / "ssh"
+
+    def start(self) -> None:
+        self.folder.mkdir(mode=0o700)
+        for name in ("host", "id"):
+            words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / name]
+            subprocess.run(words, check=True)
+        shutil.copy(self.folder / "id.pub", self.folder / "authorized_keys")
+        (self.folder / "config").write_text(CONFIG.format(folder=self.folder))
+        sshd = shutil.which("sshd", path=PATH)
+        options = (
+            f"AuthorizedKeysFile={self.folder}/authorized_keys",
+            *("PasswordAuthentication=no", "StrictModes=no", "PermitRootLogin=yes"),
+            *("UsePAM=no", "PidFile=none"),
+        )
+        words = [sshd, "-D", "-f", "/dev/null", "-p", 2222, "-h", self.folder / "host"]
+        for node in self.cluster.nodes:
+            assert node.run(["mkdir", "-p", "/run/sshd"]).wait(DEADLINE_S) == 0
+            node.run([*words, *(f"-o{option}" for option in options)], {"PATH": PATH})
+        for node in self.cluster.nodes:
+            poll(lambda node=node: self._answers(node.name))
+
+    def _answers(self, name: str) -> bool:
+        words = ["ssh", "-F", self.folder / "config", name, "true"]
+        return self.cluster.nodes[0].run(words, {"PATH": PATH}).wait(DEADLINE_S) == 0
+
+    def mpirun(self, *words: object, exported: Sequence[str] = (), **environ: str) -> Handle:
+        """`mpirun WORDS` on node 0, in the folder that all nodes see."""
+        agent = f"ssh -F {self.folder}/config"
+        export = [word for name in (*exported, *environ) for word in ("-x", name)]
+        head = ["mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", agent, *export]
+        node = self.cluster.nodes[0]
+        return node.run([*head, *words], {"PATH": PATH, **environ}, self.cluster.folder)

@@ -1,0 +1,237 @@
+"""What the variables of Slurm, Open MPI and Kubernetes become where no option says otherwise."""
+
+import pytest
+
+from agent.spec.job_spec import ClusterSpec, UsageError
+from msrun.job.request import parse
+from msrun.options.engines import first_host
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "t.py").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def request(environ, line=""):
+    return parse([*line.split(), "t.py"], environ)
+
+
+def told(environ, line=""):
+    """Who takes part, without sentences and tokens; where they meet; workers here."""
+    job = request(environ, line).job
+    cluster = job.cluster and job.cluster._replace(said=(), token_variable="")
+    return cluster, job.master_addr, job.master_port, job.nproc
+
+
+def slurm(**changes):
+    environ = {
+        "SLURM_JOB_ID": "100",
+        "SLURM_STEP_ID": "2",
+        "SLURM_STEP_NUM_NODES": "4",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_NODELIST": "gpu[08-11]",
+        "SLURM_NODEID": "3",
+    }
+    return {name: text for name, text in (environ | changes).items() if text}
+
+
+def mpi(rank, local_rank=0, **changes):
+    """Of 4 ranks on 2 nodes."""
+    uri = "77.0;tcp://10.0.0.1,192.168.0.1:4711"
+    environ = {
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank),
+        "OMPI_MCA_orte_num_nodes": "2",
+        "OMPI_MCA_orte_hnp_uri": uri,
+        "OMPI_MCA_orte_local_daemon_uri": uri if rank < 2 else "77.1;tcp://10.0.0.2:4712",
+        "OMPI_MCA_orte_precondition_transports": "8ae95d4a05e7b18e-6241d8c450c1faba",
+        "PMIX_NAMESPACE": "1562509313",
+    }
+    return {name: text for name, text in (environ | changes).items() if text}
+
+
+PORT = 20_000 + (100 * 64 + 2) % 12_000
+MPI_PORT = 20_000 + 1562509313 % 12_000
+ONE_A_NODE = {
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+}
+PYTORCH_JOB = {
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    "MASTER_ADDR": "job-master-0",
+    "MASTER_PORT": "23456",
+    "WORLD_SIZE": "3",
+    "RANK": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "line", "expected"),
+    [
+        (slurm(), "", (ClusterSpec(4, None, 3), "gpu08", PORT, 1)),
+        (slurm(SLURM_GPUS_ON_NODE="8"), "", (ClusterSpec(4, None, 3), "gpu08", PORT, 8)),
+        (
+            slurm(SLURM_GPUS_ON_NODE="8"), "--nproc-per-node 2",
+            (ClusterSpec(4, None, 3), "gpu08", PORT, 2),
+        ),
+        (slurm(), "--worker_num 8", (ClusterSpec(4, None, 3), "gpu08", PORT, 2)),
+        # uneven nodes, by MindSpore's words
+        (
+            slurm(), "--worker_num 7 --local_worker_num 2",
+            (ClusterSpec(4, 7, 3), "gpu08", PORT, 2),
+        ),
+        (slurm(), "--nnodes 4", (ClusterSpec(4, None, 3), "gpu08", PORT, 1)),
+        (slurm(), "--nnodes 4:4 --master-port 7", (ClusterSpec(4, None, 3), "gpu08", 7, 1)),
+        (
+            slurm(), "--rdzv-backend c10d --rdzv-endpoint h:7",
+            (ClusterSpec(4, None, 3), "h", 7, 1),
+        ),
+        (slurm(), "--master-addr h --node-rank 1", (ClusterSpec(4, None, 1), "h", 29500, 1)),
+        # other numbers of nodes: a job of its own in each task
+        (slurm(), "--nnodes 1 --nproc-per-node 2", (None, "127.0.0.1", None, 2)),
+        (slurm(), "--standalone", (None, "127.0.0.1", None, 1)),
+        (slurm(SLURM_STEP_NUM_TASKS="8"), "--nnodes 1", (None, "127.0.0.1", None, 1)),
+        # not started by srun: a batch script, an interactive step, a rank
+        (slurm(SLURM_STEP_ID=""), "", (None, "127.0.0.1", None, 1)),
+        (slurm(SLURM_STEP_ID="4294967291"), "", (None, "127.0.0.1", None, 1)),
+        (slurm(TORCHELASTIC_RUN_ID="r"), "", (None, "127.0.0.1", None, 1)),
+        (slurm(SLURM_STEP_NUM_NODES="x"), "", (None, "127.0.0.1", None, 1)),
+        # one node
+        (
+            slurm(SLURM_STEP_NUM_NODES="1", SLURM_STEP_NUM_TASKS="1", SLURM_GPUS_ON_NODE="8"), "",
+            (None, "127.0.0.1", None, 8),
+        ),
+        # one msrun a rank
+        (mpi(0), "", (ClusterSpec(2, 4, 0), "10.0.0.1", MPI_PORT, 2)),
+        (mpi(2), "", (ClusterSpec(2, 4, 2), "10.0.0.1", MPI_PORT, 2)),
+        (mpi(0), "--master-addr h --master-port 7", (ClusterSpec(2, 4, 0), "h", 7, 2)),
+        (mpi(3, 1), "--nnodes 1", (None, "127.0.0.1", None, 1)),
+        (mpi(1, 1, OMPI_MCA_orte_num_nodes="1"), "", (None, "127.0.0.1", None, 4)),
+        (mpi(0, OMPI_COMM_WORLD_SIZE="1"), "", (None, "127.0.0.1", None, 1)),
+        # one msrun a node
+        (mpi(2, **ONE_A_NODE), "", (ClusterSpec(2, None, 1), "10.0.0.1", MPI_PORT, 1)),
+        (
+            mpi(2, **ONE_A_NODE), "--nproc-per-node 8",
+            (ClusterSpec(2, None, 1), "10.0.0.1", MPI_PORT, 8),
+        ),
+        (
+            mpi(2, OMPI_MCA_orte_hnp_uri="1.0;tcp6://[fe80::1]:4711", **ONE_A_NODE), "",
+            (ClusterSpec(2, None, 1), "fe80::1", MPI_PORT, 1),
+        ),
+        # mpirun within a batch script starts its daemons by srun
+        (slurm() | mpi(2), "", (ClusterSpec(2, 4, 2), "10.0.0.1", MPI_PORT, 2)),
+        # Kubernetes
+        (
+            {"JOB_COMPLETION_INDEX": "2"}, "--nnodes 3 --master-addr h",
+            (ClusterSpec(3, None, 2), "h", 29500, 1),
+        ),
+        ({"JOB_COMPLETION_INDEX": "2"}, "", (None, "127.0.0.1", None, 1)),
+        ({"JOB_COMPLETION_INDEX": "2"}, "--nnodes 1", (None, "127.0.0.1", None, 1)),
+        (PYTORCH_JOB, "", (ClusterSpec(3, None, 2), "job-master-0", 23456, 1)),
+        ({"MASTER_ADDR": "h", "WORLD_SIZE": "3", "RANK": "2"}, "", (None, "127.0.0.1", None, 1)),
+        (
+            PYTORCH_JOB | {"PET_NNODES": "3", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "a"}, "",
+            (ClusterSpec(3, None, 1), "a", 29500, 1),
+        ),
+    ],
+)  # fmt: skip
+def test_what_nobody_gave_comes_from_the_engine(environ, line, expected):
+    assert told(environ, line) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "line", "sentence"),
+    [
+        (slurm(SLURM_STEP_NUM_TASKS="8"), "", "Slurm has started msrun 8 times on 4 nodes: "),
+        (
+            slurm(SLURM_STEP_NUM_NODES="1", SLURM_STEP_NUM_TASKS="8"), "",
+            "Slurm has started msrun 8 times on 1 node: it must be once a node, as in srun --ntasks",
+        ),
+        (
+            mpi(0, OMPI_MCA_orte_local_daemon_uri="77.1;tcp://10.0.0.2:4712"), "",
+            "mpirun does not tell at which address the nodes meet, as it runs on a machine",
+        ),
+        (
+            mpi(0), "--nproc-per-node 8",
+            "OMPI_COMM_WORLD_LOCAL_SIZE=2 and --nproc-per-node=8 disagree",
+        ),
+        (slurm(), "--worker_num 7", "--worker_num=7 and SLURM_STEP_NUM_NODES=4 disagree"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_job_is_refused_with_the_variable(environ, line, sentence):
+    with pytest.raises(UsageError) as refused:
+        request(environ, line)
+    assert sentence in str(refused.value)
+
+
+def test_why_several_nodes_take_part_is_said_where_the_job_begins():
+    said = request(slurm()).job.cluster.said
+    assert said[0] == ("Slurm's step 100.2: the job is on 4 nodes (--nnodes=1 runs each by itself)")
+    assert request(mpi(0)).job.cluster.said[0].startswith("Open MPI's job 1562509313: ")
+
+
+def test_open_mpi_has_a_secret_that_all_nodes_know():
+    assert request(mpi(0)).job.cluster.token_variable == "OMPI_MCA_orte_precondition_transports"
+    assert request(slurm()).job.cluster.token_variable == ""
+
+
+def test_of_the_msruns_of_a_node_one_leads():
+    for rank, local_rank in ((0, 0), (1, 1), (2, 0), (3, 1)):
+        found = request(mpi(rank, local_rank)).engine
+        assert (found.team, found.followers) == ("1562509313", 1)
+        assert found.is_follower is (local_rank == 1)
+    assert request(mpi(2, **ONE_A_NODE)).engine.team == ""
+    assert request(mpi(3, 1), "--nnodes 1").engine is None
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "first"),
+    [
+        ("n0", "n0"),
+        ("n0,n1", "n0"),
+        ("n[0-2,5],gpu[08-11]", "n0"),
+        ("gpu[08-11]", "gpu08"),
+        ("gpu[3,5]-ib", "gpu3-ib"),
+        ("rack[1-2]n[03,07],x", "rack1n03"),
+        ("", ""),
+    ],
+)
+def test_the_first_host_of_a_list(nodelist, first):
+    assert first_host(nodelist) == first
+
+
+# --- the same job once more -----------------------------------------------------------------------
+
+
+def test_a_job_is_named_after_its_step():
+    assert request(slurm()).job.run_id == "slurm-100.2"
+    assert request(slurm(), "--rdzv-id mine").job.run_id == "mine"
+
+
+def test_a_requeued_job_of_which_nothing_is_known_begins_anew_and_says_so():
+    one = request(slurm(SLURM_NODEID="0", SLURM_RESTART_COUNT="1"))
+    assert one.origin is None
+    (said,) = one.warnings
+    assert said == (
+        "Slurm's step 100.2 was started before, but no run slurm-100.2 with a checkpoint is known "
+        "on this machine: training begins anew"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"SLURM_NODEID": "0"}, ""),  # its first start
+        ({"SLURM_NODEID": "0", "SLURM_RESTART_COUNT": "0"}, ""),
+        ({"SLURM_NODEID": "3", "SLURM_RESTART_COUNT": "1"}, ""),  # node 0 tells this one
+        ({"SLURM_NODEID": "0", "SLURM_RESTART_COUNT": "1"}, "--resume=False"),
+    ],
+)
+def test_nothing_is_said_otherwise(changes, line):
+    one = request(slurm(**changes), line)
+    assert (one.origin, one.warnings) == (None, ())
