@@ -114,6 +114,19 @@ def _launch(argv: Sequence[str]) -> int:
     return code
 
 
+def _with_origin(request: Request) -> Request:
+    """With the checkpoint that the job resumes from, if it resumes, and no other node finds it."""
+    if request.origin is None or _is_guest(request.job):
+        return request
+    from msrun.job.resume_point import resume_origin
+
+    cluster = request.job.cluster
+    is_guess = cluster is not None and cluster.world is None
+    world_size = None if is_guess else request.job.world_size
+    dump = resume_origin(request.job.dump, request.origin, world_size, _say)
+    return request._replace(job=request.job._replace(dump=dump))
+
+
 def _run(request: Request) -> int:
     from agent.launch import recover_arg
     from agent.spec.timeouts import describe
@@ -121,14 +134,7 @@ def _run(request: Request) -> int:
     for warning in request.warnings:
         _say(f"warning: {warning}")
     os.environ.update(request.environ)
-    if request.origin is not None and not _is_guest(request.job):
-        from msrun.job.resume_point import resume_origin
-
-        cluster = request.job.cluster
-        is_guess = cluster is not None and cluster.world is None
-        world_size = None if is_guess else request.job.world_size
-        dump = resume_origin(request.job.dump, request.origin, world_size, _say)
-        request = request._replace(job=request.job._replace(dump=dump))
+    request = _with_origin(request)
     request = request._replace(job=recover_arg.decided(request.job))
     if request.verbose:
         _say(describe(request.job))
@@ -155,11 +161,15 @@ def _run(request: Request) -> int:
     from msrun.terminal.console import CONSOLE, MESSAGES
 
     try:
-        code = run(prepared, started, os.environ, CONSOLE, met)
+        result = run(prepared, started, os.environ, CONSOLE, met)
+        if result.is_stopped and request.engine is not None and request.engine.slurm_job:
+            from msrun.job.requeue import requeue_preempted
+
+            requeue_preempted(request.engine.slurm_job, CONSOLE.say)
         if request.report is not None:
             from msrun.report.report import report_at_end
 
             report_at_end(os.environ, request.job.record_id, request.report, CONSOLE)
-        return code
+        return result.exit_code
     finally:
         MESSAGES.close(LAST_MESSAGES_S)

@@ -152,7 +152,7 @@ def _gather(
         gathered = gather(
             door,
             own._replace(node_rank=0),
-            WantedNodes(cluster.nnodes, cluster.world),
+            WantedNodes(cluster.nnodes, cluster.world, cluster.are_orders),
             token,
             spec.timeouts.start_s,
             say,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.accounting.account import Account
 from agent.controller.job import Job
@@ -31,14 +31,21 @@ if TYPE_CHECKING:
     from agent.supervisor.all_nodes import AllNodes
 
 
+class RunResult(NamedTuple):
+    """How a run has ended, for who started it."""
+
+    exit_code: int
+    is_stopped: bool = False  # because of a request; known on the controller's node
+
+
 def run(
     prepared: Prepared,
     ignited: StartedForkserver,
     environ: Mapping[str, str],
     console: Console,
     met: Met | None = None,
-) -> int:
-    """Run a job whose forkserver is at work to its end; the exit code.
+) -> RunResult:
+    """Run a job whose forkserver is at work to its end.
 
     Args:
         prepared: the run.
@@ -50,7 +57,7 @@ def run(
     if met is not None and prepared.spec.is_controlled:
         from agent.supervisor.run_controlled import run_controlled
 
-        return run_controlled(prepared, ignited, environ, console, met)
+        return RunResult(run_controlled(prepared, ignited, environ, console, met))
     spec, layout = prepared.spec, prepared.layout
     parts = make_parts(prepared, ignited, environ, console)
     facts, journal, post_mortem = parts.facts, parts.journal, parts.post_mortem
@@ -104,7 +111,8 @@ def run(
     journal.log(f"exit {controller.ending.exit_code}: {controller.ending.reason}")
     journal.close()
     take_apart(prepared, ignited)
-    return controller.ending.exit_code
+    ending = controller.ending
+    return RunResult(ending.exit_code, is_stopped=ending.state is JobState.STOPPED)
 
 
 def _report(

@@ -282,8 +282,12 @@ def _cluster(layers: _Layers, size: dialects.JobSize) -> ClusterSpec | None:
     found = dialects.cluster(layers.settings, size)
     if found is None or layers.engine is None:
         return found
-    said = filter(None, (layers.engine.said,))
-    return found._replace(token_variable=layers.engine.token_variable, said=tuple(said))
+    engine = layers.engine
+    return found._replace(
+        are_orders=engine.are_orders and "node_rank" in engine.given,
+        token_variable=engine.token_variable,
+        said=tuple(filter(None, (engine.said,))),
+    )
 
 
 def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpec:

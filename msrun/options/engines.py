@@ -29,7 +29,9 @@ class Engine(NamedTuple):
     nnodes: int
     given: Mapping[str, Setting]  # of options, by dest, named after the engine's variables
     token_variable: str = ""  # holds a secret that all nodes of the job have
+    slurm_job: str = ""  # its number, if Slurm may end it for another one
     requeued: str = ""  # id of the run that the engine starts once more
+    are_orders: bool = False  # its node ranks are the numbers of ranks, of each node's first one
     team: str = ""  # names the msruns of this node, of which one takes the ranks of all
     followers: int = 0  # of that one
     is_follower: bool = False
@@ -122,6 +124,7 @@ def _slurm(environ: Mapping[str, str], settings: Settings) -> Engine | None:
         f"Slurm's step {job}.{step}",
         nnodes,
         given,
+        slurm_job=str(job),
         requeued=run if restarts.strip("0") else "",
     )
     if tasks != nnodes and not _is_alone(settings, found):
@@ -175,6 +178,7 @@ def _open_mpi(environ: Mapping[str, str], settings: Settings) -> Engine | None:
         nnodes,
         given,
         token_variable="OMPI_MCA_orte_precondition_transports",  # noqa: S106  a name
+        are_orders=bool(team),
         team=team,
         followers=followers,
         is_follower=bool(team) and local_rank > 0,

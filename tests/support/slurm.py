@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool/%n
+SlurmdSpoolDir=/run/slurmd
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
 ProctrackType=proctrack/linuxproc
@@ -87,9 +88,14 @@ class Slurm:
 @contextlib.contextmanager
 def slurm(cluster: Cluster) -> Iterator[Slurm]:
     """Start the daemons; they end with the cluster."""
-    folder = cluster.folder / "slurm"
-    for name in ("", "state", "spool"):
-        (folder / name).mkdir()
+    # names of sockets are short
+    made = tempfile.TemporaryDirectory(prefix="msrun-slurm-", ignore_cleanup_errors=True)
+    with made as name:
+        yield _started(cluster, Path(name))
+
+
+def _started(cluster: Cluster, folder: Path) -> Slurm:
+    (folder / "state").mkdir()
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
@@ -110,4 +116,4 @@ def slurm(cluster: Cluster) -> Iterator[Slurm]:
         return asked.output().count("idle") == cluster.count
 
     poll(is_up)
-    yield found
+    return found

@@ -21,7 +21,7 @@ def request(environ, line=""):
 def told(environ, line=""):
     """Who takes part, without sentences and tokens; where they meet; workers here."""
     job = request(environ, line).job
-    cluster = job.cluster and job.cluster._replace(said=(), token_variable="")
+    cluster = job.cluster and job.cluster._replace(said=(), token_variable="", are_orders=False)
     return cluster, job.master_addr, job.master_port, job.nproc
 
 
@@ -178,6 +178,13 @@ def test_why_several_nodes_take_part_is_said_where_the_job_begins():
 def test_open_mpi_has_a_secret_that_all_nodes_know():
     assert request(mpi(0)).job.cluster.token_variable == "OMPI_MCA_orte_precondition_transports"
     assert request(slurm()).job.cluster.token_variable == ""
+
+
+def test_where_a_node_has_the_number_of_its_first_rank_only_the_order_counts():
+    assert request(mpi(2)).job.cluster.are_orders
+    assert not request(mpi(2), "--node-rank 1").job.cluster.are_orders
+    assert not request(mpi(2, **ONE_A_NODE)).job.cluster.are_orders
+    assert not request(slurm()).job.cluster.are_orders
 
 
 def test_of_the_msruns_of_a_node_one_leads():

@@ -1,0 +1,85 @@
+"""Jobs that a real mpirun starts over ssh: one msrun a node, or one a rank."""
+
+from __future__ import annotations
+
+import pytest
+from support.engine_jobs import MSRUN, PLACE, await_logs, await_said, kill_rank, logs, places
+from support.jobs import DEADLINE_S
+from support.node_jobs import programs_on
+from support.node_trainings import SCRIPT, weights
+from support.open_mpi import OpenMpi
+from support.warm_python import WarmPython
+
+EXPORTED = ("PYTHONPATH", "XDG_STATE_HOME", "MSRUN_TEST_MARK")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> list[str]:
+    """The final weights of the training without msrun."""
+    return weights(warm_python.train(tmp_path_factory.mktemp("undisturbed"), 4, SCRIPT))
+
+
+def test_one_msrun_a_node(mpi: OpenMpi) -> None:
+    folder = mpi.cluster.folder / "logs"
+    words = ("-n", 3, "-H", "node0,node1,node2", *MSRUN, f"--log_dir={folder}", PLACE)
+    job = mpi.mpirun(*words, exported=EXPORTED)
+    assert job.wait(DEADLINE_S) == 0, job.errors()
+    told = places(folder)
+    assert [each["host"] for each in told] == ["node0", "node1", "node2"]
+    assert "the nodes have no token" not in job.errors()  # Open MPI has given them one
+
+
+@pytest.mark.parametrize("mapped", ["slot", "node"])
+def test_one_msrun_a_rank(mpi: OpenMpi, mapped: str) -> None:
+    folder = mpi.cluster.folder / "logs"
+    where = ("-n", 5, "-H", "node0:2,node1:2,node2:1", "--map-by", mapped)
+    job = mpi.mpirun(*where, *MSRUN, f"--log_dir={folder}", PLACE, exported=EXPORTED)
+    assert job.wait(DEADLINE_S) == 0, job.errors()
+    told = places(folder)
+    assert [each["host"] for each in told] == ["node0", "node0", "node1", "node1", "node2"]
+    assert [each["LOCAL_RANK"] for each in told] == ["0", "1", "0", "1", "0"]
+
+
+def test_one_node(mpi: OpenMpi) -> None:
+    folder = mpi.cluster.folder / "logs"
+    words = ("-n", 3, "-H", "node0:3", *MSRUN, f"--log_dir={folder}", PLACE)
+    job = mpi.mpirun(*words, exported=EXPORTED)
+    assert job.wait(DEADLINE_S) == 0, job.errors()
+    assert [each["LOCAL_WORLD_SIZE"] for each in places(folder)] == ["3"] * 3
+
+
+def test_a_failure_has_its_code(mpi: OpenMpi) -> None:
+    folder = mpi.cluster.folder / "logs"
+    where = ("-n", 4, "-H", "node0:2,node1:2")
+    words = (*where, *MSRUN, f"--log_dir={folder}", PLACE, "exit=3:7")
+    job = mpi.mpirun(*words, exported=EXPORTED)
+    assert job.wait(DEADLINE_S) == 1, job.errors()
+    assert job.errors().count("Root Cause") == 1
+
+
+def test_a_machine_without_ranks_cannot_be_the_meeting_point(mpi: OpenMpi) -> None:
+    where = ("-n", 2, "-H", "node1,node2")
+    job = mpi.mpirun(*where, *MSRUN, PLACE, exported=EXPORTED)
+    assert job.wait(DEADLINE_S) == 2
+    assert "name the first of its hosts, as in --master-addr=HOST" in job.errors()
+    folder = mpi.cluster.folder / "logs"
+    words = (*where, *MSRUN, "--master-addr=node1", f"--log_dir={folder}", PLACE)
+    job = mpi.mpirun(*words, exported=EXPORTED)
+    assert job.wait(DEADLINE_S) == 0, job.errors()
+    assert [each["host"] for each in places(folder)] == ["node1", "node2"]
+
+
+@pytest.mark.torch
+def test_a_rank_is_replaced(mpi: OpenMpi, undisturbed: list[str]) -> None:
+    folder = mpi.cluster.folder / "logs"
+    where = ("-n", 4, "-H", "node0:2,node1:2")
+    words = (*where, *MSRUN, f"--log_dir={folder}", SCRIPT, "--wait=5:0")
+    job = mpi.mpirun(*words, exported=EXPORTED)
+    await_logs(folder, "waits in step 5")
+    kill_rank(mpi.cluster, folder, rank=3, node=1)
+    await_said(job, "replacing it")
+    (mpi.cluster.folder / "go").touch()
+    assert job.wait(DEADLINE_S) == 0, job.errors()
+    assert weights(logs(folder)) == undisturbed
+    assert "training resumes at step 5, no step is lost" in job.errors()
+    assert [one for node in mpi.cluster.nodes for one in programs_on(node) if "msrun" in one] == []

@@ -1,0 +1,109 @@
+"""Jobs that a real Slurm starts: nothing is typed, and what it ends it may begin again."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from support.engine_jobs import MSRUN, PLACE, await_logs, await_said, kill_rank, logs, places
+from support.jobs import DEADLINE_S, poll
+from support.node_trainings import SCRIPT, weights
+from support.slurm import REQUEUE_S, Slurm
+from support.warm_python import WarmPython
+
+ONE_A_NODE = ("--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> list[str]:
+    """The final weights of the training without msrun."""
+    return weights(warm_python.train(tmp_path_factory.mktemp("undisturbed"), 2, SCRIPT))
+
+
+def batch(slurm: Slurm, *words: object, options: tuple[str, ...] = ()) -> int:
+    """A batch script of two nodes that runs msrun by srun; the job's number."""
+    script = slurm.cluster.folder / "job.sh"
+    line = " ".join(map(str, ("exec srun", *ONE_A_NODE, *MSRUN, *words)))
+    script.write_text(f"#!/bin/sh\n{line}\n")
+    said = slurm.say("sbatch", "-N2", "--output=job.out", "--open-mode=append", *options, script)
+    return int(said.split()[-1])
+
+
+def test_nothing_is_typed(four_nodes: Slurm) -> None:
+    folder = four_nodes.cluster.folder / "logs"
+    job = four_nodes.run("srun", "-N4", *ONE_A_NODE, *MSRUN, f"--log_dir={folder}", PLACE)
+    assert job.wait(DEADLINE_S) == 0, job.errors()
+    told = places(folder)
+    assert [each["host"] for each in told] == ["node0", "node1", "node2", "node3"]
+    assert [each["GROUP_RANK"] for each in told] == ["0", "1", "2", "3"]
+    assert {each["WORLD_SIZE"] for each in told} == {"4"}
+    assert {each["TORCHELASTIC_RUN_ID"] for each in told} == {"slurm-1.0"}
+    said = "msrun: Slurm's step 1.0: the job is on 4 nodes (--nnodes=1 runs each by itself)"
+    assert job.errors().count(said) == 1
+
+
+def test_options_that_are_typed_count(four_nodes: Slurm) -> None:
+    folder = four_nodes.cluster.folder / "logs"
+    words = (f"--log_dir={folder}", "--worker_num=6", "--master-port=4711", PLACE)
+    job = four_nodes.run("srun", "-N3", *ONE_A_NODE, *MSRUN, *words)
+    assert job.wait(DEADLINE_S) == 0, job.errors()
+    assert [each["LOCAL_WORLD_SIZE"] for each in places(folder)] == ["2"] * 6
+
+
+def test_each_task_by_itself(four_nodes: Slurm) -> None:
+    script = f'exec "$@" --nnodes=1 --log_dir=logs-$SLURM_PROCID {PLACE}'
+    job = four_nodes.run("srun", "-n4", "-N2", "sh", "-c", script, "sh", *MSRUN)
+    assert job.wait(DEADLINE_S) == 0, job.errors()
+    for task in range(4):
+        (told,) = places(four_nodes.cluster.folder / f"logs-{task}")
+        assert told["WORLD_SIZE"] == "1"
+
+
+def test_several_tasks_on_a_node_are_refused(four_nodes: Slurm) -> None:
+    job = four_nodes.run("srun", "-n4", "-N2", *MSRUN, PLACE)
+    assert job.wait(DEADLINE_S) == 2
+    assert "Slurm has started msrun 4 times on 2 nodes: it must be once a node" in job.errors()
+
+
+@pytest.mark.torch
+def test_a_rank_is_replaced(four_nodes: Slurm, undisturbed: list[str]) -> None:
+    folder = four_nodes.cluster.folder / "logs"
+    words = (f"--log_dir={folder}", SCRIPT, "--wait=5:0")
+    job = four_nodes.run("srun", "-N2", *ONE_A_NODE, *MSRUN, *words)
+    await_logs(folder, "waits in step 5")
+    kill_rank(four_nodes.cluster, folder, rank=1, node=1)
+    await_said(job, "replacing it")
+    (four_nodes.cluster.folder / "go").touch()
+    assert job.wait(DEADLINE_S) == 0, job.errors()
+    assert weights(logs(folder)) == undisturbed
+    assert "training resumes at step 5, no step is lost" in job.errors()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("how", ["requeued", "preempted"])
+def test_a_job_that_slurm_begins_again_loses_no_step(
+    four_nodes: Slurm, undisturbed: list[str], how: str
+) -> None:
+    folder = four_nodes.cluster.folder
+    job = batch(four_nodes, "--log_dir=logs", SCRIPT, "--pause=0.2", options=("--requeue",))
+    await_logs(folder / "logs", "begins step 3")
+    other = None
+    if how == "requeued":
+        four_nodes.say("scontrol", "requeue", job)
+    else:
+        other = four_nodes.run("srun", "-N4", "-p", "high", "--exclusive", "sleep", "1")
+    said = folder / "job.out"
+    poll(
+        lambda: (
+            "Graceful exit is triggered" in said.read_text() or "is saved in" in said.read_text()
+        )
+    )
+    if other is not None:
+        assert other.wait(DEADLINE_S) == 0, other.errors()
+    poll(lambda: four_nodes.state(job) == "PENDING")
+    poll(lambda: four_nodes.state(job) == "RUNNING", REQUEUE_S + DEADLINE_S)
+    poll(lambda: four_nodes.state(job) == "")
+    text = said.read_text()
+    (step,) = re.findall(r"resuming step (\d+) of run", text)
+    assert f"from step {step}" in "".join(logs(folder / "logs")), text
+    assert weights(logs(folder / "logs")) == undisturbed

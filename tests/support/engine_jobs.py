@@ -1,0 +1,56 @@
+"""Jobs that an engine has started on the nodes of a cluster: what their ranks tell, and deaths."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from support.cluster import Cluster, Handle
+from support.jobs import PYTHON, WORKERS, poll
+from support.node_jobs import processes_on
+
+MSRUN = (*PYTHON, "-m", "msrun")
+PLACE = WORKERS / "place.py"
+
+
+def logs(folder: Path) -> list[str]:
+    """Of the present attempt's ranks, which share a log folder."""
+    return [path.read_text() for path in sorted(folder.glob("worker_?.log"))]
+
+
+def await_logs(folder: Path, text: str) -> None:
+    """Wait until a rank has written ``text``."""
+    poll(lambda: text in "".join(logs(folder)))
+
+
+def places(folder: Path) -> list[dict]:
+    """What the ranks told of themselves, by rank."""
+    lines = [line for log in logs(folder) for line in log.splitlines() if line.startswith("place ")]
+    found = [json.loads(line.removeprefix("place ")) for line in lines]
+    return sorted(found, key=lambda each: int(each["RANK"]))
+
+
+def await_said(handle: Handle, text: str) -> None:
+    """Wait until a job has said ``text`` on stderr; fails when it has ended without."""
+
+    def said() -> bool:
+        over, found = handle.process.poll() is not None, text in handle.errors()
+        assert found or not over, handle.errors()
+        return found
+
+    try:
+        poll(said)
+    except AssertionError as error:
+        raise AssertionError(handle.errors()) from error
+
+
+def kill_rank(cluster: Cluster, folder: Path, rank: int, node: int) -> None:
+    """Kill a rank that runs on a node."""
+    events = (folder / "events.jsonl").read_text().splitlines()
+    started = [each for line in events if (each := json.loads(line))["event"] == "WorkerStarted"]
+    inner = [each["pid"] for each in started if each["rank"] == rank][-1]
+    seen = processes_on(cluster.nodes[node])
+    (found,) = [pid for pid, own in seen.items() if own == inner]
+    os.kill(found, signal.SIGKILL)
