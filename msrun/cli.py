@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
             return run(argv)
         return _launch(argv)
     except UsageError as error:
-        _say(f"error: {error}")
+        _say(f"error: {error}" if error.exit_code else str(error))
         return error.exit_code
     except BrokenPipeError:  # `msrun --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -151,8 +151,8 @@ def _run(request: Request) -> int:
         if not detach(prepared):
             return 0
     try:
-        interface = "" if met is None else met.interface
-        started = start_forkserver(prepared, os.environ, interface)
+        interface, early = ("", None) if met is None else (met.interface, met.early)
+        started = start_forkserver(prepared, os.environ, interface, early)
     except UsageError:
         if request.join:  # else the message is only in the log
             abandon(prepared)

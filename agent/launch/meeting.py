@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.launch.prepare import Prepared, prepare
+from agent.launch.prepare import EarlyForkserver, Prepared, prepare, start_early
 from agent.nodes.gather import MissingNodesError, gather
 from agent.nodes.join import NeverBegunError, RefusedError, join
 from agent.nodes.line import Line
@@ -38,6 +38,7 @@ class Met(NamedTuple):
     token: bytes
     settings: Mapping[str, object]  # what all nodes are told, on the controller's node
     interface: str  # of this machine, at which other nodes are reached; empty: not known
+    early: EarlyForkserver | None = None  # that of a spare node is at work
 
 
 def meet(
@@ -68,6 +69,7 @@ def meet(
         run_id="" if spec.run_id == spec.record_id else spec.run_id,
         record_id=spec.record_id,
         version=version,
+        is_spare=cluster.is_spare,
     )
     if door is None:
         return _join(spec, environ, own, token, say)
@@ -96,7 +98,7 @@ def _token(cluster: ClusterSpec, environ: Mapping[str, str]) -> bytes:
 def is_guest(spec: JobSpec, cluster: ClusterSpec) -> bool:
     """Whether this is surely not the controller's node."""
     rank = cluster.node_rank
-    return rank > 0 or (rank < 0 and not is_of_this_host(spec.master_addr))
+    return cluster.is_spare or rank > 0 or (rank < 0 and not is_of_this_host(spec.master_addr))
 
 
 def _door(spec: JobSpec, cluster: ClusterSpec) -> socket.socket | None:
@@ -189,8 +191,22 @@ def _join(
     say: Callable[[str], None],
 ) -> Met:
     assert spec.master_port is not None
+    early: list[EarlyForkserver] = []
+
+    def waits_as_spare() -> None:
+        say("this node waits as a spare: it takes the place of a node that is lost")
+        early.append(start_early(spec, environ))
+
     try:
-        joined = join(spec.master_addr, spec.master_port, own, token, spec.timeouts.start_s, say)
+        joined = join(
+            spec.master_addr,
+            spec.master_port,
+            own,
+            token,
+            spec.timeouts.start_s,
+            say,
+            waits_as_spare=waits_as_spare,
+        )
     except RefusedError as error:
         raise NotStartedError(error.why, error.exit_code) from error
     except NeverBegunError as error:
@@ -222,6 +238,7 @@ def _join(
         token,
         joined.settings,
         _interface(here),
+        early[-1] if early else None,
     )
 
 

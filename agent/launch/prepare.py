@@ -57,6 +57,15 @@ class StartedForkserver(NamedTuple):
     choice: Choice
     hooks_listener: socket.socket
     ordered: tuple[WorkerOrder, ...] = ()  # workers of attempt 0 that have been ordered
+    environ: Mapping[str, str] = {}  # of all workers, where the forkserver was started without
+
+
+class EarlyForkserver(NamedTuple):
+    """One that is at work before it is known which ranks this node has."""
+
+    forkserver: ForkserverClient
+    choice: Choice
+    hooks_listener: socket.socket
 
 
 def prepare(
@@ -134,8 +143,66 @@ def _ignore(path: Path, error: OSError) -> None:
     """The journal does not exist yet; it will have the same problem and report it."""
 
 
+def start_early(spec: JobSpec, environ: Mapping[str, str]) -> EarlyForkserver:
+    """Start the forkserver of a spare node: imports are most of what a new node costs.
+
+    What is not known yet reaches the workers with the orders to start them.
+
+    Raises:
+        UsageError: no process can be started.
+    """
+    hooks_listener = _hooks_listener(spec)
+    become_subreaper()
+    signals.take_from_shell(spec)
+    choice = choose(spec, rank_plan.command(spec, 0), environ)
+    known = rank_plan.job_env(spec, 0, name_of(hooks_listener)).environ(environ, spec.record_id)
+    forkserver = ForkserverClient(
+        choice.warmth,
+        {**environ, **known},
+        spec.record_id,
+        None,
+        is_ours=is_python_of_ours(spec),
+    )
+    _start(forkserver, hooks_listener)
+    return EarlyForkserver(forkserver, choice, hooks_listener)
+
+
+def _hooks_listener(spec: JobSpec) -> socket.socket:
+    try:
+        return open_listener(spec.record_id)
+    except OSError as error:
+        raise UsageError(f"no socket can be opened ({error.strerror}): raise ulimit -n") from error
+
+
+def _start(forkserver: ForkserverClient, hooks_listener: socket.socket) -> None:
+    try:
+        forkserver.start()
+    except OSError as error:
+        hooks_listener.close()
+        raise UsageError(
+            f"no process can be started ({error.strerror}): raise the limits (ulimit -u, ulimit -n)"
+        ) from error
+
+
+def _taken(
+    early: EarlyForkserver, prepared: Prepared, environ: Mapping[str, str], interface: str
+) -> StartedForkserver:
+    """The forkserver of a spare node, now that it is known which ranks the node has."""
+    spec = prepared.spec
+    job = rank_plan.job_env(spec, prepared.port, name_of(early.hooks_listener), interface)
+    job_environ = job.environ(environ, spec.record_id)
+    early.forkserver.know(job_environ)
+    signals.hold(spec)
+    return StartedForkserver(
+        early.forkserver, early.choice, early.hooks_listener, environ=job_environ
+    )
+
+
 def start_forkserver(
-    prepared: Prepared, environ: Mapping[str, str], interface: str = ""
+    prepared: Prepared,
+    environ: Mapping[str, str],
+    interface: str = "",
+    early: EarlyForkserver | None = None,
 ) -> StartedForkserver:
     """Start the forkserver; from here on it works beside the agent.
 
@@ -143,15 +210,15 @@ def start_forkserver(
         prepared: the run.
         environ: msrun's environment.
         interface: the network's, at which other nodes are reached; empty: there are none.
+        early: it is at work already.
 
     Raises:
         UsageError: no process can be started.
     """
+    if early is not None:
+        return _taken(early, prepared, environ, interface)
     spec = prepared.spec
-    try:
-        hooks_listener = open_listener(spec.record_id)
-    except OSError as error:
-        raise UsageError(f"no socket can be opened ({error.strerror}): raise ulimit -n") from error
+    hooks_listener = _hooks_listener(spec)
     job = rank_plan.job_env(spec, prepared.port, name_of(hooks_listener), interface)
     job_environ = job.environ(environ, spec.record_id)
     log = None if spec.logs.disabled else prepared.layout.scheduler_log
@@ -172,13 +239,7 @@ def start_forkserver(
         log,
         is_ours=is_python_of_ours(spec),
     )
-    try:
-        forkserver.start()
-    except OSError as error:
-        hooks_listener.close()
-        raise UsageError(
-            f"no process can be started ({error.strerror}): raise the limits (ulimit -u, ulimit -n)"
-        ) from error
+    _start(forkserver, hooks_listener)
     signals.hold(spec)  # only now: the forkserver and its children must not inherit the mask
     # only when it is ready is it known whether it may fork; and a node that another one controls
     # starts nothing before it hears that an attempt has begun

@@ -207,6 +207,10 @@ class _Door:
             self._seat(guest, said)
 
     def _seat(self, guest: Guest, join: Join) -> None:
+        if join.is_spare:  # it comes again once the job has begun, and without it
+            del self._guests[guest]
+            self._forget(guest)
+            return
         if why := self._gathering.add(join, guest.address):
             self._refuse(guest, why)
             return

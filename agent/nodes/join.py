@@ -12,7 +12,7 @@ from agent.nodes.frames import MOST_BYTES, PREAMBLE, STRANGER_BYTES, FrameError,
 from agent.nodes.gather import FIRST_WORD_S, MISSING, NEXT_WORD_S
 from agent.nodes.guest import WRONG
 from agent.nodes.line import LIMIT_S, RECEIVE_BYTES, Line, bytes_of, set_options
-from agent.nodes.messages import Admitted, Begin, Challenge, Join, Refused, unpack
+from agent.nodes.messages import Admitted, Begin, Challenge, Join, Refused, Spare, unpack
 from agent.nodes.roster import OwnNode, Roster, named, why_other_version
 from agent.nodes.token import Proofs, Side, new_nonce
 from agent.nodes.vocabulary import CodecError
@@ -22,6 +22,7 @@ DIAL_S = 5.0  # for one connection
 CHALLENGE_S = 10.0  # the listener exists before anybody looks at it
 LATER_S = 3.0  # that a node in the job waits for the word of the one that gathers
 SHORTEST_S, LONGEST_S = 0.1, 1.0  # between two tries
+LONGEST_WAIT_S = 3600.0  # in the kernel, which takes no infinite one
 _GROWTH = 1.6
 
 
@@ -61,6 +62,7 @@ def join(
     timeout_s: float | None,
     progress: Callable[[str], object],
     limit_s: float = LIMIT_S,
+    waits_as_spare: Callable[[], object] = lambda: None,
 ) -> JoinedNode:
     """Join the job whose controller listens at ``host:port``, and wait until it begins.
 
@@ -76,12 +78,16 @@ def join(
         timeout_s: how long to wait in all.
         progress: takes a line for people now and then.
         limit_s: of the line's silence.
+        waits_as_spare: called once it is known that this node waits for another one to be lost, for
+            as long as the job runs; ``timeout_s`` counts no more.
 
     Raises:
-        RefusedError: the job does not take this node.
+        RefusedError: the job does not take this node, or is over and had no need of it.
         NeverBegunError: it did not begin in time.
     """
-    return _Dialling(host, port, own, token, timeout_s, progress, limit_s).until_begun()
+    dialling = _Dialling(host, port, own, token, timeout_s, progress, limit_s)
+    dialling.waits_as_spare = waits_as_spare
+    return dialling.until_begun()
 
 
 class _Dialling:
@@ -108,6 +114,9 @@ class _Dialling:
         self._end = self._begin + self._patience_s
         self._word = self._begin + FIRST_WORD_S
         self._state = "has not answered yet"
+        self._has_asked = False
+        self._is_spare = False  # the job knows it
+        self.waits_as_spare: Callable[[], object] = lambda: None
 
     def until_begun(self) -> JoinedNode:
         """Dial until the job begins."""
@@ -116,7 +125,12 @@ class _Dialling:
             try:
                 return self._dial()
             except _DialError as error:
+                if self._is_spare:
+                    why = f"the job has ended, or node 0 is lost: {self._where} {error}"
+                    raise RefusedError(why, MISSING) from error
                 self._state, self._end = str(error), end
+                if self._own.is_spare and self._has_asked:
+                    self._state = "has not begun the job yet"
             # not all at once: many nodes lose the same controller at the same moment
             self._pause(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
             pause_s = min(LONGEST_S, pause_s * _GROWTH)
@@ -175,12 +189,18 @@ class _Dialling:
             own.torch,
             nonce,
             proofs.proof(self._token, Side.NODE),
+            own.is_spare,
         )
         self._send(connection, bytes_of(wish))
+        self._has_asked = True
         self._state = "waits for other nodes"
         # the other end has begun to wait before now, so that it is the first to know who is missing
         self._end = time.monotonic() + self._patience_s + LATER_S
         admitted = self._next(connection, reader, float("inf"))
+        if isinstance(admitted, Spare):
+            self._is_spare, self._end, self._word = True, float("inf"), float("inf")
+            self.waits_as_spare()
+            admitted = self._next(connection, reader, float("inf"))
         if not isinstance(admitted, Admitted):
             raise _DialError(f"says {type(admitted).__name__} where the job should begin")
         if not proofs.is_proven(admitted.proof, self._token, Side.CONTROLLER):
@@ -244,7 +264,7 @@ class _Dialling:
 
     def _within(self, seconds: float) -> float:
         """A bound for one wait, which lies within the whole; never 0, which means not to block."""
-        return max(0.001, min(seconds, self._end - time.monotonic()))
+        return max(0.001, min(seconds, self._end - time.monotonic(), LONGEST_WAIT_S))
 
     def _pause(self, seconds: float) -> None:
         self._speak()

@@ -1,4 +1,4 @@
-"""Who connects after the job has begun: a node gets a lost one's place, or hears why not."""
+"""Who connects after the job has begun: a node gets a lost one's place, waits, or hears why not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from agent.nodes.guest import ANSWER_S, Guest, StrangerError
 from agent.nodes.line import Line, bytes_of, set_options
-from agent.nodes.messages import Admitted, Begin, Join, Refused
+from agent.nodes.messages import Admitted, Begin, Join, Refused, Spare
 
 MOST_GUESTS = 64  # at once; the oldest makes room
 RETRY_S = 1.0  # after descriptors ran out
@@ -32,7 +32,7 @@ class LateGuests:
         listener: socket.socket,
         version: str,
         token: bytes,
-        judge: Callable[[Join, str], NodePlace | Refused],
+        judge: Callable[[Join, str], NodePlace | Spare | Refused],
         admitted: Callable[[int, Line], None],
     ) -> None:
         """Take the parts; nobody is answered before :meth:`attach`.
@@ -51,6 +51,7 @@ class LateGuests:
         self._version = version
         self._token = token
         self._guests: dict[Guest, asyncio.TimerHandle] = {}
+        self._spares: dict[Guest, Join] = {}  # those that wait longest first
         self._retry: asyncio.TimerHandle | None = None
         self.refused = 0  # nodes
         self.strangers = 0
@@ -60,9 +61,20 @@ class LateGuests:
         self._loop = loop
         loop.add_reader(self._listener, self._let_in)
 
-    def close(self) -> None:
-        """Answer nobody any more."""
+    def seat(self) -> None:
+        """A place is free: judge the spare nodes once more."""
+        for guest, join in tuple(self._spares.items()):
+            answer = self._judge(join, guest.address)
+            if isinstance(answer, NodePlace):
+                del self._spares[guest]
+                self._admit(guest, answer)
+
+    def close(self, farewell: Refused) -> None:
+        """Answer nobody any more; ``farewell``: for the spare nodes."""
         self._loop.remove_reader(self._listener)
+        for guest in tuple(self._spares):
+            guest.refuse(farewell)
+            self._drop(guest)
         if self._retry is not None:
             self._retry.cancel()
         for guest in tuple(self._guests):
@@ -97,8 +109,16 @@ class LateGuests:
             guest.refuse(answer)
             return
         self._guests.pop(guest).cancel()
-        self._loop.remove_reader(guest.connection)
         set_options(guest.connection)
+        if isinstance(answer, Spare):
+            assert isinstance(said, Join)
+            self._spares[guest] = said
+            guest.say(bytes_of(answer))
+        else:
+            self._admit(guest, answer)
+
+    def _admit(self, guest: Guest, answer: NodePlace) -> None:
+        self._loop.remove_reader(guest.connection)
         admitted = Admitted(answer.node_rank, guest.proof(self._token))
         guest.say(bytes_of(admitted) + bytes_of(answer.begin))
         self._admitted(answer.node_rank, guest.line())
@@ -106,6 +126,8 @@ class LateGuests:
     def _drop(self, guest: Guest) -> None:
         if guest.is_unknown:
             self.strangers += 1
-        self._guests.pop(guest).cancel()
+        if timer := self._guests.pop(guest, None):
+            timer.cancel()
+        self._spares.pop(guest, None)
         self._loop.remove_reader(guest.connection)
         guest.close()

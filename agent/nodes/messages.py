@@ -1,9 +1,10 @@
 """What the msrun processes of several nodes say to each other. Pure.
 
     node that dials -> controller's node    Join
-    controller's node -> the others         Challenge, Refused, Admitted, Begin
+    controller's node -> the others         Challenge, Refused, Spare, Admitted, Begin
 
-From Join to Begin a node waits and says nothing. What follows is in ``run_messages``.
+From Join to Begin a node waits and says nothing; a spare one may do so for days. What follows is in
+``run_messages``.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Join(NamedTuple):
     torch: str  # empty: not known
     nonce: str
     proof: str  # empty: there is no token
+    is_spare: bool = False  # it wants no place before another node is lost
 
 
 class Refused(NamedTuple):
@@ -54,6 +56,10 @@ class Refused(NamedTuple):
 
     why: str
     exit_code: int
+
+
+class Spare(NamedTuple):
+    """The node waits until another one is lost, or the job is over."""
 
 
 class Admitted(NamedTuple):
@@ -70,7 +76,7 @@ class Begin(NamedTuple):
     settings: dict[str, object]
 
 
-NodeMessage = Challenge | Join | Refused | Admitted | Begin | RunMessage
+NodeMessage = Challenge | Join | Refused | Spare | Admitted | Begin | RunMessage
 
 _MESSAGES = Vocabulary(get_args(NodeMessage))
 

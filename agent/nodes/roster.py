@@ -28,6 +28,7 @@ class OwnNode(NamedTuple):
     version: str  # of msrun
     torch: str = ""
     address: str = ""  # at which others reach it; empty: not known
+    is_spare: bool = False  # it wants no place before another node is lost
 
 
 class WantedNodes(NamedTuple):

@@ -19,7 +19,7 @@ from agent.nodes.guest import WRONG
 from agent.nodes.late import LateGuests, NodePlace
 from agent.nodes.line import Line, Loss, LossKind
 from agent.nodes.link import NodeLink
-from agent.nodes.messages import Begin, Join, NodeFacts, Refused
+from agent.nodes.messages import Begin, Join, NodeFacts, Refused, Spare
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.job_view import Holders, JobView
@@ -32,8 +32,8 @@ from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.storage.manifest import Manifest
 
 FULL = Refused(
-    "the job runs, and no lost node has left a place for this one: wait for its end, or give "
-    "another --master-port",
+    "the job runs, and no lost node has left a place for this one: let it wait for one with "
+    "--spare-node, or give another --master-port",
     WRONG,
 )
 FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at about that time
@@ -69,6 +69,7 @@ class AllNodes:
         self._wait_s = met.prepared.spec.replace.node_wait_s
         self._vacant: dict[int, asyncio.TimerHandle] = {}  # places of lost nodes
         self._said: set[int] = set()  # of those places
+        self._spares: set[tuple[str, int]] = set()  # nodes that wait, or waited: host, pid
         self._facts = list(met.roster.nodes)
         self._memory: tuple[str, Manifest] | None = None  # the newest checkpoint in memory
         self._say = say
@@ -190,7 +191,7 @@ class AllNodes:
     def finish(self) -> None:
         """The job is over."""
         ending = self._controller.ending
-        self._door.close()
+        self._door.close(Refused(f"the job is over: {ending.reason}", ending.exit_code))
         for timer in self._vacant.values():
             timer.cancel()
         self._sender.close()
@@ -241,6 +242,7 @@ class AllNodes:
         node.is_swept = True
         self.swept()
         self._sender.hear(node.facts.rank, "", "")
+        self._door.seat()
 
     def _spread(
         self, dump_id: int, path: str, manifest: Manifest, done: Callable[[str], None]
@@ -272,8 +274,8 @@ class AllNodes:
 
     # --- another node in the place of a lost one ------------------------------------------------
 
-    def _judge(self, join: Join, address: str) -> NodePlace | Refused:
-        """Whether a node gets the place of a lost one."""
+    def _judge(self, join: Join, address: str) -> NodePlace | Spare | Refused:
+        """Whether a node gets the place of a lost one, or waits for one."""
         spec = self._met.prepared.spec
         wanted = "" if spec.run_id == spec.record_id else spec.run_id
         if join.run_id != wanted:
@@ -282,11 +284,28 @@ class AllNodes:
         if join.node_rank >= 0:
             fitting = [rank for rank in fitting if rank == join.node_rank]
         if not fitting:
-            return FULL
+            return self._spared(join) if join.is_spare else FULL
         rank = min(fitting)
         self._facts[rank] = NodeFacts(rank, join.host, address, join.nproc, join.pid, join.torch)
         settings = {**self._met.settings, "is_late": True}
         return NodePlace(rank, Begin(tuple(self._facts), settings))
+
+    def _spared(self, join: Join) -> Spare | Refused:
+        """A node that has come to wait, or waits already."""
+        if not self._wait_s:
+            return Refused("the job waits for no node, as it has --node-wait=0", WRONG)
+        sizes = sorted({facts.nproc for facts in self._facts[1:]})
+        if join.nproc not in sizes:
+            have = " or ".join(map(str, sizes))
+            return Refused(
+                f"this node has {join.nproc} workers, but those that it could replace have {have}",
+                WRONG,
+            )
+        who = join.host, join.pid
+        if who not in self._spares:
+            self._spares.add(who)
+            self._say(f"a spare node has come ({join.host}): it takes the place of a lost one")
+        return Spare()
 
     def _admit(self, rank: int, line: Line) -> None:
         self._vacant.pop(rank).cancel()

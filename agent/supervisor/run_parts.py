@@ -96,8 +96,13 @@ def make_parts(
         attempt: int, resumes: bool = False, devices: tuple[str, ...] = ()
     ) -> tuple[WorkerOrder, ...]:
         bound = prepared.bindings
-        return rank_plan.plan_ranks(
+        orders = rank_plan.plan_ranks(
             spec, layout, attempt, environ, bound, resumes=resumes, devices=devices
+        )
+        if not ignited.environ:
+            return orders
+        return tuple(
+            order._replace(environ={**ignited.environ, **order.environ}) for order in orders
         )
 
     host, began_s = socket.gethostname(), time.monotonic()

@@ -80,6 +80,10 @@ class ForkserverClient:
         cold._files = self._files
         return cold
 
+    def know(self, environ: Mapping[str, str]) -> None:
+        """More of the workers' environment; the process has it once it is started again."""
+        self._environ |= environ
+
     def start(self) -> None:
         """Start the process; Ready arrives on the link.
 

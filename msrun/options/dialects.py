@@ -77,15 +77,23 @@ def cluster(settings: Settings, found: JobSize) -> ClusterSpec | None:
     Raises:
         UsageError: the rank of this node is no rank of so many nodes.
     """
+    spare = settings.of("spare_node")
+    is_spare = truth(spare)
     if found.nnodes == 1:
+        if is_spare:
+            raise UsageError(f"{spare.shown} is for a job on several nodes: say on how many")
         return None
+    if is_spare and "node_rank" in settings.given:
+        shown = settings.given["node_rank"].shown
+        raise UsageError(f"{spare.shown} waits for any place: leave out {shown}")
     rank = -1
     if "node_rank" in settings.given and (given := settings.integer("node_rank")) is not None:
         rank = given
     if rank >= found.nnodes and found.world is None:
         shown = settings.of("node_rank").shown
         raise UsageError(f"{shown}: the ranks of {found.nnodes} nodes are 0 to {found.nnodes - 1}")
-    return ClusterSpec(found.nnodes, found.world, rank, _token_file(settings.of("token_file")))
+    token = _token_file(settings.of("token_file"))
+    return ClusterSpec(found.nnodes, found.world, rank, token, is_spare=is_spare)
 
 
 def _token_file(setting: Setting) -> Path | None:

@@ -36,11 +36,16 @@ class Engine(NamedTuple):
     followers: int = 0  # of that one
     is_follower: bool = False
 
+    spares: int = 0  # nodes beyond those that are asked for
+
     @property
     def said(self) -> str:
         """The sentence for who wonders why several nodes take part; empty: there is one."""
         if self.nnodes == 1:
             return ""
+        if self.spares:
+            be = "one waits as a spare" if self.spares == 1 else f"{self.spares} wait as spares"
+            return f"{self.name}: the job is on {self.nnodes} nodes, {be}"
         return f"{self.name}: the job is on {self.nnodes} nodes (--nnodes=1 runs each by itself)"
 
 
@@ -67,8 +72,16 @@ def engine(environ: Mapping[str, str], settings: Settings) -> Engine | None:
 
 def _is_alone(settings: Settings, found: Engine) -> bool:
     """Whether another number of nodes is asked for: then each task is a job of its own."""
-    nodes, count = settings.given.get("nnodes"), found.nnodes
-    return nodes is not None and nodes.text not in {f"{count}", f"{count}:{count}"}
+    wanted = _wanted(settings)
+    return wanted is not None and not 1 < wanted <= found.nnodes
+
+
+def _wanted(settings: Settings) -> int | None:
+    """The number of nodes that is given; ``None``: none, 0: it is no number."""
+    if "nnodes" not in settings.given:
+        return None
+    low, _, high = settings.given["nnodes"].text.partition(":")
+    return int(low) if low.isdecimal() and high in {"", low} else 0
 
 
 def _filled(found: Engine, settings: Settings) -> Engine:
@@ -78,11 +91,18 @@ def _filled(found: Engine, settings: Settings) -> Engine:
         hidden |= {"master_addr", "master_port"}
     if hidden & set(_SIZES) and not found.team:
         hidden |= set(_SIZES)
-    if {"worker_num", "local_worker_num"} <= set(
-        settings.given
-    ):  # they tell how many nodes there are
+    wanted, place = _wanted(settings), found.given.get("node_rank")
+    spares = {}
+    if "spare_node" in settings.given:
+        hidden.add("node_rank")
+    elif wanted and wanted < found.nnodes and place is not None and not found.team:
+        if int(place.text) >= wanted and "node_rank" not in hidden:
+            hidden.add("node_rank")
+            spares = {"spare_node": Setting("True", place.name)}
+        found = found._replace(nnodes=wanted, spares=found.nnodes - wanted)
+    if {"worker_num", "local_worker_num"} <= settings.given.keys():  # of nodes in all
         hidden.add("nnodes")
-    given = {dest: each for dest, each in found.given.items() if dest not in hidden}
+    given = {dest: each for dest, each in found.given.items() if dest not in hidden} | spares
     requeued = found.requeued
     if requeued and "rdzv_id" in settings.given:
         requeued = settings.given["rdzv_id"].text
@@ -207,8 +227,11 @@ def _kubernetes(environ: Mapping[str, str], settings: Settings) -> Engine | None
         nodes = settings.given["nnodes"].text
         if not nodes.isdecimal() or int(nodes) == 1:
             return None
+        index = _numbers(environ, ("JOB_COMPLETION_INDEX",))
+        if index is None:
+            return None
         given = _settings(environ, {"node_rank": "JOB_COMPLETION_INDEX"})
-        return Engine("Kubernetes' Job", int(nodes), given) if given else None
+        return Engine("Kubernetes' Job", max(int(nodes), index[0] + 1), given)
     named = {"nnodes": "WORLD_SIZE", "node_rank": "RANK", "master_addr": "MASTER_ADDR"}
     given = _settings(environ, named | {"master_port": "MASTER_PORT"})
     numbers = _numbers(environ, ("WORLD_SIZE", "RANK"))

@@ -254,8 +254,8 @@ def test_a_node_that_comes_late_is_refused(nodes: Nodes) -> None:
     job.await_everywhere("place")
     late = jobs.start_one(cluster.nodes[2], *static(1, 2, 1), PLACE)
     assert no(late.wait()) == (
-        "the job runs, and no lost node has left a place for this one: wait for its end,"
-        " or give another --master-port"
+        "the job runs, and no lost node has left a place for this one: let it wait for one with"
+        " --spare-node, or give another --master-port"
     )
     goes_on(job)
 

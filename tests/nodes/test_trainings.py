@@ -85,6 +85,43 @@ def test_another_node_takes_the_place_of_a_lost_one(
     assert "no step is lost" in job.head.errors
 
 
+def test_a_spare_node_takes_the_place_of_a_lost_one(nodes: Nodes, undisturbed: list[str]) -> None:
+    jobs = NodeJobs(nodes(3))
+    job = train(jobs, "/", "--wait=5:1")
+    where = ("--nnodes=2", "--nproc-per-node=2", "--master-addr=node0", f"--master-port={PORT}")
+    words = ("--spare-node", *where, SCRIPT, "--wait=5:1")
+    spare = jobs.start_one(jobs.cluster.nodes[2], *words, nproc=2)
+    spare.await_error("this node waits as a spare")
+    job.head.await_error("a spare node has come (node2)")
+    job.await_lines("waits in step 5")
+    jobs.cluster.nodes[1].kill()
+    job.head.await_error("node 1 (node2) has come in the place of the lost one")
+    go(jobs)
+    job.parts[1] = spare
+    spare.rank = 1
+    job.head.await_error("training resumes at step 5")
+    lacks = "random numbers, buffers and data position of ranks 2, 3 are of a step before"
+    if lacks in job.head.errors:  # what had been sent was still on its way
+        job.succeed()
+        return
+    check_same(job, undisturbed, 0)
+    assert "waiting" not in job.head.errors
+
+
+def test_a_spare_node_that_was_not_needed_ends_with_the_job(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(3))
+    job = train(jobs, "/", "--wait=5:1")
+    where = ("--nnodes=2", "--nproc-per-node=2", "--master-addr=node0", f"--master-port={PORT}")
+    spare = jobs.start_one(jobs.cluster.nodes[2], "--spare-node", *where, SCRIPT)
+    spare.await_error("this node waits as a spare")
+    go(jobs)
+    job.succeed()
+    ended = spare.wait()
+    assert ended.code == 0
+    assert ended.err.splitlines()[-1].startswith("msrun: the job is over: ")
+    check_nothing_left(jobs.cluster)
+
+
 @pytest.mark.parametrize("case", DEATHS)
 def test_all_ranks_restart(jobs: NodeJobs, undisturbed: list[str], case: str) -> None:
     job = train(jobs, RESTARTS, "--max-restarts=1", "/", "--wait=5:3")

@@ -16,7 +16,7 @@ from agent.failure.evidence import ErrorFile, Evidence, WorkerEnd
 from agent.failure.evidence_json import as_json
 from agent.nodes.codec import pack_event, unpack_action
 from agent.nodes.line import Loss, LossKind
-from agent.nodes.messages import NodeFacts, pack, unpack
+from agent.nodes.messages import ANY_RANK, Join, NodeFacts, Refused, Spare, pack, unpack
 from agent.nodes.run_messages import (
     Beats,
     Ended,
@@ -484,3 +484,61 @@ def test_a_late_node_is_not_sent_what_was_freed_with_the_attempt(replacing):
     replacing.all._admit(1, None)
     assert [type(each) for each in replacing.late.said] == [JobKnown, Order]
     assert replacing.late.orders() == [again]
+
+
+# --- spare nodes ----------------------------------------------------------------------------------
+
+
+def wish(nproc=3, host="d", pid=77, is_spare=True, rank=ANY_RANK):
+    return Join("", "record", rank, nproc, host, pid, "1", "", "", "", is_spare)
+
+
+@pytest.fixture
+def waiting():
+    """A job that waits for another node where one is lost."""
+    loop = asyncio.new_event_loop()
+    cluster = Cluster(loop, wait_s=600.0)
+    cluster.start(2, 3, 4)
+    yield cluster
+    cluster.door.close()
+    loop.close()
+
+
+def test_a_spare_node_waits_and_is_said_once(waiting):
+    for _ in range(2):
+        assert waiting.all._judge(wish(), "10.0.0.4") == Spare()
+    assert waiting.said == ["a spare node has come (d): it takes the place of a lost one"]
+
+
+def test_a_spare_node_gets_the_place_of_the_first_lost_one_of_its_size(waiting, monkeypatch):
+    seated = []
+    monkeypatch.setattr(
+        waiting.all._door, "seat", lambda: seated.append(waiting.all._judge(wish(), "10.0.0.4"))
+    )
+    waiting.links[1].lose(GONE)  # of one worker
+    assert seated.pop() == Spare()
+    waiting.links[0].lose(GONE)
+    place = seated.pop()
+    assert place.node_rank == 1
+    assert place.begin.nodes[1] == NodeFacts(1, "d", "10.0.0.4", 3, 77)
+
+
+@pytest.mark.parametrize(
+    ("join", "why"),
+    [
+        (wish(nproc=2), "this node has 2 workers, but those that it could replace have 1 or 3"),
+        (wish(is_spare=False), "let it wait for one with --spare-node"),
+        (wish(is_spare=False, rank=1), "let it wait for one with --spare-node"),
+    ],
+)
+def test_who_can_take_no_place_does_not_wait(waiting, join, why):
+    answer = waiting.all._judge(join, "10.0.0.4")
+    assert isinstance(answer, Refused)
+    assert why in answer.why
+    assert answer.exit_code == 2
+
+
+def test_no_spare_node_waits_where_no_place_is_ever_free(cluster):
+    answer = cluster.all._judge(wish(), "10.0.0.4")
+    assert isinstance(answer, Refused)
+    assert "--node-wait=0" in answer.why

@@ -162,3 +162,24 @@ def test_what_several_nodes_do_without_is_said_where_the_job_begins(options, sai
     job = job_of(f"--nnodes 2 --node-rank 0 --master-addr a {options}")
     assert job.cluster.said == said
     assert job_of(options).cluster is None
+
+
+def test_a_spare_node_has_no_number():
+    job = job_of("--nnodes 2 --master-addr a --spare-node")
+    assert job.cluster._replace(said=()) == ClusterSpec(2, is_spare=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("--spare-node", "--spare-node is for a job on several nodes: say on how many"),
+        (
+            "--spare-node --nnodes 2 --node-rank 1",
+            "--spare-node waits for any place: leave out --node-rank=1",
+        ),
+    ],
+)
+def test_a_spare_node_of_nothing_is_refused(line, why):
+    with pytest.raises(UsageError) as refused:
+        job_of(line)
+    assert str(refused.value) == why

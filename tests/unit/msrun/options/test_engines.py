@@ -187,6 +187,26 @@ def test_where_a_node_has_the_number_of_its_first_rank_only_the_order_counts():
     assert not request(slurm()).job.cluster.are_orders
 
 
+@pytest.mark.parametrize(
+    ("environ", "line", "expected"),
+    [
+        (slurm(SLURM_NODEID="2"), "--nnodes 3", ClusterSpec(3, None, 2)),
+        (slurm(SLURM_NODEID="3"), "--nnodes 3", ClusterSpec(3, is_spare=True)),
+        (slurm(SLURM_NODEID="0"), "--spare-node", ClusterSpec(4, is_spare=True)),
+        ({"JOB_COMPLETION_INDEX": "4"}, "--nnodes 4", ClusterSpec(4, is_spare=True)),
+    ],
+)
+def test_nodes_beyond_those_that_are_asked_for_are_spare(environ, line, expected):
+    assert told(environ, line)[0] == expected
+
+
+def test_how_many_nodes_are_spare_is_said():
+    said = request(slurm(SLURM_NODEID="0"), "--nnodes 3").job.cluster.said[0]
+    assert said == "Slurm's step 100.2: the job is on 3 nodes, one waits as a spare"
+    said = request(slurm(SLURM_NODEID="0"), "--nnodes 2").job.cluster.said[0]
+    assert said == "Slurm's step 100.2: the job is on 2 nodes, 2 wait as spares"
+
+
 def test_of_the_msruns_of_a_node_one_leads():
     for rank, local_rank in ((0, 0), (1, 1), (2, 0), (3, 1)):
         found = request(mpi(rank, local_rank)).engine
