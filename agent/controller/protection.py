@@ -110,7 +110,7 @@ def _of_nodes(job: Job) -> str:
     once = "likewise a node, once another takes its place"
     if not job.policy.replace.node_wait_s:
         once = "a node that dies ends the job, its step is saved"
-    return f"; {once}, but node 0: with it all steps since the newest ModelCheckpoint are lost"
+    return f"; {once}, but node 0: the others save the step, and the job ends"
 
 
 def cure_of(why: str) -> str:

@@ -132,7 +132,7 @@ RunMessage = (
 _SAID = Vocabulary(
     kind
     for kind in get_args(protocol.Message)
-    if kind not in {protocol.StartWorkers, protocol.PeerPages, protocol.Replicated}
+    if kind not in {protocol.StartWorkers, protocol.PeerPages}
 )
 """Messages between hooks and agent. Those with descriptors beside them do not travel."""
 

@@ -99,8 +99,11 @@ class Vocabulary:
         origin, inner = get_origin(declared), get_args(declared)
         if origin in {Union, UnionType}:
             return self._choice(inner)
-        if origin is tuple and inner == (int, ...):
-            return _Form(_pack_numbers, _unpack_numbers)
+        if declared in _NUMBERS:
+            return _Form(
+                lambda value: _pack_numbers(tuple(value)),
+                lambda value, room: origin(_unpack_numbers(value, room)),
+            )
         if origin is tuple and inner[1:] == (...,):
             return _sequence(self._form(inner[0]))
         if origin is dict and inner[0] is str:
@@ -136,6 +139,9 @@ class Vocabulary:
             lambda value: None if value is None else form.pack(value),
             lambda value, room: None if value is None else form.unpack(value, room),
         )
+
+
+_NUMBERS = (tuple[int, ...], list[int])
 
 
 def _names_of(kind: Any) -> Iterable[str]:

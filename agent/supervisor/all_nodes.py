@@ -371,7 +371,8 @@ class AllNodes:
         return self._own.worker(rank) if node is None else node.workers[rank]
 
     def protect(self, pid: int) -> None:
-        """Ranks of one node alone save nothing if its agent dies."""
+        """If this msrun dies, a rank of this node gets its time to save."""
+        self._own.protect(pid)
 
     def watch(self, path: str) -> None:
         """A graceful exit may be asked for in this file."""

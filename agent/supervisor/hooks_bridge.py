@@ -19,6 +19,7 @@ from agent.controller.states import JobState
 from agent.dump.target import Spread
 from agent.hooks import shared_folders
 from agent.hooks.exiting_ranks import ExitingRanks
+from agent.hooks.peer_pages import SharedPages
 from agent.hooks.rank_links import Loop, RankLinks, Said
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages, copied
@@ -32,13 +33,12 @@ from agent.supervisor.job_view import Holders
 from agent.text.sanitize import encodable
 from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker
-from worker_hooks.contract import protocol, wire
+from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:
     from agent.supervisor.guarding import Guarding
 
 WRAPPER_S = 0.5  # until a wrapper ends whose rank has died
-RESEND_S = 0.05  # of descriptors, if peers have not taken earlier ones yet
 CLOSE_S = 5.0  # for file work that nobody waits for any more
 NO_VOTES = "ranks on several nodes do not vote on updates yet"
 
@@ -144,6 +144,7 @@ class HooksBridge:
         self._record = kept
         self._links = RankLinks(listener, spec.ranks_here, journal)
         self._pages = StatusPages()
+        self._shared = SharedPages(self._links, self._pages, spec.ranks_here)
         self._guarding: Guarding | None = None  # no rank has hooks yet
         self._state = JobState.NEW
         self._attempt = 0
@@ -500,8 +501,9 @@ class HooksBridge:
         self._steps[rank] = message.step
         self.rehearses = message.rehearses
         self._training.add(rank)
-        self._agent.protect(self._links.pid(rank))
-        self._share_pages()
+        if rank in self._spec.ranks_here:
+            self._agent.protect(self._links.pid(rank))
+        self._shared.share(self._attempt, self._services.loop)
         self._agent.post(
             message._replace(not_replaceable_why=encodable(message.not_replaceable_why))
         )
@@ -510,26 +512,6 @@ class HooksBridge:
     def _replicated(self, rank: int) -> protocol.Replicated:
         alike = next((each for each in self._holders.alike if rank in each), ())
         return protocol.Replicated(self._holders.why_none, list(alike))
-
-    def _share_pages(self) -> None:
-        """Hand the ranks' pages to their peers, which save without msrun if it is killed."""
-        if self._spec.nnodes > 1:
-            return  # ranks of one node alone save nothing
-        if pages := self._pages.take_unshared(self._spec.ranks_here, self._attempt):
-            for rank in self._spec.ranks_here:
-                self._send_pages(rank, pages)
-
-    def _send_pages(self, rank: int, pages: Mapping[int, int]) -> None:
-        """Send ``pages`` to a rank, once the kernel takes so many descriptors."""
-        others = [
-            other for other in pages if other != rank and self._pages.has(other, pages[other])
-        ]
-        for start in range(0, len(others), wire.MOST_FDS):
-            part = others[start : start + wire.MOST_FDS]
-            message = protocol.PeerPages(part, [self._links.pid(other) for other in part])
-            if not self._links.send(rank, message, [pages[other] for other in part]):
-                self._services.loop.call_later(RESEND_S, self._send_pages, rank, pages)
-                return
 
     def _leave(self, rank: int, *, is_done: bool) -> None:
         self._training.discard(rank)

@@ -14,6 +14,7 @@ from functools import partial
 
 from agent.controller import actions as do
 from agent.controller.states import JobState
+from agent.hooks.peer_pages import SharedPages
 from agent.hooks.rank_links import Loop, RankLinks, Said
 from agent.hooks.shared_folders import FolderMarks
 from agent.hooks.status_pages import StatusPages
@@ -70,6 +71,7 @@ class HooksRelay:
         """
         self._links = RankLinks(listener, spec.ranks_here, journal)
         self._pages = StatusPages()
+        self._shared = SharedPages(self._links, self._pages, spec.ranks_here)
         self._send = send
         self._record = kept
         self._mark_name = f".msrun-{spec.job_id}-node-{spec.node_rank}"
@@ -129,11 +131,14 @@ class HooksRelay:
             self._show(rank)
         self._links.send(rank, message)
 
-    def forsake(self, why: str) -> None:
-        """The controller's node is gone: no rank waits for an order, all may exit."""
+    def forsake(self, why: str) -> tuple[int, ...]:
+        """The controller's node is gone: no rank waits for an order; these save by themselves."""
         self._forsaken = why
+        saving = self._pages.all().keys()
         for rank in self._ranks:
-            self._links.send(rank, protocol.Release(why))
+            alone = rank in saving
+            self._links.send(rank, protocol.SaveAlone(why) if alone else protocol.Release(why))
+        return tuple(saving)
 
     def hear_out(self, rank: int) -> int | None:
         """Hand on the last messages of a dead rank, and its page; its commit is read there."""
@@ -202,6 +207,7 @@ class HooksRelay:
         self._send(FromRank(pack_said(message), page))
         if isinstance(message, protocol.Registered):
             self._mark(message)
+            self._shared.share(self._attempt, self._loop)
 
     def _learn(self, hello: protocol.Hello) -> None:
         if hello.exit_file:

@@ -30,6 +30,7 @@ from agent.supervisor.job_view import Holders, JobView
 from agent.supervisor.supervisor import Supervisor
 from agent.workers.worker import Worker
 
+SAVE_S = 1800.0  # for ranks that save by themselves; as the forkserver gives them on one node
 KILL_S = 30.0  # for killed ranks to be gone: a device may keep one for good
 BEAT_S = 1.0  # how old what the controller's node knows of the ranks' progress may be
 FAILED_EXIT = 1
@@ -86,6 +87,8 @@ class RemoteController:
         """Tell what happened; what follows from it will be ordered."""
         if self._link.is_open:
             self._link.send(Fact(pack_event(event)))
+        elif isinstance(event, ev.StopRequested):
+            self._kill("it is asked for")
         elif isinstance(event, ev.WorkerExited | ev.StartFailed) and not self._node.living():
             self._finish()
 
@@ -139,23 +142,33 @@ class RemoteController:
     def _lost(self, loss: Loss) -> None:
         """Without the controller nothing is decided: end what runs here."""
         why = f"the controller's node {loss.why}"
-        self._say(f"{why}: the ranks of this node are stopped")
         self.ending = Ended(FAILED_EXIT, why)
         if not (living := self._node.living()):
             self._finish()
             return
         self.view = self.view._replace(state=JobState.STOPPING)
-        self._hooks.forsake(why)
+        saving = self._hooks.forsake(why)
         self._node.act(do.CancelStarts(why, now=True))
-        if loss.kind is LossKind.SILENCE:  # others may soon be started in their places
-            self._kill(why)
-            return
-        self._node.act(do.SignalRanks(living, signal.SIGTERM, why))
-        self._loop.call_later(self._grace_s, self._kill, why)
+        others = tuple(rank for rank in living if rank not in saving)
+        if saving:
+            # they hold from now on, so nothing is trained twice if others get their places
+            self._say(f"{why}: the ranks of this node save their step by themselves, and end")
+            self._loop.call_later(SAVE_S, self._kill, why)
+        else:
+            self._say(f"{why}: the ranks of this node are stopped")
+        if others:
+            is_urgent = loss.kind is LossKind.SILENCE  # others may soon be started in their places
+            signum = signal.SIGKILL if is_urgent else signal.SIGTERM
+            self._node.act(do.SignalRanks(others, signum, why))
+            self._loop.call_later(self._grace_s, self._kill, why, others)
 
-    def _kill(self, why: str) -> None:
-        self._node.act(do.SignalRanks(self._node.living(), signal.SIGKILL, why))
-        self._loop.call_later(KILL_S, self._finish)
+    def _kill(self, why: str, ranks: Sequence[int] | None = None) -> None:
+        """Kill these ranks, or all, if they live; all are given up after a while."""
+        living = self._node.living()
+        killed = tuple(rank for rank in living if ranks is None or rank in ranks)
+        self._node.act(do.SignalRanks(killed, signal.SIGKILL, why))
+        if killed == tuple(living):
+            self._loop.call_later(KILL_S, self._finish)
 
     def _finish(self) -> None:
         self._node.finish()

@@ -212,7 +212,7 @@ class RemoteNode:
         A path into the memory of this node's msrun means something else there.
         """
         match message:
-            case protocol.Replicated() | protocol.PeerPages() | protocol.Copy():
+            case protocol.PeerPages() | protocol.Copy():
                 return
             case protocol.Save(is_quick=True, parts=parts) if parts:
                 failed = protocol.SaveFailed(

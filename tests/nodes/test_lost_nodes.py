@@ -54,6 +54,27 @@ def test_the_first_node_is_killed(jobs: NodeJobs) -> None:
     assert time.monotonic() - began < SOON_S
     assert ended.code == 1, job.told()
     assert re.search("the controller's node (closed the line|is lost)", ended.err)
+    assert "the ranks of this node save their step by themselves, and end" in ended.err
+    (found,) = saved(jobs)
+    assert (found.step, found.without_private) == (2, (0,))
+    log = job.logs()["worker_1.log"]
+    assert "node 0 is gone; saved: " in log
+    assert "the random numbers, buffers and data position of rank 0 are lost" in log
+    check_nothing_left(jobs.cluster)
+    jobs.cluster.nodes[0].boot()
+    go(jobs)
+    again = train(jobs, "--resume", "/", nproc=1)
+    again.succeed()
+    again.head.await_error("resuming step 2")
+
+
+def test_the_first_node_is_silent(jobs: NodeJobs) -> None:
+    job = train(jobs, "--max-restarts=1", "/", "--wait=3:1", nproc=1)
+    job.await_lines("waits in step 3")
+    jobs.cluster.nodes[0].poweroff()
+    ended = job.parts[1].wait()
+    assert ended.code == 1, job.told()
+    assert [each.step for each in saved(jobs)] == [2]
     check_nothing_left(jobs.cluster)
 
 
@@ -81,8 +102,10 @@ def test_only_msrun_of_a_node_is_killed(jobs: NodeJobs, at: int) -> None:
     poll(lambda: not any(map(programs_on, jobs.cluster.nodes)), within_s=60)
     assert time.monotonic() - began < SOON_S
     check_nothing_left(jobs.cluster)
-    if at:
-        assert [each.step for each in saved(jobs)] == [2]
+    (found,) = saved(jobs)
+    assert found.step == 2
+    if at == 0:  # all ranks have lived, and agreed
+        assert (found.without_private, found.stale_private, found.odd) == ((), (), ())
 
 
 @pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "killed"])

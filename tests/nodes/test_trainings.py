@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from support.cluster import Cluster
 from support.jobs import poll
-from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left
+from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left, programs_on
 from support.node_trainings import (
     RESTARTS,
     SCRIPT,
@@ -120,6 +120,23 @@ def test_a_spare_node_that_was_not_needed_ends_with_the_job(nodes: Nodes) -> Non
     assert ended.code == 0
     assert ended.err.splitlines()[-1].startswith("msrun: the job is over: ")
     check_nothing_left(jobs.cluster)
+
+
+def test_the_msrun_that_decides_is_killed_and_the_job_is_resumed(
+    jobs: NodeJobs, undisturbed: list[str]
+) -> None:
+    job = train(jobs, "/", "--wait=5:1,3")
+    job.await_lines("waits in step 5", 2)
+    job.head.signal(signal.SIGKILL)
+    assert job.parts[1].wait().code == 1, job.told()
+    poll(lambda: not any(map(programs_on, jobs.cluster.nodes)))
+    (found,) = saved(jobs)
+    assert (found.step, found.without_private, found.stale_private) == (4, (), ())
+    go(jobs)
+    again = train(jobs, "--resume", "/", "--wait=5:1,3")
+    ended = again.succeed()
+    assert "resuming step 4" in ended[0].err
+    assert weights(again.logs().values()) == undisturbed
 
 
 @pytest.mark.parametrize("case", DEATHS)

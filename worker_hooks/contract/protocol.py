@@ -9,7 +9,7 @@ that import a forkserver is ready 20 ms earlier.
                            Leaving, ExitRequested, Standing, Frozen, Written, Digested, SaveFailed,
                            Progress, Rejoining, Stack, VoteOpened, Copied
     agent -> hooks         Welcome, Hold, Proceed, Freeze, Save, Leave, Release, Dismiss, Rejoin,
-                           GoOn, Inspect, PeerPages, Replicated, OpenVote, Copy
+                           GoOn, Inspect, PeerPages, Replicated, OpenVote, Copy, SaveAlone
 """
 
 from __future__ import annotations
@@ -312,6 +312,12 @@ class Release(NamedTuple):
     reason: str
 
 
+class SaveAlone(NamedTuple):
+    """The job's controller, on another node, is gone: save as if msrun had died, and exit."""
+
+    why: str
+
+
 class Rejoin(NamedTuple):
     """Leave the broken process group and resume in a new one, from a dump in memory.
 
@@ -459,6 +465,7 @@ Message = (
     | SaveFailed
     | Progress
     | Release
+    | SaveAlone
     | Rejoin
     | Rejoining
     | GoOn

@@ -109,6 +109,8 @@ class Guard:
         self.digest = ""  # quick, of the state that was compared last
         self._before_dump = before_dump
         self._when_agent_died = when_agent_died
+        self.is_forsaken = False
+        """Whether the job's controller, on another node, is gone."""
         self.why_not_replicated = "msrun had not said whether the ranks hold the same"
         self._last_signal: int | None = None
         self._link: AgentLink | None = None
@@ -382,13 +384,14 @@ class Guard:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             other = -1 if self._wakeup is None else self._wakeup.fileno
-            while True:
+            while not self.is_forsaken:
                 message, fds = self._link.listen(other, self._take_signals)
                 if message is None:
                     break
                 self._obey(message, fds)
             self._copier.give_up("msrun is gone")
-            if self.exit_order is None and self._link.is_agent_dead(DYING_S):
+            is_alone = self.is_forsaken or self._link.is_agent_dead(DYING_S)
+            if self.exit_order is None and is_alone:
                 self._is_out.set()  # else a main thread that is stuck would end the process
                 self._when_agent_died(self)
         except Exception:
@@ -406,7 +409,7 @@ class Guard:
         except OSError as error:
             log.warning("%s=%s: %s", GROUP_INFO_FILE, path, describe_os_error(error))
 
-    def _obey(self, message: protocol.Message, fds: list[int]) -> None:  # noqa: C901  a row each
+    def _obey(self, message: protocol.Message, fds: list[int]) -> None:  # noqa: C901, PLR0912  a row each
         match message:
             case protocol.Replicated():
                 self.why_not_replicated = message.why_not
@@ -425,6 +428,8 @@ class Guard:
             case protocol.Release():
                 self._copier.give_up("the process exits")
                 self._released.set()
+            case protocol.SaveAlone():
+                self.is_forsaken = True
             case protocol.Rejoin():
                 self._copier.give_up("the rank joins another process group")
                 self._eject(message)

@@ -8,6 +8,11 @@ its own private state, and the leader completes the dump when everything is writ
 state of a rank that is dead or does not answer is on its page, which its peers have open; the
 leader writes it. If the leader dies, stops or hangs, the next one takes over in its own folder.
 
+On several nodes the same happens when the controller's node is gone, or its msrun: its own ranks
+find their connection closed, those of other nodes are told by their msrun. The folder next to the
+checkpoints is the same for all. Of ranks on other nodes only their notes are known; those of a node
+that is gone write none. Their private states are lost with it.
+
 While a rank is being replaced, the dump in memory is the state that all resume from. Each rank that
 was sent there has it open, and one of them writes it to the disk.
 """
@@ -42,24 +47,40 @@ LAST_LOOK_S = 1.0  # at a main thread that may be blocked after a complete updat
 LEAVE_S = 5.0  # for the others, to see that the dump is complete
 EXIT = 1
 
-OTHER_NODES = "msrun is gone on this node, and ranks of other nodes train: nothing is saved here"
+OTHER_NODES = "msrun is gone on this node, and the job goes on elsewhere: nothing is saved here"
 
 
 def save_without_agent(guard: Guard) -> None:
     """Save the state of this rank and its peers, and end the process. Runs in the listener."""
     try:
-        if guard.env.local_world_size < guard.env.world_size:
+        if guard.env.is_controlled and not guard.is_forsaken:
             log.error(OTHER_NODES)
         else:
             _save(guard)
     except OSError as error:
-        log.error("msrun is gone, and nothing could be saved: %s", error)  # noqa: TRY400
+        log.error("%s, and nothing could be saved: %s", _gone(guard), error)  # noqa: TRY400
     except Exception:
-        log.exception("msrun is gone, and saving failed")
+        log.exception("%s, and saving failed", _gone(guard))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(EXIT)
+
+
+def _gone(guard: Guard) -> str:
+    """Who does not decide any more, as a clause."""
+    return "node 0 is gone" if guard.env.is_controlled else "msrun is gone"
+
+
+def _elsewhere(guard: Guard) -> set[int]:
+    """Ranks on other nodes, which may be gone."""
+    return set(range(guard.env.world_size)) - {guard.env.rank, *guard.peers}
+
+
+def _fallbacks(guard: Guard) -> list[str]:
+    """Where to save instead; ranks on other nodes would not find it."""
+    assert guard.welcome is not None
+    return [guard.welcome.fallback] if guard.welcome.fallback and not _elsewhere(guard) else []
 
 
 def _save(guard: Guard) -> None:
@@ -74,19 +95,22 @@ def _save(guard: Guard) -> None:
     dump = _DumpWithoutAgent(guard, notes, welcome.stall_s)
     saved = None
     try:
-        saved = dump.save([place, *([welcome.fallback] if place != welcome.fallback else [])])
+        saved = dump.save([*dict.fromkeys((place, *_fallbacks(guard)))])
     finally:
         # nobody else would: the forkserver gives each rank half an hour to save
         silent = (silent - notes.read().keys()) | dump.stuck if saved else set()
         silent |= guard.peers.stopped()
         if ended := guard.peers.end(silent):
-            log.error("msrun is gone; killed, as it did not answer: rank %s", _listed(ended))
+            gone, ranks = _gone(guard), _listed(ended)
+            log.error("%s; killed, as it did not answer: rank %s", gone, ranks)
     if saved is None:
-        log.error("msrun is gone; %s", dump.why_nothing(guard.resumed_step))
+        log.error("%s; %s", _gone(guard), dump.why_nothing(guard.resumed_step))
     else:
-        log.error("msrun is gone; saved: %s; resume with: msrun --resume", saved)
+        log.error("%s; saved: %s; resume with: msrun --resume", _gone(guard), saved)
     if dump.leads and saved is not None:
         dump.clean_up()
+    elif saved is not None:
+        notes.withdraw()
 
 
 def _open_notes(guard: Guard, name: str) -> tuple[PeerNotes, str]:
@@ -98,7 +122,7 @@ def _open_notes(guard: Guard, name: str) -> tuple[PeerNotes, str]:
         )
         notes.tell(step=guard.source.step)
     except OSError:
-        if not guard.welcome.fallback:
+        if not _fallbacks(guard):
             raise
         place = guard.welcome.fallback
         notes = PeerNotes(Path(place, name), guard.env.rank)
@@ -113,7 +137,7 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
         notes.tell(step=step, is_settled=True, is_whole=True, is_memory=True)
         return
     gate, source = guard.gate, guard.source
-    began_s = time.monotonic()
+    began_s, everyone = time.monotonic(), {*guard.peers, *_elsewhere(guard)}
     deadline = began_s + grace_s
     while time.monotonic() < deadline and not gate.is_held:
         step = source.step
@@ -124,8 +148,8 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
         if not gate.is_torn and not guard.peers.are_all_awake:
             break  # a peer is dead or stopped: the same
         is_late = time.monotonic() > began_s + LATE_S
-        if not gate.is_torn and is_late and set(guard.peers) - told.keys():
-            break  # a peer does not run: the same
+        if not gate.is_torn and is_late and everyone - told.keys():
+            break  # a peer does not run, or is on a node that is gone: the same
         if step != notes.mine.step:
             notes.tell(step=step)
         time.sleep(LOOK_S)
@@ -137,15 +161,18 @@ def _await_all(guard: Guard, notes: PeerNotes, began_s: float, grace_s: float) -
     """Wait for the notes of all ranks that can write one; the ranks that did not.
 
     A rank that is stopped cannot. One whose listener does not run (its main thread is in a call
-    that keeps the interpreter, or in the kernel) writes none within LATE_S.
+    that keeps the interpreter, or in the kernel) writes none within LATE_S, nor does one of a node
+    that is gone.
     """
+    elsewhere = _elsewhere(guard)
     late_s = began_s + LATE_S
     until_s = late_s + grace_s + LAST_LOOK_S
     while True:
         notes.touch()
         told = notes.read()
-        unsettled = guard.peers.awake() - {rank for rank, note in told.items() if note.is_settled}
         now_s = time.monotonic()
+        awaited = guard.peers.awake() | (elsewhere & told.keys() if now_s > late_s else elsewhere)
+        unsettled = awaited - {rank for rank, note in told.items() if note.is_settled}
         if not unsettled or now_s > until_s or (now_s > late_s and not unsettled & told.keys()):
             return set(guard.peers) - told.keys()
         time.sleep(LOOK_S)
@@ -307,7 +334,7 @@ class _DumpWithoutAgent:
             world_size=env.world_size,
             attempt=env.attempt,
             record_id=env.record_id,
-            reason="msrun was killed",
+            reason="the controller's node was lost" if env.is_controlled else "msrun was killed",
             shards=(shard, *private.shards),
             digest=written.digest,
             odd=(

@@ -1,7 +1,8 @@
 """The notes by which ranks talk to each other through files when the agent is dead.
 
 Each rank replaces its own note and reads all. A note names the process of its writer, so that a
-dead writer is detected, and the time of its file is a living writer's sign of progress.
+dead writer is detected, and the time of its file is a living writer's sign of progress. Of a writer
+on another machine that time is all there is.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from worker_hooks.contract.process_stat import read_stat
 
 SAVED = "saved.json"
 TOUCH_S = 0.5
+AWAY_S = 20.0  # without a sign: a writer on another machine counts as dead; file servers are late
 
 
 class PeerNote(NamedTuple):
@@ -25,6 +27,7 @@ class PeerNote(NamedTuple):
 
     pid: int
     step: int  # the newest commit
+    host: str = ""  # the machine on which the process id counts
     is_settled: bool = False  # the state will not change any more; the rest describes it
     is_whole: bool = False
     is_memory: bool = False  # what it holds of that step is a dump in memory
@@ -48,7 +51,7 @@ class PeerNotes:
         ensure_folder(folder)
         self.folder = folder
         self._rank = rank
-        self.mine = PeerNote(os.getpid(), 0)
+        self.mine = PeerNote(os.getpid(), 0, _machine())
         self._signs: dict[int, tuple[int, float]] = {}  # by rank: the newest, and when it was seen
         self._touched_s = 0.0
 
@@ -77,8 +80,10 @@ class PeerNotes:
                 note = PeerNote(**json.loads(read_small(path)))
             except (OSError, ValueError, TypeError):
                 continue  # just being replaced, or no note
-            if _is_awake(note.pid):
-                notes[int(path.stem[5:])] = note
+            rank = int(path.stem[5:])
+            is_here = note.host == self.mine.host
+            if _is_awake(note.pid) if is_here else self.silent_s(rank) < AWAY_S:
+                notes[rank] = note
         return notes
 
     def silent_s(self, rank: int) -> float:
@@ -104,6 +109,10 @@ class PeerNotes:
         text = json.dumps({"path": path, "step": step}).encode()
         write_atomic(self.folder / SAVED, text, durable=False)
 
+    def withdraw(self) -> None:
+        """This rank has nothing to say any more: on another machine nobody sees it end."""
+        self._path(self._rank).unlink(missing_ok=True)
+
     def saved(self) -> str | None:
         """The folder of the complete dump; ``None``: there is none yet."""
         try:
@@ -113,6 +122,12 @@ class PeerNotes:
 
     def _path(self, rank: int) -> Path:
         return self.folder / f"rank_{rank}.json"
+
+
+def _machine() -> str:
+    """Names a kernel and its set of process ids: containers share the former."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _is_awake(pid: int) -> bool:

@@ -177,7 +177,7 @@ def test_what_is_no_kind_of_the_vocabulary_is_not_packed():
 
 def test_a_type_that_nobody_can_check_is_found_when_it_is_first_packed():
     class Loose(NamedTuple):
-        ranks: list[int]
+        ranks: list[str]
 
     with pytest.raises(TypeError, match="cannot travel"):
         Vocabulary([Loose]).pack(Loose([1]))

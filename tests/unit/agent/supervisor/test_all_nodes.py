@@ -229,10 +229,12 @@ def test_a_node_knows_the_job_before_what_it_is_to_do_and_is_told_once(cluster):
 
 def test_ranks_elsewhere_are_told_through_their_node_but_not_what_needs_one_machine(cluster):
     cluster.hooks.send(3, protocol.Release("go"))
-    cluster.hooks.send(5, protocol.Replicated("", [0, 5]))
-    (said,) = cluster.links[0].said
-    assert (said.rank, unpack_said(said.message)) == (3, protocol.Release("go"))
-    assert isinstance(said, ToRank)
+    alike = protocol.Replicated("", [0, 3, 5])
+    cluster.hooks.send(3, alike)
+    cluster.hooks.send(5, protocol.PeerPages([0], [77]))
+    told = [(said.rank, unpack_said(said.message)) for said in cluster.links[0].said]
+    assert told == [(3, protocol.Release("go")), (3, alike)]
+    assert all(isinstance(said, ToRank) for said in cluster.links[0].said)
     assert cluster.links[1].said == []
 
 

@@ -74,7 +74,7 @@ class FakeNode:
 
 class FakeHooks:
     def __init__(self):
-        self.now, self.log = {}, []
+        self.now, self.log, self.saving = {}, [], ()
 
     def beats(self):
         return dict(self.now)
@@ -87,6 +87,7 @@ class FakeHooks:
 
     def forsake(self, why):
         self.log.append(("forsaken", why))
+        return self.saving
 
 
 @pytest.fixture
@@ -182,6 +183,39 @@ def test_without_the_controller_ranks_are_stopped_and_then_killed(node):
     assert node.here.log[3:] == ["finish"]
     assert node.controller.ending == Ended(1, WHY)
     assert node.link.said == []
+
+
+SAVE = f"{WHY}: the ranks of this node save their step by themselves, and end"
+
+
+def test_without_the_controller_ranks_that_train_save_and_the_others_are_stopped(node):
+    node.hooks.saving = (2,)
+    node.link.lose()
+    assert node.said == [SAVE]
+    assert node.here.log == [do.CancelStarts(WHY, now=True), do.SignalRanks((3,), SIGTERM, WHY)]
+    node.loop.call_later(0.2, node.loop.stop)
+    node.loop.run_forever()
+    assert node.here.log[2:] == [do.SignalRanks((3,), SIGKILL, WHY)]
+    node.here.alive = ()
+    node.controller.post(ev.WorkerExited(2, 0, 1))
+    assert node.here.log[3:] == ["finish"]
+
+
+def test_ranks_that_save_are_killed_when_that_takes_too_long(node, monkeypatch):
+    monkeypatch.setattr(module, "SAVE_S", 0.02)
+    monkeypatch.setattr(module, "KILL_S", 0.02)
+    node.hooks.saving = (2, 3)
+    node.link.lose()
+    node.loop.call_later(60, node.loop.stop)
+    node.loop.run_forever()
+    assert node.here.log[1:] == [do.SignalRanks((2, 3), SIGKILL, WHY), "finish"]
+
+
+def test_who_asks_for_the_end_waits_for_no_rank_that_saves(node):
+    node.hooks.saving = (2, 3)
+    node.link.lose()
+    node.controller.post(ev.StopRequested(SIGTERM))
+    assert node.here.log[1:] == [do.SignalRanks((2, 3), SIGKILL, "it is asked for")]
 
 
 def test_without_the_controller_a_rank_that_cannot_be_killed_is_left(node, monkeypatch):

@@ -70,6 +70,7 @@ MESSAGES = [
     protocol.SaveFailed(3, 1, 2, "full", is_place=True),
     protocol.Progress(3, 1, 2, 10**12),
     protocol.Release("done"),
+    protocol.SaveAlone("the controller's node is lost"),
     protocol.Rejoin(2, "/proc/4711/fd/12", "rank 3 was killed"),
     protocol.Rejoining(3, 2),
     protocol.GoOn(2),
