@@ -110,7 +110,7 @@ class PeerNotes:
         write_atomic(self.folder / SAVED, text, durable=False)
 
     def withdraw(self) -> None:
-        """This rank has nothing to say any more: on another machine nobody sees it end."""
+        """Take the note away: ranks on other machines do not see that this one ends."""
         self._path(self._rank).unlink(missing_ok=True)
 
     def saved(self) -> str | None:
