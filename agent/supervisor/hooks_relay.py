@@ -79,6 +79,7 @@ class HooksRelay:
         self._attempt = 0
         self._large: set[int] = set()  # ranks whose page does not fit a frame, which was said
         self._ranks = spec.ranks_here
+        self._may_save = spec.dump.ttp
         self._forsaken = ""  # why nobody decides any more
         self.rehearses = False
 
@@ -134,7 +135,7 @@ class HooksRelay:
     def forsake(self, why: str) -> tuple[int, ...]:
         """The controller's node is gone: no rank waits for an order; these save by themselves."""
         self._forsaken = why
-        saving = self._pages.all().keys()
+        saving = self._pages.all().keys() if self._may_save else set()
         for rank in self._ranks:
             alone = rank in saving
             self._links.send(rank, protocol.SaveAlone(why) if alone else protocol.Release(why))

@@ -303,6 +303,8 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
         return job
     if settings.boolean("standalone"):
         raise UsageError(f"{settings.of('standalone').shown} is for one node: leave it out")
+    if found.is_spare and not settings.boolean("join"):
+        raise UsageError(f"{settings.of('join').shown}: a spare node waits in the foreground")
     wait_s = settings.number("node_wait")
     if settings.integer("spare_devices"):
         raise UsageError("--spare-devices is not supported on several nodes yet: leave it out")

@@ -87,8 +87,9 @@ def _wanted(settings: Settings) -> int | None:
 def _filled(found: Engine, settings: Settings) -> Engine:
     """Without what is given."""
     hidden = set(settings.given)
-    if hidden & set(_PLACES):
-        hidden |= {"master_addr", "master_port"}
+    if hidden & set(_PLACES) and "master_addr" in found.given:
+        # another place than the engine's: its owner is node 0, whatever its number here
+        hidden |= {"master_addr", "master_port", "node_rank"}
     if hidden & set(_SIZES) and not found.team:
         hidden |= set(_SIZES)
     wanted, place = _wanted(settings), found.given.get("node_rank")
@@ -96,7 +97,7 @@ def _filled(found: Engine, settings: Settings) -> Engine:
     if "spare_node" in settings.given:
         hidden.add("node_rank")
     elif wanted and wanted < found.nnodes and place is not None and not found.team:
-        if int(place.text) >= wanted and "node_rank" not in hidden:
+        if int(place.text) >= wanted and "node_rank" not in settings.given:
             hidden.add("node_rank")
             spares = {"spare_node": Setting("True", place.name)}
         found = found._replace(nnodes=wanted, spares=found.nnodes - wanted)

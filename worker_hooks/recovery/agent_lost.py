@@ -74,6 +74,8 @@ def _gone(guard: Guard) -> str:
 
 def _elsewhere(guard: Guard) -> set[int]:
     """Ranks on other nodes, which may be gone."""
+    if guard.env.local_world_size >= guard.env.world_size:
+        return set()
     return set(range(guard.env.world_size)) - {guard.env.rank, *guard.peers}
 
 

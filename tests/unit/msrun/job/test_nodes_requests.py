@@ -177,6 +177,10 @@ def test_a_spare_node_has_no_number():
             "--spare-node --nnodes 2 --node-rank 1",
             "--spare-node waits for any place: leave out --node-rank=1",
         ),
+        (
+            "--spare-node --nnodes 2 --join=False",
+            "--join=False: a spare node waits in the foreground",
+        ),
     ],
 )
 def test_a_spare_node_of_nothing_is_refused(line, why):

@@ -89,7 +89,7 @@ PYTORCH_JOB = {
         (slurm(), "--nnodes 4:4 --master-port 7", (ClusterSpec(4, None, 3), "gpu08", 7, 1)),
         (
             slurm(), "--rdzv-backend c10d --rdzv-endpoint h:7",
-            (ClusterSpec(4, None, 3), "h", 7, 1),
+            (ClusterSpec(4), "h", 7, 1),
         ),
         (slurm(), "--master-addr h --node-rank 1", (ClusterSpec(4, None, 1), "h", 29500, 1)),
         # other numbers of nodes: a job of its own in each task
@@ -109,7 +109,7 @@ PYTORCH_JOB = {
         # one msrun a rank
         (mpi(0), "", (ClusterSpec(2, 4, 0), "10.0.0.1", MPI_PORT, 2)),
         (mpi(2), "", (ClusterSpec(2, 4, 2), "10.0.0.1", MPI_PORT, 2)),
-        (mpi(0), "--master-addr h --master-port 7", (ClusterSpec(2, 4, 0), "h", 7, 2)),
+        (mpi(0), "--master-addr h --master-port 7", (ClusterSpec(2, 4), "h", 7, 2)),
         (mpi(3, 1), "--nnodes 1", (None, "127.0.0.1", None, 1)),
         (mpi(1, 1, OMPI_MCA_orte_num_nodes="1"), "", (None, "127.0.0.1", None, 4)),
         (mpi(0, OMPI_COMM_WORLD_SIZE="1"), "", (None, "127.0.0.1", None, 1)),
@@ -193,6 +193,8 @@ def test_where_a_node_has_the_number_of_its_first_rank_only_the_order_counts():
         (slurm(SLURM_NODEID="2"), "--nnodes 3", ClusterSpec(3, None, 2)),
         (slurm(SLURM_NODEID="3"), "--nnodes 3", ClusterSpec(3, is_spare=True)),
         (slurm(SLURM_NODEID="0"), "--spare-node", ClusterSpec(4, is_spare=True)),
+        (slurm(SLURM_NODEID="3"), "--nnodes 3 --master-addr h", ClusterSpec(3, is_spare=True)),
+        (slurm(SLURM_NODEID="2"), "--nnodes 3 --master-addr h", ClusterSpec(3)),
         ({"JOB_COMPLETION_INDEX": "4"}, "--nnodes 4", ClusterSpec(4, is_spare=True)),
     ],
 )
