@@ -28,7 +28,7 @@ USUAL = re.compile(
     "|is_missing|comes_late|strangers|printed_once.1|told_of_all.1|ranks_are_replaced.on node 1"
     "|takes_the_place_of_a_lost_one.killed|spare_node_takes|msrun_that_decides|first_node_is_killed|stop_is_graceful|other_node_is_killed"
 )
-"""Each part once. All of them take minutes; `scripts/test nodes` runs them."""
+"""Each part once. All of them take minutes; `scripts/test nodes` and `all` run them."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,4 +36,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         is_here = item.path.parent == Path(__file__).parent
         if is_here and not USUAL.search(item.nodeid):
-            item.add_marker("cluster")
+            item.add_marker("rare")

@@ -161,7 +161,13 @@ def test_from_each_commit_the_rest_is_the_same(
     gc.collect()
 
 
-@pytest.mark.parametrize("kind", sorted({*kinds()} - NEVER_LATE))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.rare if number % 2 else ())
+        for number, kind in enumerate(sorted({*kinds()} - NEVER_LATE))
+    ],
+)
 def test_from_before_a_commit_too_when_its_step_is_complete(
     kind: str, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
