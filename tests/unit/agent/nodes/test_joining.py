@@ -1,124 +1,39 @@
 """Nodes that find each other over real sockets: in any order, past strangers, deaths and mistakes."""
 
 import asyncio
-import queue
 import socket
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support.meeting_nodes import (
+    LONG_S,
+    STRANGERS,
+    TOKEN,
+    Clock,
+    heard,
+    is_closed,
+    is_closed_after,
+    joined_by_hand,
+    met_by_hand,
+    node,
+    wish,
+)
 
 from agent.nodes import gather as gathering
-from agent.nodes import guest, messages
+from agent.nodes import guest
 from agent.nodes import join as joining
 from agent.nodes.frames import PREAMBLE, FrameReader
-from agent.nodes.gather import MissingNodesError, gather
-from agent.nodes.join import NeverBegunError, RefusedError, join
-from agent.nodes.late import LateGuests, NodePlace
+from agent.nodes.gather import MissingNodesError
+from agent.nodes.join import NeverBegunError, RefusedError
 from agent.nodes.line import bytes_of
 from agent.nodes.link import NodeLink
 from agent.nodes.messages import (
-    ANY_RANK,
     Admitted,
     Begin,
     Challenge,
-    Join,
     NodeFacts,
-    Refused,
-    Spare,
 )
-from agent.nodes.roster import OwnNode, WantedNodes
 from agent.nodes.run_messages import Order, ShownStatus
 from agent.nodes.token import Proofs, Side
-
-LONG_S = 30.0  # no test waits for it to pass
-TOKEN = b"a token"
-
-
-def node(host, rank=ANY_RANK, **more):
-    return OwnNode(rank, 2, host, 100 + int(host[-1]), "run", f"{host}-record", "1.0")._replace(
-        **more
-    )
-
-
-class Clock:
-    """Time that can be put forward; in place of the module ``time``."""
-
-    late_s = 0.0
-    sleep = staticmethod(time.sleep)
-
-    def monotonic(self):
-        return time.monotonic() + self.late_s
-
-
-class Job:
-    """A listener, and threads that gather and join at it."""
-
-    def __init__(self, pool):
-        self.pool = pool
-        self.listener = socket.socket()
-        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.listener.bind(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        self.lines = queue.Queue()  # for people
-        self.closes = [self.listener]
-
-    def gather(
-        self, nnodes=3, own=None, token=b"", timeout_s=LONG_S, settings=None, world=None, say=None
-    ):
-        own = own or node("mn0")
-        self.listener.listen(100)
-        told = settings or {"port": 1}
-        args = (token, timeout_s, say or self.lines.put, lambda _: told)
-        return self._start(gather, self.listener, own, WantedNodes(nnodes, world), *args)
-
-    def join(self, own, token=b"", timeout_s=LONG_S, say=None):
-        return self._start(
-            join, "127.0.0.1", self.port, own, token, timeout_s, say or self.lines.put
-        )
-
-    def _start(self, function, *args):
-        future = self.pool.submit(function, *args)
-        future.add_done_callback(self._keep)
-        return future
-
-    def _keep(self, future):
-        if not future.exception():
-            result = future.result()
-            lines = getattr(result, "lines", None)
-            self.closes += [
-                each.connection for each in (lines.values() if lines else [result.line])
-            ]
-
-    def connect(self, data=b""):
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=LONG_S)
-        self.closes.append(connection)
-        connection.sendall(data)
-        return connection
-
-    def accept(self):
-        self.listener.listen(100)
-        self.listener.settimeout(LONG_S)
-        connection = self.listener.accept()[0]
-        connection.settimeout(LONG_S)
-        self.closes.append(connection)
-        return connection
-
-    def until(self, words):
-        """The next line for people with these words."""
-        while words not in (line := self.lines.get(timeout=LONG_S)):
-            pass
-        return line
-
-
-@pytest.fixture
-def job():
-    with ThreadPoolExecutor(16) as pool:
-        job = Job(pool)
-        yield job
-    for each in job.closes:
-        each.close()
 
 
 @pytest.fixture
@@ -127,57 +42,6 @@ def talkative(monkeypatch):
     for module in (gathering, joining):
         monkeypatch.setattr(module, "FIRST_WORD_S", 0.0)
         monkeypatch.setattr(module, "NEXT_WORD_S", 0.01)
-
-
-def wish(own, challenge, token=b"", **more):
-    proof = Proofs(own.run_id, challenge.nonce, "n").proof(token, Side.NODE)
-    fields = (
-        own.run_id,
-        own.record_id,
-        own.node_rank,
-        own.nproc,
-        own.host,
-        own.pid,
-        own.version,
-        "",
-        "n",
-        proof,
-    )
-    return Join(*fields)._replace(**more)
-
-
-def heard(connection, reader):
-    while (packed := reader.take()) is None:
-        data = connection.recv(1 << 16)
-        assert data, "closed"
-        reader.add(data)
-    return messages.unpack(packed)
-
-
-def joined_by_hand(job, own, token=b"", **more):
-    connection, reader = job.connect(PREAMBLE), FrameReader()
-    connection.sendall(bytes_of(wish(own, heard(connection, reader), token, **more)))
-    return connection, reader
-
-
-def met_by_hand(job):
-    """The controller's end of a node's connection that has joined."""
-    connection, reader = job.accept(), FrameReader()
-    assert connection.recv(len(PREAMBLE), socket.MSG_WAITALL) == PREAMBLE
-    connection.sendall(bytes_of(Challenge("c", "1.0")))
-    return connection, heard(connection, reader)
-
-
-def is_closed(connection):
-    """Waits until the other end says something or closes."""
-    try:
-        return connection.recv(100) == b""
-    except ConnectionResetError:
-        return True
-
-
-def is_closed_after(connection, data):
-    return connection.recv(len(data), socket.MSG_WAITALL) == data and is_closed(connection)
 
 
 @pytest.mark.parametrize("token", [b"", TOKEN])
@@ -331,18 +195,6 @@ def test_a_node_that_speaks_before_the_job_begins_is_none(job):
     job.join(node("mn1", 1))
     job.join(node("mn2", 2))
     assert controller.result(LONG_S).roster.nodes[1].host == "mn1"
-
-
-STRANGERS = [
-    b"GET / HTTP/1.1\r\nHost: mn0\r\n\r\n",
-    b"\x16\x03\x01\x02\x00\x01\x00",
-    b"\x00\xce\xf7\x85\x3c",
-    PREAMBLE + b"\0\0\0\2{}",
-    PREAMBLE + b"\0\1\0\1",
-    PREAMBLE + bytes_of(ShownStatus({})),
-    PREAMBLE + bytes_of(Join("run", "r", 1, 0, "mn1", 1, "1.0", "", "n", "")),
-    PREAMBLE + b"\0\0\0\x0f" + b'{"kind":"Join"}',
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 0.02])
@@ -507,152 +359,6 @@ def test_settings_that_no_socket_takes_at_once_arrive(job):
     assert joined.settings == settings
     link.close()
     loop.close()
-
-
-OVER = Refused("the job is over: all ranks succeeded", 0)
-
-
-@pytest.fixture
-def late(job):
-    """A job that has begun, and its loop."""
-    job.listener.listen(100)
-    loop = asyncio.new_event_loop()
-    answers = [Refused("the job has begun with all its nodes (mn0, mn1)", 2)]
-    admitted = queue.Queue()
-    guests = LateGuests(
-        job.listener, "1.0", TOKEN, lambda *_: answers[0], lambda *about: admitted.put(about)
-    )
-    guests.attach(loop)
-    guests.loop, guests.answers, guests.admitted = loop, answers, admitted
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield guests
-    loop.call_soon_threadsafe(guests.close, OVER)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
-
-
-def test_a_late_node_hears_that_the_job_has_begun(job, late):
-    error = job.join(node("mn7"), TOKEN).exception(LONG_S)
-    assert (error.why, error.exit_code) == ("the job has begun with all its nodes (mn0, mn1)", 2)
-    assert "needs a token" in str(job.join(node("mn8")).exception(LONG_S))
-    assert (late.refused, late.strangers) == (2, 0)
-
-
-def test_late_strangers_are_closed_and_only_so_many_are_kept(job, late, monkeypatch):
-    monkeypatch.setattr("agent.nodes.late.MOST_GUESTS", 4)
-    monkeypatch.setattr("agent.nodes.late.ANSWER_S", 2 * LONG_S)
-    for data in STRANGERS[:3]:
-        assert is_closed(job.connect(data))
-    silent = [job.connect() for _ in range(12)]
-    assert all(is_closed(each) for each in silent[:8])
-    assert "has begun" in str(job.join(node("mn7"), TOKEN).exception(LONG_S))
-    assert late.strangers >= 11
-
-
-@pytest.mark.usefixtures("late")
-def test_late_strangers_that_say_nothing_are_closed_in_time(job, monkeypatch):
-    monkeypatch.setattr("agent.nodes.late.ANSWER_S", 0.05)
-    assert is_closed(job.connect())
-
-
-# --- spare nodes ----------------------------------------------------------------------------------
-
-SEAT = NodePlace(1, Begin((NodeFacts(0, "mn0", "", 2, 1), NodeFacts(1, "mn7", "", 2, 2)), {"x": 1}))
-
-
-def spare(job, say=None, timeout_s=LONG_S):
-    """A node that waits; the event is set once it knows that it does."""
-    waits = threading.Event()
-    own = node("mn7", is_spare=True)
-    args = (own, TOKEN, timeout_s, say or job.lines.put)
-    future = job._start(join, "127.0.0.1", job.port, *args, 10.0, waits.set)
-    return future, waits
-
-
-def test_a_spare_node_takes_a_place_that_becomes_free(job, late):
-    late.answers[0] = Spare()
-    future, waits = spare(job)
-    assert waits.wait(LONG_S)
-    assert not future.done()
-    late.answers[0] = SEAT
-    late.loop.call_soon_threadsafe(late.seat)
-    joined = future.result(LONG_S)
-    assert (joined.node_rank, joined.settings) == (1, {"x": 1})
-    rank, line = late.admitted.get(timeout=LONG_S)
-    assert rank == 1
-    line.connection.close()
-
-
-def test_a_spare_node_waits_longer_than_nodes_of_the_job_may(job, late, monkeypatch):
-    late.answers[0] = Spare()
-    clock = Clock()
-    monkeypatch.setattr(joining, "time", clock)
-    future, waits = spare(job, timeout_s=5.0)
-    assert waits.wait(LONG_S)
-    clock.late_s = 1e6
-    late.answers[0] = SEAT
-    late.loop.call_soon_threadsafe(late.seat)
-    assert future.result(LONG_S).node_rank == 1
-    late.admitted.get(timeout=LONG_S)[1].connection.close()
-
-
-def test_a_spare_node_that_was_not_needed_ends_as_the_job(job, late):
-    late.answers[0] = Spare()
-    future, waits = spare(job)
-    assert waits.wait(LONG_S)
-    late.loop.call_soon_threadsafe(late.close, OVER)
-    error = future.exception(LONG_S)
-    assert (error.why, error.exit_code) == (OVER.why, 0)
-    late.loop.call_soon_threadsafe(late.attach, late.loop)  # for the fixture
-
-
-def test_a_spare_node_that_is_gone_gets_no_place(job, late):
-    late.answers[0] = Spare()
-    connection = job.connect(PREAMBLE)
-    reader = FrameReader()
-    challenge = heard(connection, reader)
-    own = node("mn8", is_spare=True)
-    proofs = Proofs(own.run_id, challenge.nonce, "00" * 16)
-    proof = proofs.proof(TOKEN, Side.NODE)
-    about = (own.run_id, own.record_id, ANY_RANK, 2, own.host, own.pid, own.version, "")
-    wish = Join(*about, "00" * 16, proof, is_spare=True)
-    connection.sendall(bytes_of(wish))
-    assert heard(connection, reader) == Spare()
-    connection.close()
-    future, waits = spare(job)
-    assert waits.wait(LONG_S)  # by then the other end is known to be closed
-    late.answers[0] = SEAT
-    late.loop.call_soon_threadsafe(late.seat)
-    assert future.result(LONG_S).node_rank == 1
-    late.admitted.get(timeout=LONG_S)[1].connection.close()
-    assert late.admitted.empty()
-
-
-def test_a_spare_node_that_loses_the_job_ends(job):
-    future, waits = spare(job)
-    connection = job.accept()
-    connection.sendall(bytes_of(Challenge("00" * 16, "1.0")))
-    connection.sendall(bytes_of(Spare()))
-    assert waits.wait(LONG_S)
-    connection.close()
-    error = future.exception(LONG_S)
-    assert isinstance(error, RefusedError)
-    assert "the job has ended, or node 0 is lost" in error.why
-    assert error.exit_code == 1
-
-
-def test_a_spare_node_takes_no_place_while_nodes_gather(job):
-    controller = job.gather(nnodes=2, token=TOKEN)
-    future, waits = spare(job, timeout_s=1.5)
-    error = future.exception(LONG_S)
-    assert isinstance(error, NeverBegunError)
-    assert "has not begun the job yet" in str(error)
-    assert not waits.is_set()
-    other = job.join(node("mn1"), TOKEN)
-    assert controller.result(LONG_S).node_rank == 0
-    assert other.result(LONG_S).node_rank == 1
 
 
 def test_a_guest_that_fills_memory_is_a_stranger(job):

@@ -164,6 +164,14 @@ def test_with_a_number_of_workers_a_gap_in_the_ranks_is_refused():
     assert gathering.add(wish("mn1", 1, nproc=2), "10.0.0.2") is None
 
 
+def test_a_gap_is_none_where_only_the_order_of_the_ranks_counts():
+    gathering = Gathering(OWN, WantedNodes(3, world=7, are_orders=True))
+    assert gathering.add(wish("mn2", 6, nproc=1), "10.0.0.3") is None
+    assert gathering.add(wish("mn1", 2, nproc=4), "10.0.0.2") is None
+    assert gathering.is_complete
+    assert [node.nproc for node in gathering.roster().nodes] == [2, 4, 1]
+
+
 @pytest.mark.parametrize(
     ("wanted", "joins", "text"),
     [

@@ -1,0 +1,177 @@
+"""Who dials a job that runs: strangers, nodes that come late, and spare ones."""
+
+import asyncio
+import queue
+import threading
+
+import pytest
+from support.meeting_nodes import (
+    LONG_S,
+    STRANGERS,
+    TOKEN,
+    Clock,
+    heard,
+    is_closed,
+    node,
+)
+
+from agent.nodes import join as joining
+from agent.nodes.frames import PREAMBLE, FrameReader
+from agent.nodes.join import NeverBegunError, RefusedError, join
+from agent.nodes.late import LateGuests, NodePlace
+from agent.nodes.line import bytes_of
+from agent.nodes.messages import (
+    ANY_RANK,
+    Begin,
+    Challenge,
+    Join,
+    NodeFacts,
+    Refused,
+    Spare,
+)
+from agent.nodes.token import Proofs, Side
+
+OVER = Refused("the job is over: all ranks succeeded", 0)
+
+
+@pytest.fixture
+def late(job):
+    """A job that has begun, and its loop."""
+    job.listener.listen(100)
+    loop = asyncio.new_event_loop()
+    answers = [Refused("the job has begun with all its nodes (mn0, mn1)", 2)]
+    admitted = queue.Queue()
+    guests = LateGuests(
+        job.listener, "1.0", TOKEN, lambda *_: answers[0], lambda *about: admitted.put(about)
+    )
+    guests.attach(loop)
+    guests.loop, guests.answers, guests.admitted = loop, answers, admitted
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield guests
+    loop.call_soon_threadsafe(guests.close, OVER)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def test_a_late_node_hears_that_the_job_has_begun(job, late):
+    error = job.join(node("mn7"), TOKEN).exception(LONG_S)
+    assert (error.why, error.exit_code) == ("the job has begun with all its nodes (mn0, mn1)", 2)
+    assert "needs a token" in str(job.join(node("mn8")).exception(LONG_S))
+    assert (late.refused, late.strangers) == (2, 0)
+
+
+def test_late_strangers_are_closed_and_only_so_many_are_kept(job, late, monkeypatch):
+    monkeypatch.setattr("agent.nodes.late.MOST_GUESTS", 4)
+    monkeypatch.setattr("agent.nodes.late.ANSWER_S", 2 * LONG_S)
+    for data in STRANGERS[:3]:
+        assert is_closed(job.connect(data))
+    silent = [job.connect() for _ in range(12)]
+    assert all(is_closed(each) for each in silent[:8])
+    assert "has begun" in str(job.join(node("mn7"), TOKEN).exception(LONG_S))
+    assert late.strangers >= 11
+
+
+@pytest.mark.usefixtures("late")
+def test_late_strangers_that_say_nothing_are_closed_in_time(job, monkeypatch):
+    monkeypatch.setattr("agent.nodes.late.ANSWER_S", 0.05)
+    assert is_closed(job.connect())
+
+
+# --- spare nodes ----------------------------------------------------------------------------------
+
+SEAT = NodePlace(1, Begin((NodeFacts(0, "mn0", "", 2, 1), NodeFacts(1, "mn7", "", 2, 2)), {"x": 1}))
+
+
+def spare(job, say=None, timeout_s=LONG_S):
+    """A node that waits; the event is set once it knows that it does."""
+    waits = threading.Event()
+    own = node("mn7", is_spare=True)
+    args = (own, TOKEN, timeout_s, say or job.lines.put)
+    future = job._start(join, "127.0.0.1", job.port, *args, 10.0, waits.set)
+    return future, waits
+
+
+def test_a_spare_node_takes_a_place_that_becomes_free(job, late):
+    late.answers[0] = Spare()
+    future, waits = spare(job)
+    assert waits.wait(LONG_S)
+    assert not future.done()
+    late.answers[0] = SEAT
+    late.loop.call_soon_threadsafe(late.seat)
+    joined = future.result(LONG_S)
+    assert (joined.node_rank, joined.settings) == (1, {"x": 1})
+    rank, line = late.admitted.get(timeout=LONG_S)
+    assert rank == 1
+    line.connection.close()
+
+
+def test_a_spare_node_waits_longer_than_nodes_of_the_job_may(job, late, monkeypatch):
+    late.answers[0] = Spare()
+    clock = Clock()
+    monkeypatch.setattr(joining, "time", clock)
+    future, waits = spare(job, timeout_s=5.0)
+    assert waits.wait(LONG_S)
+    clock.late_s = 1e6
+    late.answers[0] = SEAT
+    late.loop.call_soon_threadsafe(late.seat)
+    assert future.result(LONG_S).node_rank == 1
+    late.admitted.get(timeout=LONG_S)[1].connection.close()
+
+
+def test_a_spare_node_that_was_not_needed_ends_as_the_job(job, late):
+    late.answers[0] = Spare()
+    future, waits = spare(job)
+    assert waits.wait(LONG_S)
+    late.loop.call_soon_threadsafe(late.close, OVER)
+    error = future.exception(LONG_S)
+    assert (error.why, error.exit_code) == (OVER.why, 0)
+    late.loop.call_soon_threadsafe(late.attach, late.loop)  # for the fixture
+
+
+def test_a_spare_node_that_is_gone_gets_no_place(job, late):
+    late.answers[0] = Spare()
+    connection = job.connect(PREAMBLE)
+    reader = FrameReader()
+    challenge = heard(connection, reader)
+    own = node("mn8", is_spare=True)
+    proofs = Proofs(own.run_id, challenge.nonce, "00" * 16)
+    proof = proofs.proof(TOKEN, Side.NODE)
+    about = (own.run_id, own.record_id, ANY_RANK, 2, own.host, own.pid, own.version, "")
+    wish = Join(*about, "00" * 16, proof, is_spare=True)
+    connection.sendall(bytes_of(wish))
+    assert heard(connection, reader) == Spare()
+    connection.close()
+    future, waits = spare(job)
+    assert waits.wait(LONG_S)  # by then the other end is known to be closed
+    late.answers[0] = SEAT
+    late.loop.call_soon_threadsafe(late.seat)
+    assert future.result(LONG_S).node_rank == 1
+    late.admitted.get(timeout=LONG_S)[1].connection.close()
+    assert late.admitted.empty()
+
+
+def test_a_spare_node_that_loses_the_job_ends(job):
+    future, waits = spare(job)
+    connection = job.accept()
+    connection.sendall(bytes_of(Challenge("00" * 16, "1.0")))
+    connection.sendall(bytes_of(Spare()))
+    assert waits.wait(LONG_S)
+    connection.close()
+    error = future.exception(LONG_S)
+    assert isinstance(error, RefusedError)
+    assert "the job has ended, or node 0 is lost" in error.why
+    assert error.exit_code == 1
+
+
+def test_a_spare_node_takes_no_place_while_nodes_gather(job):
+    controller = job.gather(nnodes=2, token=TOKEN)
+    future, waits = spare(job, timeout_s=1.5)
+    error = future.exception(LONG_S)
+    assert isinstance(error, NeverBegunError)
+    assert "has not begun the job yet" in str(error)
+    assert not waits.is_set()
+    other = job.join(node("mn1"), TOKEN)
+    assert controller.result(LONG_S).node_rank == 0
+    assert other.result(LONG_S).node_rank == 1
