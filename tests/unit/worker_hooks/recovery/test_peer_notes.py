@@ -1,0 +1,69 @@
+"""Notes between ranks that save without msrun: whose count, on this machine and on another one."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from worker_hooks.recovery import peer_notes
+from worker_hooks.recovery.peer_notes import PeerNotes
+
+
+@pytest.fixture
+def notes(tmp_path):
+    found = PeerNotes(tmp_path / "notes", 0)
+    found.tell(step=3)
+    return found
+
+
+def another(notes, rank, pid, host=None, step=3):
+    """The note of another rank."""
+    told = notes.mine._replace(pid=pid, step=step, host=host or notes.mine.host)
+    (notes.folder / f"rank_{rank}.json").write_text(json.dumps(told._asdict()))
+
+
+@pytest.fixture
+def dead():
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def test_a_note_of_a_dead_process_does_not_count(notes, dead):
+    another(notes, 1, os.getpid())
+    another(notes, 2, dead)
+    assert set(notes.read()) == {0, 1}
+
+
+def test_a_note_of_another_machine_counts_whatever_has_its_process_id_here(notes, dead):
+    another(notes, 1, dead, host="another kernel")
+    assert set(notes.read()) == {0, 1}
+    assert notes.read()[1].step == 3
+
+
+def test_it_counts_no_longer_than_signs_of_its_writer_come(notes, dead, monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr(peer_notes.time, "monotonic", lambda: now_s[0])
+    another(notes, 1, dead, host="another kernel")
+    assert set(notes.read()) == {0, 1}
+    now_s[0] += peer_notes.AWAY_S - 1
+    assert set(notes.read()) == {0, 1}
+    path = notes.folder / "rank_1.json"
+    sign = path.stat()
+    os.utime(path, ns=(sign.st_atime_ns, sign.st_mtime_ns + 1))
+    assert set(notes.read()) == {0, 1}
+    now_s[0] += peer_notes.AWAY_S - 1
+    assert set(notes.read()) == {0, 1}
+    now_s[0] += 2
+    assert set(notes.read()) == {0}
+
+
+def test_a_note_that_is_withdrawn_is_gone(notes):
+    other = PeerNotes(notes.folder, 1)
+    other.tell(step=4)
+    assert set(notes.read()) == {0, 1}
+    other.withdraw()
+    other.withdraw()
+    assert set(notes.read()) == {0}
