@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from msrun.job.request import Request
 
 STDERR = 2
+INTERRUPTED = 130  # the exit code after Ctrl-C
 LAST_MESSAGES_S = 10.0  # for a stderr that takes nothing: scheduler.log has the messages, too
 
 
@@ -162,10 +163,12 @@ def _run(request: Request) -> int:
 
     try:
         result = run(prepared, started, os.environ, CONSOLE, met)
-        if result.is_stopped and request.engine is not None and request.engine.slurm_job:
+        engine = request.engine
+        is_asked = result.is_stopped and result.exit_code != INTERRUPTED  # not by a person
+        if is_asked and engine is not None and engine.slurm_job:
             from msrun.job.requeue import requeue_preempted
 
-            requeue_preempted(request.engine.slurm_job, CONSOLE.say)
+            requeue_preempted(engine.slurm_job, CONSOLE.say)
         if request.report is not None:
             from msrun.report.report import report_at_end
 

@@ -45,7 +45,13 @@ class MemoryServer:
         else:
             self._listener = socket.create_server(("", 0))
         # a number is given to another file once it is closed: whoever sends has numbers of its own
-        kept = [os.dup(file) for file in files]
+        with contextlib.ExitStack() as failed:
+            failed.callback(self._listener.close)
+            kept = []
+            for file in files:
+                kept.append(os.dup(file))
+                failed.callback(os.close, kept[-1])
+            failed.pop_all()
         threading.Thread(target=self._serve, args=(kept,), name="msrun-memory", daemon=True).start()
 
     @property
@@ -66,9 +72,13 @@ class MemoryServer:
             while True:
                 try:
                     connection, _ = self._listener.accept()
-                    files = [open(os.dup(file), "rb") for file in kept]  # noqa: SIM115  in _send
                 except OSError:
                     return
+                try:
+                    files = [open(os.dup(file), "rb") for file in kept]  # noqa: SIM115  in _send
+                except OSError:  # no descriptor is left: nothing comes there
+                    connection.close()
+                    continue
                 each = threading.Thread(target=self._send, args=(connection, files), daemon=True)
                 each.start()
 

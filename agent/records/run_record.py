@@ -41,6 +41,7 @@ class Record(NamedTuple):
     node: int = 0  # by which its own files are named in a folder that several nodes share
     job: str = ""  # the record id of the job's first node, which names what is saved; empty: this
     host: str = ""  # of this node; empty: the only one of its job
+    engine_job: str = ""  # names the batch system's job that has started it
 
     @property
     def saves_as(self) -> str:

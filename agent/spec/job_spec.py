@@ -209,6 +209,7 @@ class JobSpec(NamedTuple):
     run_id: str  # TORCHELASTIC_RUN_ID
     record_id: str  # unique name of this run on this host
     job_id: str = ""  # the same of the controller's node, if that is another one
+    engine_job: str = ""  # names the job of the batch system that has started this one
     argv: tuple[str, ...] = ()  # the arguments of msrun that start this job again
     is_away: bool = False  # --resume changed into the run's folder from another one
     cluster: ClusterSpec | None = None  # who takes part; None: this node alone

@@ -33,9 +33,10 @@ from worker_hooks.storage.manifest import Manifest
 
 FULL = Refused(
     "the job runs, and no lost node has left a place for this one: let it wait for one with "
-    "--spare-node, or give another --master-port",
+    "--spare-node and without --node-rank, or give another --master-port",
     WRONG,
 )
+NONE_AWAITED = Refused("the job runs, and waits for no node, as it has --node-wait=0", WRONG)
 FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at about that time
 SWEEP_S = 10.0  # until a node has swept, and told what it found
 CLOSE_S = 5.0  # until all nodes have heard that the job is over
@@ -283,6 +284,8 @@ class AllNodes:
         fitting = [rank for rank in self._vacant if self._facts[rank].nproc == join.nproc]
         if join.node_rank >= 0:
             fitting = [rank for rank in fitting if rank == join.node_rank]
+        if not self._wait_s:
+            return NONE_AWAITED
         if not fitting:
             return self._spared(join) if join.is_spare else FULL
         rank = min(fitting)
@@ -292,8 +295,6 @@ class AllNodes:
 
     def _spared(self, join: Join) -> Spare | Refused:
         """A node that has come to wait, or waits already."""
-        if not self._wait_s:
-            return Refused("the job waits for no node, as it has --node-wait=0", WRONG)
         sizes = sorted({facts.nproc for facts in self._facts[1:]})
         if join.nproc not in sizes:
             have = " or ".join(map(str, sizes))

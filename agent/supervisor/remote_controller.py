@@ -68,6 +68,7 @@ class RemoteController:
         self._grace_s = grace_s
         self._host = host
         self._beats: dict[str, str] = {}
+        self._is_hurried = False  # somebody wants the ranks, which save by themselves, to end
         self.view = JobView()
         self.ending: Ended | None = None
         """How the job ended; ``None``: it has not."""
@@ -88,7 +89,7 @@ class RemoteController:
         if self._link.is_open:
             self._link.send(Fact(pack_event(event)))
         elif isinstance(event, ev.StopRequested):
-            self._kill("it is asked for")
+            self._hurry(is_now=event.is_now or self._is_hurried)
         elif isinstance(event, ev.WorkerExited | ev.StartFailed) and not self._node.living():
             self._finish()
 
@@ -161,6 +162,15 @@ class RemoteController:
             signum = signal.SIGKILL if is_urgent else signal.SIGTERM
             self._node.act(do.SignalRanks(others, signum, why))
             self._loop.call_later(self._grace_s, self._kill, why, others)
+
+    def _hurry(self, *, is_now: bool) -> None:
+        """Whoever ends the nodes of a job one by one gives each some time to save."""
+        self._is_hurried, why = True, "it is asked for"
+        if is_now:
+            self._kill(why)
+        else:
+            self._say(f"the ranks of this node save their step, for {self._grace_s:g} s at most")
+            self._loop.call_later(self._grace_s, self._kill, why)
 
     def _kill(self, why: str, ranks: Sequence[int] | None = None) -> None:
         """Kill these ranks, or all, if they live; all are given up after a while."""

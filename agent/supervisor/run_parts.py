@@ -178,6 +178,7 @@ def _record(prepared: Prepared, facts: RunFacts, environ: Mapping[str, str]) -> 
         failed_devices=spec.devices.given_up,
         node=prepared.layout.node,
         job=spec.job_id,
+        engine_job=spec.engine_job,
         host=facts.host if spec.nnodes > 1 else "",
     )
 

@@ -107,24 +107,31 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
 def _is_requeued(layers: _Layers) -> bool:
     """Whether the engine starts the job once more, and this node has to find where it goes on."""
     found, settings = layers.engine, layers.settings
-    if found is None or not found.requeued or {"resume", "is_recover"} & set(settings.given):
+    asked = {"resume", "is_recover", "spare_node"} & settings.given.keys()
+    if found is None or not found.is_requeued or asked or layers.script is None:
         return False
-    return (settings.integer("node_rank") or 0) == 0
+    if found.nnodes == 1 or "node_rank" in settings.given:
+        return (settings.integer("node_rank") or 0) == 0
+    from agent.workers.master_port import is_of_this_host
+
+    return is_of_this_host(dialects.master(settings, []).addr)
 
 
 def _requeued_run(layers: _Layers, environ: Mapping[str, str]) -> str | None:
-    """The newest run of the job that the engine starts once more; ``None``: none is known here."""
+    """The newest run of this script in the job that is started again; ``None``: none is known."""
     from msrun.job.resume import newest_of
 
-    return None if layers.engine is None else newest_of(layers.engine.requeued, environ)
+    assert layers.engine is not None
+    assert layers.script is not None
+    return newest_of(layers.engine.job, layers.script, layers.script_args, environ)
 
 
 def _begun_anew(request: Request) -> Request:
     """With the sentence that nothing is known of the engine's first start of this job."""
     assert request.engine is not None
     said = (
-        f"{request.engine.name} was started before, but no run {request.engine.requeued} with a "
-        "checkpoint is known on this machine: training begins anew"
+        f"{request.engine.name} was started before, but no run of this script with a checkpoint, "
+        "with these arguments and in this folder, is known on this machine: training begins anew"
     )
     return request._replace(warnings=(*request.warnings, said))
 
@@ -254,6 +261,7 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
         program=build_program(settings, layers.script, layers.script_args, environ),
         nproc=size.nproc,
         cluster=_cluster(layers, size),
+        engine_job="" if layers.engine is None else layers.engine.job,
         run_id=_run_id(settings.of("rdzv_id"), record),
         record_id=record,
         role=settings.text("role"),

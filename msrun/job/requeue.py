@@ -10,7 +10,8 @@ import re
 import subprocess
 from collections.abc import Callable
 
-_ANSWER_S = 15.0  # for a controller that is busy
+_ANSWER_S = 5.0  # what is left of the time of grace, once the step is saved, may be short
+_TROUBLE = (OSError, subprocess.SubprocessError)
 
 
 def requeue_preempted(job: str, say: Callable[[str], None]) -> None:
@@ -20,24 +21,32 @@ def requeue_preempted(job: str, say: Callable[[str], None]) -> None:
         job: its number.
         say: prints one sentence.
     """
-    by_hand = f"scontrol requeue {job}"
+    by_hand = f"takes it for completed now: scontrol requeue {job} queues it again"
     try:
         shown = _scontrol("show", "job", job)
-        facts = dict(re.findall(r"(\w+)=(\S+)", shown))
-        if not facts.get("PreemptTime", "")[:1].isdecimal() or facts.get("BatchFlag") != "1":
-            return
-        if facts.get("Requeue") != "1":
-            say(f"Slurm has preempted job {job}, which may not be queued again (sbatch --requeue)")
-            return
-        _scontrol("requeue", job)
-    except (OSError, subprocess.SubprocessError) as error:
-        why = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
-        say(
-            f"if Slurm has preempted job {job}, it takes it for completed now, and {by_hand} "
-            f"queues it again (Slurm could not be asked: {why})"
-        )
+    except _TROUBLE as error:
+        say(f"if Slurm has preempted batch job {job}, it {by_hand} (not asked: {_why(error)})")
         return
-    say(f"Slurm has preempted job {job}: it is queued again, and goes on from the step saved")
+    facts: dict[str, str] = {}
+    for name, value in re.findall(r"(\w+)=(\S+)", shown):
+        facts.setdefault(name, value)  # later ones may be within a comment
+    if not facts.get("PreemptTime", "")[:1].isdecimal() or facts.get("BatchFlag") != "1":
+        return
+    if facts.get("Requeue") != "1":
+        say(f"Slurm has preempted job {job}, which may not be queued again (sbatch --requeue)")
+        return
+    try:
+        _scontrol("requeue", job)
+    except _TROUBLE as error:
+        say(f"Slurm has preempted job {job}, and {by_hand} (msrun could not: {_why(error)})")
+    else:
+        say(f"Slurm has preempted job {job}: it is queued again, and goes on from the step saved")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        return str(error.stderr).strip()
+    return str(error)
 
 
 def _scontrol(*words: str) -> str:

@@ -119,10 +119,31 @@ def resumed_command(
     return _recorded(record, typed, origin, environ)._replace(failed_devices=failed)
 
 
-def newest_of(run_id: str, environ: Mapping[str, str]) -> str | None:
-    """The newest run with this id that has a checkpoint folder, by its own name."""
-    known = (record for record in run_record.records(environ) if record.run_id == run_id)
-    return next((one.record_id for one in known if one.checkpoints and not one.job), None)
+def newest_of(
+    engine_job: str, script: str, script_args: Sequence[str], environ: Mapping[str, str]
+) -> str | None:
+    """The newest run that a batch system's job has begun with this script, by its own name.
+
+    A job may run several scripts, or one with several arguments: none goes on from another's state.
+
+    Args:
+        engine_job: names the job.
+        script: as it is typed, in the working folder.
+        script_args: its arguments.
+        environ: msrun's environment.
+    """
+    wanted = os.path.join(os.getcwd(), script)
+    for record in run_record.records(environ):
+        if record.engine_job != engine_job or record.job or not record.checkpoints:
+            continue
+        with contextlib.suppress(UsageError):  # a record of another version
+            if (
+                record.cwd == os.getcwd()
+                and _script_of(record) == wanted
+                and tuple(scan(record.argv[1:]).script_args) == tuple(script_args)
+            ):
+                return record.record_id
+    return None
 
 
 def _record(

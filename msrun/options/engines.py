@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
+from zlib import crc32
 
 from agent.spec.job_spec import UsageError
 from msrun.options.settings import Setting, Settings, truth
@@ -30,17 +31,17 @@ class Engine(NamedTuple):
     given: Mapping[str, Setting]  # of options, by dest, named after the engine's variables
     token_variable: str = ""  # holds a secret that all nodes of the job have
     slurm_job: str = ""  # its number, if Slurm may end it for another one
-    requeued: str = ""  # id of the run that the engine starts once more
+    job: str = ""  # names the engine's job, whenever it is started
+    is_requeued: bool = False  # it was started before
     are_orders: bool = False  # its node ranks are the numbers of ranks, of each node's first one
     team: str = ""  # names the msruns of this node, of which one takes the ranks of all
     followers: int = 0  # of that one
     is_follower: bool = False
-
     spares: int = 0  # nodes beyond those that are asked for
 
     @property
     def said(self) -> str:
-        """The sentence for who wonders why several nodes take part; empty: there is one."""
+        """The sentence for those who wonder why several nodes take part; empty: there is one."""
         if self.nnodes == 1:
             return ""
         if self.spares:
@@ -92,6 +93,8 @@ def _filled(found: Engine, settings: Settings) -> Engine:
         hidden |= {"master_addr", "master_port", "node_rank"}
     if hidden & set(_SIZES) and not found.team:
         hidden |= set(_SIZES)
+    if found.team and "nnodes" in hidden:  # then nodes are numbered from 0 without a gap
+        hidden.add("node_rank")
     wanted, place = _wanted(settings), found.given.get("node_rank")
     spares = {}
     if "spare_node" in settings.given:
@@ -104,10 +107,7 @@ def _filled(found: Engine, settings: Settings) -> Engine:
     if {"worker_num", "local_worker_num"} <= settings.given.keys():  # of nodes in all
         hidden.add("nnodes")
     given = {dest: each for dest, each in found.given.items() if dest not in hidden} | spares
-    requeued = found.requeued
-    if requeued and "rdzv_id" in settings.given:
-        requeued = settings.given["rdzv_id"].text
-    return found._replace(given=given, requeued=requeued)
+    return found._replace(given=given)
 
 
 def _settings(environ: Mapping[str, str], names: Mapping[str, str]) -> dict[str, Setting]:
@@ -131,29 +131,30 @@ def _slurm(environ: Mapping[str, str], settings: Settings) -> Engine | None:
     if numbers is None or numbers[1] >= _PSEUDO_STEP:
         return None
     job, step, nnodes, tasks = numbers
-    run = f"slurm-{job}.{step}"
-    given = _settings(environ, {"nproc_per_node": "SLURM_GPUS_ON_NODE"})
-    given["rdzv_id"] = Setting(run, "SLURM_STEP_ID")
+    if nnodes == 1 and tasks > 1 and set(_SIZES) & settings.given.keys():
+        return None  # typed by hand within a step of many tasks
+    given = {"rdzv_id": Setting(f"slurm-{job}.{step}", "SLURM_STEP_ID")}
     if nnodes > 1:
-        given |= _settings(environ, {"nnodes": "SLURM_STEP_NUM_NODES", "node_rank": "SLURM_NODEID"})
+        named = {"nnodes": "SLURM_STEP_NUM_NODES", "node_rank": "SLURM_NODEID"}
+        given |= _settings(environ, named | {"nproc_per_node": "SLURM_GPUS_ON_NODE"})
         port = _LOWEST_PORT + (job * _STEPS_A_JOB + step) % _PORTS
         given["master_port"] = Setting(str(port), "SLURM_JOB_ID")
         if host := first_host(environ.get("SLURM_STEP_NODELIST", "")):
             given["master_addr"] = Setting(host, "SLURM_STEP_NODELIST")
-    restarts = environ.get("SLURM_RESTART_COUNT", "0")
     found = Engine(
         f"Slurm's step {job}.{step}",
         nnodes,
         given,
         slurm_job=str(job),
-        requeued=run if restarts.strip("0") else "",
+        job=f"Slurm {environ.get('SLURM_CLUSTER_NAME', '')} {job}",
+        is_requeued=bool(environ.get("SLURM_RESTART_COUNT", "").strip("0")),
     )
     if tasks != nnodes and not _is_alone(settings, found):
         where = "1 node" if nnodes == 1 else f"{nnodes} nodes"
         raise UsageError(
-            f"Slurm has started msrun {tasks} times on {where}: it must be once a node, as in srun "
-            "--ntasks-per-node=1, and --nproc-per-node says how many ranks a node has; with "
-            "--nnodes=1 each is a job of its own"
+            f"this step of Slurm has {tasks} tasks on {where}, but msrun is to be started once a "
+            "node: srun --ntasks-per-node=1, and --nproc-per-node says how many ranks a node has; "
+            "with --nnodes=1 each task is a job of its own"
         )
     return found
 
@@ -176,10 +177,12 @@ def _open_mpi(environ: Mapping[str, str], settings: Settings) -> Engine | None:
     size, rank, local_size, local_rank = numbers
     told = environ.get("OMPI_MCA_orte_num_nodes", "")
     nnodes = int(told) if told.isdecimal() else -(-size // local_size)
+    is_team = size > nnodes  # its ranks are ours
+    if not told.isdecimal() and size != local_size:  # Open MPI 5; other nodes may have more ranks
+        is_team = local_size > 1 or not set(_SIZES) & settings.given.keys()
+    space = environ.get("PMIX_NAMESPACE", "0")
     named = {"node_rank": "OMPI_COMM_WORLD_RANK", "nnodes": "OMPI_COMM_WORLD_SIZE"}
-    team, followers = "", 0
-    if size > nnodes:  # its ranks are ours
-        team, followers = environ.get("PMIX_NAMESPACE", "0"), local_size - 1
+    if is_team:
         named = {"worker_num": "OMPI_COMM_WORLD_SIZE"}
         if nnodes > 1:
             named |= {
@@ -188,34 +191,34 @@ def _open_mpi(environ: Mapping[str, str], settings: Settings) -> Engine | None:
             }
     given = _settings(environ, named)
     if nnodes > 1:
-        given |= _place(environ, is_first=rank == 0)
-        if rank == 0 and "master_addr" not in given and not set(_PLACES) & set(settings.given):
+        given |= _place(environ, space, is_first=rank == 0)
+        if rank == 0 and "master_addr" not in given and not set(_PLACES) & settings.given.keys():
             raise UsageError(
-                "mpirun does not tell at which address the nodes meet, as it runs on a machine "
-                "without ranks: name the first of its hosts, as in --master-addr=HOST"
+                "mpirun does not tell at which address the nodes meet, as Open MPI 4 does where "
+                "mpirun's own machine has ranks: name the first of its hosts, as in "
+                "--master-addr=HOST"
             )
     return Engine(
-        f"Open MPI's job {environ.get('PMIX_NAMESPACE', '')}",
+        f"Open MPI's job {space}",
         nnodes,
         given,
         token_variable="OMPI_MCA_orte_precondition_transports",  # noqa: S106  a name
-        are_orders=bool(team),
-        team=team,
-        followers=followers,
-        is_follower=bool(team) and local_rank > 0,
+        are_orders=is_team,
+        team=space if is_team else "",
+        followers=local_size - 1 if is_team else 0,
+        is_follower=is_team and local_rank > 0,
     )
 
 
-def _place(environ: Mapping[str, str], *, is_first: bool) -> dict[str, Setting]:
+def _place(environ: Mapping[str, str], space: str, *, is_first: bool) -> dict[str, Setting]:
     """Where mpirun itself is, which all processes are told: by its rules it is rank 0's node."""
     name, own = "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"
     found = re.search(r"tcp://([\w.-]+)|tcp6://\[([^\],]+)", environ.get(name, ""))
     given = {}
     if found and not (is_first and environ.get(own, "") != environ[name]):
         given["master_addr"] = Setting(found[1] or found[2], name)
-    if (space := environ.get("PMIX_NAMESPACE", "")).isdecimal():
-        port = _LOWEST_PORT + int(space) % _PORTS
-        given["master_port"] = Setting(str(port), "PMIX_NAMESPACE")
+    port = _LOWEST_PORT + crc32(space.encode()) % _PORTS
+    given["master_port"] = Setting(str(port), "PMIX_NAMESPACE")
     return given
 
 
@@ -236,6 +239,7 @@ def _kubernetes(environ: Mapping[str, str], settings: Settings) -> Engine | None
     named = {"nnodes": "WORLD_SIZE", "node_rank": "RANK", "master_addr": "MASTER_ADDR"}
     given = _settings(environ, named | {"master_port": "MASTER_PORT"})
     numbers = _numbers(environ, ("WORLD_SIZE", "RANK"))
-    if "KUBERNETES_SERVICE_HOST" not in environ or numbers is None or len(given) < len(named):
+    is_pod = "KUBERNETES_SERVICE_HOST" in environ and "LOCAL_RANK" not in environ  # no rank itself
+    if not is_pod or numbers is None or len(given) < len(named):
         return None
     return Engine("Kubernetes' PyTorchJob", numbers[0], given) if numbers[0] > 1 else None

@@ -156,8 +156,8 @@ OPTIONS: tuple[Option, ...] = (
            "their state; 0: end at once, with the step saved.",
            default="600", kind=_K.FLOAT, metavar="SECONDS", low=0, origin=_OUR),
     _flag("spare-node", _S.RENDEZVOUS,
-          "This node joins a job that runs on so many others: it waits, with its imports done, and "
-          "takes the place of the first one that is lost.", origin=_OUR),
+          "This node joins a job that runs on --nnodes other ones: it waits, with its imports "
+          "done, and takes the place of the first one that is lost.", origin=_OUR),
     Option("token-file", _S.RENDEZVOUS,
            "A file with the job's token, the same on all nodes: only who has it may join; "
            "also MSRUN_TOKEN.",

@@ -62,7 +62,7 @@ def test_each_task_by_itself(four_nodes: Slurm) -> None:
 def test_several_tasks_on_a_node_are_refused(four_nodes: Slurm) -> None:
     job = four_nodes.run("srun", "-n4", "-N2", *MSRUN, PLACE)
     assert job.wait(DEADLINE_S) == 2
-    assert "Slurm has started msrun 4 times on 2 nodes: it must be once a node" in job.errors()
+    assert "this step of Slurm has 4 tasks on 2 nodes, but msrun is to be started" in job.errors()
 
 
 @pytest.mark.torch

@@ -255,7 +255,7 @@ def test_a_node_that_comes_late_is_refused(nodes: Nodes) -> None:
     late = jobs.start_one(cluster.nodes[2], *static(1, 2, 1), PLACE)
     assert no(late.wait()) == (
         "the job runs, and no lost node has left a place for this one: let it wait for one with"
-        " --spare-node, or give another --master-port"
+        " --spare-node and without --node-rank, or give another --master-port"
     )
     goes_on(job)
 

@@ -91,6 +91,8 @@ def _save(guard: Guard) -> None:
     guard.gate.hold()
     name = f"{DUMP}alone-{guard.env.record_id}{UNFINISHED}"
     notes, place = _open_notes(guard, name)
+    if _elsewhere(guard):
+        notes.forget_earlier()
     began_s = time.monotonic()
     _settle(guard, notes, welcome.update_grace_s)
     silent = _await_all(guard, notes, began_s, welcome.update_grace_s)
@@ -111,7 +113,7 @@ def _save(guard: Guard) -> None:
         log.error("%s; saved: %s; resume with: msrun --resume", _gone(guard), saved)
     if dump.leads and saved is not None:
         dump.clean_up()
-    elif saved is not None:
+    else:
         notes.withdraw()
 
 

@@ -54,6 +54,7 @@ class PeerNotes:
         self.mine = PeerNote(os.getpid(), 0, _machine())
         self._signs: dict[int, tuple[int, float]] = {}  # by rank: the newest, and when it was seen
         self._touched_s = 0.0
+        self._old = b""  # what was announced at an earlier loss
 
     def tell(self, **changed: Any) -> None:
         """Change fields of this rank's note.
@@ -116,9 +117,19 @@ class PeerNotes:
     def saved(self) -> str | None:
         """The folder of the complete dump; ``None``: there is none yet."""
         try:
-            return str(json.loads(read_small(self.folder / SAVED))["path"])
+            text = read_small(self.folder / SAVED)
+            return None if text == self._old else str(json.loads(text)["path"])
         except (OSError, ValueError, KeyError):
             return None
+
+    def forget_earlier(self) -> None:
+        """What is announced already, of a step before this rank's, is of an earlier loss.
+
+        A job on several nodes goes on where a part of it was cut off, and saved by itself.
+        """
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            text = read_small(self.folder / SAVED)
+            self._old = text if json.loads(text)["step"] < self.mine.step else b""
 
     def _path(self, rank: int) -> Path:
         return self.folder / f"rank_{rank}.json"

@@ -211,10 +211,22 @@ def test_ranks_that_save_are_killed_when_that_takes_too_long(node, monkeypatch):
     assert node.here.log[1:] == [do.SignalRanks((2, 3), SIGKILL, WHY), "finish"]
 
 
-def test_who_asks_for_the_end_waits_for_no_rank_that_saves(node):
+@pytest.mark.parametrize("is_now", [False, True])
+def test_who_asks_twice_for_the_end_waits_for_no_rank_that_saves(node, is_now):
+    node.hooks.saving = (2, 3)
+    node.link.lose()
+    node.controller.post(ev.StopRequested(SIGTERM, is_now=is_now))
+    assert len(node.here.log) == 1 + is_now
+    node.controller.post(ev.StopRequested(SIGTERM))
+    assert node.here.log[1] == do.SignalRanks((2, 3), SIGKILL, "it is asked for")
+
+
+def test_ranks_that_save_have_some_time_when_the_end_is_asked_for(node):
     node.hooks.saving = (2, 3)
     node.link.lose()
     node.controller.post(ev.StopRequested(SIGTERM))
+    node.loop.call_later(0.2, node.loop.stop)
+    node.loop.run_forever()
     assert node.here.log[1:] == [do.SignalRanks((2, 3), SIGKILL, "it is asked for")]
 
 

@@ -67,4 +67,6 @@ def test_what_is_to_be_done_by_hand_is_said(scontrol, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     (missing,) = told()
     for said in (refused, missing):
-        assert "takes it for completed now, and scontrol requeue 7 queues it again" in said
+        assert "takes it for completed now: scontrol requeue 7 queues it again" in said
+    assert refused.startswith("Slurm has preempted job 7, ")
+    assert missing.startswith("if Slurm has preempted batch job 7, ")

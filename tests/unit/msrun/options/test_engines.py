@@ -1,9 +1,13 @@
 """What the variables of Slurm, Open MPI and Kubernetes become where no option says otherwise."""
 
+from zlib import crc32
+
 import pytest
 
+from agent.records.run_record import Record
 from agent.spec.job_spec import ClusterSpec, UsageError
 from msrun.job.request import parse
+from msrun.job.resume import newest_of
 from msrun.options.engines import first_host
 
 
@@ -55,11 +59,18 @@ def mpi(rank, local_rank=0, **changes):
 
 
 PORT = 20_000 + (100 * 64 + 2) % 12_000
-MPI_PORT = 20_000 + 1562509313 % 12_000
+MPI_PORT = 20_000 + crc32(b"1562509313") % 12_000
+FIVE_PORT = 20_000 + crc32(b"prterun-a-4711@1") % 12_000
 ONE_A_NODE = {
     "OMPI_COMM_WORLD_SIZE": "2",
     "OMPI_COMM_WORLD_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+}
+FIVE = {
+    "OMPI_MCA_orte_num_nodes": "",
+    "OMPI_MCA_orte_hnp_uri": "",
+    "OMPI_MCA_orte_local_daemon_uri": "",
+    "PMIX_NAMESPACE": "prterun-a-4711@1",
 }
 PYTORCH_JOB = {
     "KUBERNETES_SERVICE_HOST": "10.0.0.1",
@@ -104,12 +115,18 @@ PYTORCH_JOB = {
         # one node
         (
             slurm(SLURM_STEP_NUM_NODES="1", SLURM_STEP_NUM_TASKS="1", SLURM_GPUS_ON_NODE="8"), "",
+            (None, "127.0.0.1", None, 1),
+        ),
+        # typed by hand, in a step of many tasks
+        (
+            slurm(SLURM_STEP_NUM_NODES="1", SLURM_STEP_NUM_TASKS="8"), "--nproc-per-node 8",
             (None, "127.0.0.1", None, 8),
         ),
         # one msrun a rank
         (mpi(0), "", (ClusterSpec(2, 4, 0), "10.0.0.1", MPI_PORT, 2)),
         (mpi(2), "", (ClusterSpec(2, 4, 2), "10.0.0.1", MPI_PORT, 2)),
         (mpi(0), "--master-addr h --master-port 7", (ClusterSpec(2, 4), "h", 7, 2)),
+        (mpi(2), "--nnodes 2 --nproc-per-node 2", (ClusterSpec(2), "10.0.0.1", MPI_PORT, 2)),
         (mpi(3, 1), "--nnodes 1", (None, "127.0.0.1", None, 1)),
         (mpi(1, 1, OMPI_MCA_orte_num_nodes="1"), "", (None, "127.0.0.1", None, 4)),
         (mpi(0, OMPI_COMM_WORLD_SIZE="1"), "", (None, "127.0.0.1", None, 1)),
@@ -122,6 +139,16 @@ PYTORCH_JOB = {
         (
             mpi(2, OMPI_MCA_orte_hnp_uri="1.0;tcp6://[fe80::1]:4711", **ONE_A_NODE), "",
             (ClusterSpec(2, None, 1), "fe80::1", MPI_PORT, 1),
+        ),
+        # Open MPI 5 does not tell the number of nodes, nor an address
+        (mpi(2, **FIVE), "--master-addr h", (ClusterSpec(2, 4, 2), "h", FIVE_PORT, 2)),
+        (
+            mpi(3, **FIVE, OMPI_COMM_WORLD_LOCAL_SIZE="1"), "--master-addr h",
+            (ClusterSpec(4, 4, 3), "h", FIVE_PORT, 1),
+        ),
+        (
+            mpi(2, **FIVE, **ONE_A_NODE), "--master-addr h --nproc-per-node 8",
+            (ClusterSpec(2, None, 1), "h", FIVE_PORT, 8),
         ),
         # mpirun within a batch script starts its daemons by srun
         (slurm() | mpi(2), "", (ClusterSpec(2, 4, 2), "10.0.0.1", MPI_PORT, 2)),
@@ -147,15 +174,16 @@ def test_what_nobody_gave_comes_from_the_engine(environ, line, expected):
 @pytest.mark.parametrize(
     ("environ", "line", "sentence"),
     [
-        (slurm(SLURM_STEP_NUM_TASKS="8"), "", "Slurm has started msrun 8 times on 4 nodes: "),
+        (slurm(SLURM_STEP_NUM_TASKS="8"), "", "this step of Slurm has 8 tasks on 4 nodes, but msrun"),
         (
             slurm(SLURM_STEP_NUM_NODES="1", SLURM_STEP_NUM_TASKS="8"), "",
-            "Slurm has started msrun 8 times on 1 node: it must be once a node, as in srun --ntasks",
+            "this step of Slurm has 8 tasks on 1 node, but msrun is to be started once a node: srun",
         ),
         (
             mpi(0, OMPI_MCA_orte_local_daemon_uri="77.1;tcp://10.0.0.2:4712"), "",
-            "mpirun does not tell at which address the nodes meet, as it runs on a machine",
+            "mpirun does not tell at which address the nodes meet",
         ),
+        (mpi(0, **FIVE), "", "name the first of its hosts, as in --master-addr=HOST"),
         (
             mpi(0), "--nproc-per-node 8",
             "OMPI_COMM_WORLD_LOCAL_SIZE=2 and --nproc-per-node=8 disagree",
@@ -247,8 +275,8 @@ def test_a_requeued_job_of_which_nothing_is_known_begins_anew_and_says_so():
     assert one.origin is None
     (said,) = one.warnings
     assert said == (
-        "Slurm's step 100.2 was started before, but no run slurm-100.2 with a checkpoint is known "
-        "on this machine: training begins anew"
+        "Slurm's step 100.2 was started before, but no run of this script with a checkpoint, with "
+        "these arguments and in this folder, is known on this machine: training begins anew"
     )
 
 
@@ -259,8 +287,47 @@ def test_a_requeued_job_of_which_nothing_is_known_begins_anew_and_says_so():
         ({"SLURM_NODEID": "0", "SLURM_RESTART_COUNT": "0"}, ""),
         ({"SLURM_NODEID": "3", "SLURM_RESTART_COUNT": "1"}, ""),  # node 0 tells this one
         ({"SLURM_NODEID": "0", "SLURM_RESTART_COUNT": "1"}, "--resume=False"),
+        ({"SLURM_NODEID": "3", "SLURM_RESTART_COUNT": "1"}, "--nnodes=3"),  # a spare one
+        ({"SLURM_NODEID": "0", "SLURM_RESTART_COUNT": "1"}, "--master-addr=192.0.2.1"),
     ],
 )
 def test_nothing_is_said_otherwise(changes, line):
     one = request(slurm(**changes), line)
     assert (one.origin, one.warnings) == (None, ())
+
+
+@pytest.fixture
+def recorded(monkeypatch, folder):
+    """Runs of Slurm's job 100 that are known here, the newest first."""
+    made = []
+
+    def record(**changes):
+        about = {
+            "record_id": f"run{len(made)}", "run_id": "slurm-100.2", "pid": 1, "born": 1,
+            "log_dir": "/l", "argv": ("msrun", "t.py"), "cwd": str(folder), "started": 0.0,
+            "checkpoints": ("/c",), "engine_job": "Slurm fake 100",
+        }  # fmt: skip
+        made.append(Record(**about | changes))
+
+    monkeypatch.setattr("agent.records.run_record.records", lambda _environ: iter(made))
+    return record
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_it"),
+    [
+        ({}, True),
+        ({"run_id": "77"}, True),  # --rdzv-id=$RANDOM
+        ({"argv": ("msrun", "--nproc-per-node=2", "t.py")}, True),
+        ({"argv": ("msrun", "u.py")}, False),
+        ({"argv": ("msrun", "t.py", "--seed=2")}, False),
+        ({"cwd": "/"}, False),
+        ({"checkpoints": ()}, False),
+        ({"engine_job": "Slurm fake 101"}, False),
+        ({"job": "run9"}, False),  # of another node than the first
+    ],
+)
+def test_a_requeued_job_goes_on_with_its_own_run_of_the_same_script(recorded, changes, is_it):
+    recorded(**changes)
+    found = newest_of("Slurm fake 100", "t.py", (), {})
+    assert found == ("run0" if is_it else None)

@@ -60,6 +60,17 @@ def test_it_counts_no_longer_than_signs_of_its_writer_come(notes, dead, monkeypa
     assert set(notes.read()) == {0}
 
 
+def test_what_was_saved_at_an_earlier_loss_is_not_taken_for_the_present_one(notes):
+    notes.announce("checkpoints/step_2", 2)
+    assert notes.saved() == "checkpoints/step_2"
+    notes.forget_earlier()
+    assert notes.saved() is None
+    notes.announce("checkpoints/step_3", 3)
+    assert notes.saved() == "checkpoints/step_3"
+    notes.forget_earlier()  # it is of this rank's step
+    assert notes.saved() == "checkpoints/step_3"
+
+
 def test_a_note_that_is_withdrawn_is_gone(notes):
     other = PeerNotes(notes.folder, 1)
     other.tell(step=4)
