@@ -31,7 +31,9 @@ class Node:
         for worker in self.workers.values():
             worker.pid = os.getpid()
         journal = SimpleNamespace(event=lambda name, **about: self.journal.append((name, about)))
-        spec = SimpleNamespace(ranks_here=RANKS, job_id="job", node_rank=2)
+        spec = SimpleNamespace(
+            ranks_here=RANKS, job_id="job", node_rank=2, dump=SimpleNamespace(ttp=True)
+        )
         kept = SimpleNamespace(add_place=lambda _: None)
         self.relay = HooksRelay(spec, self.door, journal, kept, self._send)
         agent = SimpleNamespace(
@@ -185,3 +187,20 @@ def test_a_rank_that_closes_its_link_is_unlinked_unless_it_is_dead(node, code, t
     node.turn()
     assert node.said == told
     assert "settle" in node.order
+
+
+def test_without_the_controller_ranks_that_train_save_and_no_other_one_waits(node):
+    trains, page = node.registered(4)
+    starts = node.rank(5)
+    assert node.relay.forsake("node 0 is gone") == (4,)
+    assert wire.receive(trains)[0] == protocol.SaveAlone("node 0 is gone")
+    assert wire.receive(starts)[0] == protocol.Release("node 0 is gone")
+    del page
+
+
+def test_without_the_controller_nobody_saves_where_that_is_switched_off(node):
+    trains, page = node.registered(4)
+    node.relay._may_save = False
+    assert node.relay.forsake("node 0 is gone") == ()
+    assert wire.receive(trains)[0] == protocol.Release("node 0 is gone")
+    del page
