@@ -88,9 +88,10 @@ def _wanted(settings: Settings) -> int | None:
 def _filled(found: Engine, settings: Settings) -> Engine:
     """Without what is given."""
     hidden = set(settings.given)
-    if hidden & set(_PLACES) and "master_addr" in found.given:
-        # another place than the engine's: its owner is node 0, whatever its number here
-        hidden |= {"master_addr", "master_port", "node_rank"}
+    if hidden & set(_PLACES):  # another place than the engine's
+        hidden |= {"master_addr", "master_port"}
+        if "master_addr" in found.given:  # its owner is node 0, whatever its number here
+            hidden.add("node_rank")
     if hidden & set(_SIZES) and not found.team:
         hidden |= set(_SIZES)
     if found.team and "nnodes" in hidden:  # then nodes are numbered from 0 without a gap

@@ -60,7 +60,6 @@ def mpi(rank, local_rank=0, **changes):
 
 PORT = 20_000 + (100 * 64 + 2) % 12_000
 MPI_PORT = 20_000 + crc32(b"1562509313") % 12_000
-FIVE_PORT = 20_000 + crc32(b"prterun-a-4711@1") % 12_000
 ONE_A_NODE = {
     "OMPI_COMM_WORLD_SIZE": "2",
     "OMPI_COMM_WORLD_RANK": "1",
@@ -141,14 +140,14 @@ PYTORCH_JOB = {
             (ClusterSpec(2, None, 1), "fe80::1", MPI_PORT, 1),
         ),
         # Open MPI 5 does not tell the number of nodes, nor an address
-        (mpi(2, **FIVE), "--master-addr h", (ClusterSpec(2, 4, 2), "h", FIVE_PORT, 2)),
+        (mpi(2, **FIVE), "--master-addr h", (ClusterSpec(2, 4, 2), "h", 29500, 2)),
         (
             mpi(3, **FIVE, OMPI_COMM_WORLD_LOCAL_SIZE="1"), "--master-addr h",
-            (ClusterSpec(4, 4, 3), "h", FIVE_PORT, 1),
+            (ClusterSpec(4, 4, 3), "h", 29500, 1),
         ),
         (
             mpi(2, **FIVE, **ONE_A_NODE), "--master-addr h --nproc-per-node 8",
-            (ClusterSpec(2, None, 1), "h", FIVE_PORT, 8),
+            (ClusterSpec(2, None, 1), "h", 29500, 8),
         ),
         # mpirun within a batch script starts its daemons by srun
         (slurm() | mpi(2), "", (ClusterSpec(2, 4, 2), "10.0.0.1", MPI_PORT, 2)),
