@@ -100,7 +100,7 @@ def _launch(argv: Sequence[str]) -> int:
     engine = request.engine
     if engine is None or not engine.team or request.dry_run:
         return _run(request)
-    from msrun.job.team import Leader, follow
+    from agent.nodes.team import Leader, follow
 
     if engine.is_follower:
         return follow(engine.team, request.job.timeouts.start_s)
@@ -166,7 +166,7 @@ def _run(request: Request) -> int:
         engine = request.engine
         is_asked = result.is_stopped and result.exit_code != INTERRUPTED  # not by a person
         if is_asked and engine is not None and engine.slurm_job:
-            from msrun.job.requeue import requeue_preempted
+            from agent.machine.slurm_queue import requeue_preempted
 
             requeue_preempted(engine.slurm_job, CONSOLE.say)
         if request.report is not None:

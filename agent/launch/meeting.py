@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.launch.prepare import EarlyForkserver, Prepared, prepare, start_early
+from agent.launch.prepare import Prepared, StartedForkserver, prepare, start_early
 from agent.nodes.gather import MissingNodesError, gather
 from agent.nodes.join import NeverBegunError, RefusedError, join
 from agent.nodes.line import Line
@@ -38,7 +38,7 @@ class Met(NamedTuple):
     token: bytes
     settings: Mapping[str, object]  # what all nodes are told, on the controller's node
     interface: str  # of this machine, at which other nodes are reached; empty: not known
-    early: EarlyForkserver | None = None  # that of a spare node is at work
+    early: StartedForkserver | None = None  # that of a spare node is at work
 
 
 def meet(
@@ -154,7 +154,7 @@ def _gather(
         gathered = gather(
             door,
             own._replace(node_rank=0),
-            WantedNodes(cluster.nnodes, cluster.world, cluster.are_orders),
+            WantedNodes(cluster.nnodes, cluster.world, cluster.has_sparse_ranks),
             token,
             spec.timeouts.start_s,
             say,
@@ -191,7 +191,7 @@ def _join(
     say: Callable[[str], None],
 ) -> Met:
     assert spec.master_port is not None
-    early: list[EarlyForkserver] = []
+    early: list[StartedForkserver] = []
 
     def waits_as_spare() -> None:
         say("this node waits as a spare: it takes the place of a node that is lost")

@@ -60,14 +60,6 @@ class StartedForkserver(NamedTuple):
     environ: Mapping[str, str] = {}  # of all workers, where the forkserver was started without
 
 
-class EarlyForkserver(NamedTuple):
-    """One that is at work before it is known which ranks this node has."""
-
-    forkserver: ForkserverClient
-    choice: Choice
-    hooks_listener: socket.socket
-
-
 def prepare(
     spec: JobSpec, environ: Mapping[str, str], listener: socket.socket | None = None
 ) -> Prepared:
@@ -143,28 +135,18 @@ def _ignore(path: Path, error: OSError) -> None:
     """The journal does not exist yet; it will have the same problem and report it."""
 
 
-def start_early(spec: JobSpec, environ: Mapping[str, str]) -> EarlyForkserver:
+def start_early(spec: JobSpec, environ: Mapping[str, str]) -> StartedForkserver:
     """Start the forkserver of a spare node: imports are most of what a new node costs.
 
-    What is not known yet reaches the workers with the orders to start them.
+    Which ranks the node has is not known yet; that reaches them with the orders to start them.
 
     Raises:
         UsageError: no process can be started.
     """
     hooks_listener = _hooks_listener(spec)
-    become_subreaper()
-    signals.take_from_shell(spec)
-    choice = choose(spec, rank_plan.command(spec, 0), environ)
     known = rank_plan.job_env(spec, 0, name_of(hooks_listener)).environ(environ, spec.record_id)
-    forkserver = ForkserverClient(
-        choice.warmth,
-        {**environ, **known},
-        spec.record_id,
-        None,
-        is_ours=is_python_of_ours(spec),
-    )
-    _start(forkserver, hooks_listener)
-    return EarlyForkserver(forkserver, choice, hooks_listener)
+    argv = rank_plan.command(spec, 0)
+    return _started(spec, argv, environ, {**environ, **known}, None, hooks_listener)
 
 
 def _hooks_listener(spec: JobSpec) -> socket.socket:
@@ -174,7 +156,21 @@ def _hooks_listener(spec: JobSpec) -> socket.socket:
         raise UsageError(f"no socket can be opened ({error.strerror}): raise ulimit -n") from error
 
 
-def _start(forkserver: ForkserverClient, hooks_listener: socket.socket) -> None:
+def _started(
+    spec: JobSpec,
+    argv: tuple[str, ...],
+    environ: Mapping[str, str],
+    workers_environ: Mapping[str, str],
+    log: Path | None,
+    hooks_listener: socket.socket,
+) -> StartedForkserver:
+    """Start the forkserver; ``argv``: a worker's command line."""
+    become_subreaper()
+    signals.take_from_shell(spec)
+    choice = choose(spec, argv, environ)
+    forkserver = ForkserverClient(
+        choice.warmth, workers_environ, spec.record_id, log, is_ours=is_python_of_ours(spec)
+    )
     try:
         forkserver.start()
     except OSError as error:
@@ -182,10 +178,11 @@ def _start(forkserver: ForkserverClient, hooks_listener: socket.socket) -> None:
         raise UsageError(
             f"no process can be started ({error.strerror}): raise the limits (ulimit -u, ulimit -n)"
         ) from error
+    return StartedForkserver(forkserver, choice, hooks_listener)
 
 
-def _taken(
-    early: EarlyForkserver, prepared: Prepared, environ: Mapping[str, str], interface: str
+def _with_ranks(
+    early: StartedForkserver, prepared: Prepared, environ: Mapping[str, str], interface: str
 ) -> StartedForkserver:
     """The forkserver of a spare node, now that it is known which ranks the node has."""
     spec = prepared.spec
@@ -193,16 +190,14 @@ def _taken(
     job_environ = job.environ(environ, spec.record_id)
     early.forkserver.know(job_environ)
     signals.hold(spec)
-    return StartedForkserver(
-        early.forkserver, early.choice, early.hooks_listener, environ=job_environ
-    )
+    return early._replace(environ=job_environ)
 
 
 def start_forkserver(
     prepared: Prepared,
     environ: Mapping[str, str],
     interface: str = "",
-    early: EarlyForkserver | None = None,
+    early: StartedForkserver | None = None,
 ) -> StartedForkserver:
     """Start the forkserver; from here on it works beside the agent.
 
@@ -216,7 +211,7 @@ def start_forkserver(
         UsageError: no process can be started.
     """
     if early is not None:
-        return _taken(early, prepared, environ, interface)
+        return _with_ranks(early, prepared, environ, interface)
     spec = prepared.spec
     hooks_listener = _hooks_listener(spec)
     job = rank_plan.job_env(spec, prepared.port, name_of(hooks_listener), interface)
@@ -225,28 +220,19 @@ def start_forkserver(
     if log is not None:
         with contextlib.suppress(OSError):  # a full disk: the journal will report it
             log.touch(0o644)
-    become_subreaper()
-    signals.take_from_shell(spec)
     resumes = spec.dump.resume is not None
     orders = rank_plan.plan_ranks(
         spec, prepared.layout, 0, environ, prepared.bindings, resumes=resumes
     )
-    choice = choose(spec, orders[0].argv, environ)
-    forkserver = ForkserverClient(
-        choice.warmth,
-        {**environ, **job_environ},
-        spec.record_id,
-        log,
-        is_ours=is_python_of_ours(spec),
-    )
-    _start(forkserver, hooks_listener)
+    workers_environ = {**environ, **job_environ}
+    started = _started(spec, orders[0].argv, environ, workers_environ, log, hooks_listener)
     signals.hold(spec)  # only now: the forkserver and its children must not inherit the mask
     # only when it is ready is it known whether it may fork; and a node that another one controls
     # starts nothing before it hears that an attempt has begun
-    if choice.warmth is not None or spec.is_controlled:
-        return StartedForkserver(forkserver, choice, hooks_listener)
+    if started.choice.warmth is not None or spec.is_controlled:
+        return started
     if log is not None:
         worker_files.make(orders, _ignore)
     with contextlib.suppress(OSError):  # it is gone: its link reports that; they stay owed
-        forkserver.order(0, orders)
-    return StartedForkserver(forkserver, choice, hooks_listener, orders)
+        started.forkserver.order(0, orders)
+    return started._replace(ordered=orders)

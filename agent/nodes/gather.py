@@ -207,7 +207,7 @@ class _Door:
             self._seat(guest, said)
 
     def _seat(self, guest: Guest, join: Join) -> None:
-        if join.is_spare:  # it comes again once the job has begun, and without it
+        if join.is_spare:  # the job begins without it; it dials again until that has happened
             del self._guests[guest]
             self._forget(guest)
             return

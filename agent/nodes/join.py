@@ -85,8 +85,7 @@ def join(
         RefusedError: the job does not take this node, or is over and had no need of it.
         NeverBegunError: it did not begin in time.
     """
-    dialling = _Dialling(host, port, own, token, timeout_s, progress, limit_s)
-    dialling.waits_as_spare = waits_as_spare
+    dialling = _Dialling(host, port, own, token, timeout_s, progress, limit_s, waits_as_spare)
     return dialling.until_begun()
 
 
@@ -102,6 +101,7 @@ class _Dialling:
         timeout_s: float | None,
         progress: Callable[[str], object],
         limit_s: float,
+        waits_as_spare: Callable[[], object],
     ) -> None:
         self._host, self._port = host, port
         self._where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -109,6 +109,7 @@ class _Dialling:
         self._token = token
         self._progress = progress
         self._limit_s = limit_s
+        self._waits_as_spare = waits_as_spare
         self._begin = time.monotonic()
         self._patience_s = float("inf") if timeout_s is None else timeout_s
         self._end = self._begin + self._patience_s
@@ -116,7 +117,6 @@ class _Dialling:
         self._state = "has not answered yet"
         self._has_asked = False
         self._is_spare = False  # the job knows it
-        self.waits_as_spare: Callable[[], object] = lambda: None
 
     def until_begun(self) -> JoinedNode:
         """Dial until the job begins."""
@@ -199,7 +199,7 @@ class _Dialling:
         admitted = self._next(connection, reader, float("inf"))
         if isinstance(admitted, Spare):
             self._is_spare, self._end, self._word = True, float("inf"), float("inf")
-            self.waits_as_spare()
+            self._waits_as_spare()
             admitted = self._next(connection, reader, float("inf"))
         if not isinstance(admitted, Admitted):
             raise _DialError(f"says {type(admitted).__name__} where the job should begin")

@@ -36,7 +36,7 @@ class WantedNodes(NamedTuple):
 
     nnodes: int
     world: int | None = None  # complete with so many workers, however many nodes they are on
-    are_orders: bool = False  # of node ranks only the order counts, numbers may be left out
+    has_sparse_ranks: bool = False  # of node ranks only the order counts, numbers may be left out
 
 
 class Roster:
@@ -220,7 +220,7 @@ class Gathering:
                 f"but the job has {world}"
             )
         given = [each.join.node_rank for each in (new, *others)]
-        if workers == world and max(given) >= len(given) and not self._wanted.are_orders:
+        if workers == world and max(given) >= len(given) and not self._wanted.has_sparse_ranks:
             return (
                 f"with {new.who} all {world} workers are here, on {len(given)} nodes, but one of "
                 f"these has node rank {max(given)}: number the nodes from 0 without a gap"

@@ -195,7 +195,7 @@ class ClusterSpec(NamedTuple):
     world: int | None = None  # workers of all nodes, where that decides who is missing
     node_rank: int = -1  # of this node; -1: not given
     token_file: Path | None = None  # holds what proves that a node belongs to the job
-    are_orders: bool = False  # of node ranks only the order counts, numbers may be left out
+    has_sparse_ranks: bool = False  # of node ranks only the order counts, numbers may be left out
     is_spare: bool = False  # this node wants no place before another one is lost
     token_variable: str = ""  # of the environment: holds it, too
     said: tuple[str, ...] = ()  # sentences for the first line, as what several nodes do without

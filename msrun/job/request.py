@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from agent.spec.job_spec import ClusterSpec, CopyMode, JobSpec, StartMethod, UsageError
 from msrun import __version__
@@ -17,7 +17,6 @@ from msrun.job.resume_point import ResumeOrigin
 from msrun.options import dialects
 from msrun.options.argv import CommandLine, command_words, scan
 from msrun.options.devices import plan_devices
-from msrun.options.engines import Engine, engine
 from msrun.options.help import USAGE, help_text, short_help
 from msrun.options.logs import logs
 from msrun.options.notify import notify
@@ -26,6 +25,14 @@ from msrun.options.recovery import graceful_signals, on_failure, recovery_option
 from msrun.options.settings import Setting, Settings, from_environ, is_truth, truth
 from msrun.options.table import BY_DEST
 from worker_hooks.contract import env
+
+if TYPE_CHECKING:
+    from msrun.options.engines import Engine
+
+_OF_ENGINES = frozenset(
+    ("SLURM_STEP_ID", "OMPI_COMM_WORLD_SIZE", "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST")
+)
+"""Without any of these no engine has started msrun."""
 
 _UNFORWARDABLE = frozenset({"SIGKILL", "SIGSTOP", "SIGCHLD"})
 
@@ -168,7 +175,11 @@ def _layers(line: CommandLine, environ: Mapping[str, str]) -> _Layers:
         given = config.given | typed
         if script is None:
             script, script_args = config.script, config.script_args
-    found = engine(environ, Settings(given))
+    found = None
+    if not _OF_ENGINES.isdisjoint(environ):
+        from msrun.options.engines import engine
+
+        found = engine(environ, Settings(given))
     if found is not None:
         given = {**found.given, **given}
     return _Layers(Settings(given), script, script_args, found)
@@ -292,7 +303,7 @@ def _cluster(layers: _Layers, size: dialects.JobSize) -> ClusterSpec | None:
         return found
     engine = layers.engine
     return found._replace(
-        are_orders=engine.are_orders and "node_rank" in engine.given,
+        has_sparse_ranks=engine.has_sparse_ranks and "node_rank" in engine.given,
         token_variable=engine.token_variable,
         said=tuple(filter(None, (engine.said,))),
     )

@@ -134,16 +134,19 @@ def newest_of(
     """
     wanted = os.path.join(os.getcwd(), script)
     for record in run_record.records(environ):
-        if record.engine_job != engine_job or record.job or not record.checkpoints:
-            continue
-        with contextlib.suppress(UsageError):  # a record of another version
-            if (
-                record.cwd == os.getcwd()
-                and _script_of(record) == wanted
-                and tuple(scan(record.argv[1:]).script_args) == tuple(script_args)
-            ):
-                return record.record_id
+        is_of_job = record.engine_job == engine_job and not record.job
+        is_here = record.cwd == os.getcwd() and _script_of(record) == wanted
+        if is_of_job and is_here and record.checkpoints and _args_of(record) == tuple(script_args):
+            return record.record_id
     return None
+
+
+def _args_of(record: Record) -> tuple[str, ...] | None:
+    """The script's arguments in a run; ``None``: unknown."""
+    try:
+        return tuple(scan(record.argv[1:]).script_args)
+    except UsageError:  # a record of another version
+        return None
 
 
 def _record(

@@ -33,7 +33,9 @@ class Engine(NamedTuple):
     slurm_job: str = ""  # its number, if Slurm may end it for another one
     job: str = ""  # names the engine's job, whenever it is started
     is_requeued: bool = False  # it was started before
-    are_orders: bool = False  # its node ranks are the numbers of ranks, of each node's first one
+    has_sparse_ranks: bool = (
+        False  # its node ranks are the numbers of ranks, of each node's first one
+    )
     team: str = ""  # names the msruns of this node, of which one takes the ranks of all
     followers: int = 0  # of that one
     is_follower: bool = False
@@ -86,7 +88,7 @@ def _wanted(settings: Settings) -> int | None:
 
 
 def _filled(found: Engine, settings: Settings) -> Engine:
-    """Without what is given."""
+    """With values for those options alone that nobody gave."""
     hidden = set(settings.given)
     if hidden & set(_PLACES):  # another place than the engine's
         hidden |= {"master_addr", "master_port"}
@@ -204,7 +206,7 @@ def _open_mpi(environ: Mapping[str, str], settings: Settings) -> Engine | None:
         nnodes,
         given,
         token_variable="OMPI_MCA_orte_precondition_transports",  # noqa: S106  a name
-        are_orders=is_team,
+        has_sparse_ranks=is_team,
         team=space if is_team else "",
         followers=local_size - 1 if is_team else 0,
         is_follower=is_team and local_rank > 0,

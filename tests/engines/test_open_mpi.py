@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.engine_jobs import MSRUN, PLACE, await_logs, await_said, kill_rank, logs, places
+from support.engine_jobs import MSRUN, PLACE, check_replaced, places
 from support.jobs import DEADLINE_S
 from support.node_jobs import programs_on
 from support.node_trainings import SCRIPT, weights
@@ -75,11 +75,5 @@ def test_a_rank_is_replaced(mpi: OpenMpi, undisturbed: list[str]) -> None:
     where = ("-n", 4, "-H", "node0:2,node1:2")
     words = (*where, *MSRUN, f"--log_dir={folder}", SCRIPT, "--wait=5:0")
     job = mpi.mpirun(*words, exported=EXPORTED)
-    await_logs(folder, "waits in step 5")
-    kill_rank(mpi.cluster, folder, rank=3, node=1)
-    await_said(job, "replacing it")
-    (mpi.cluster.folder / "go").touch()
-    assert job.wait(DEADLINE_S) == 0, job.errors()
-    assert weights(logs(folder)) == undisturbed
-    assert "training resumes at step 5, no step is lost" in job.errors()
+    check_replaced(mpi.cluster, folder, job, 3, undisturbed)
     assert [one for node in mpi.cluster.nodes for one in programs_on(node) if "msrun" in one] == []

@@ -24,6 +24,16 @@ def jobs(nodes: Nodes) -> NodeJobs:
     return NodeJobs(nodes(2))
 
 
+def check_resumed(jobs: NodeJobs, killed: int) -> None:
+    """Nothing is left; the killed node comes back, and all go on after step 2."""
+    check_nothing_left(jobs.cluster)
+    jobs.cluster.nodes[killed].boot()
+    go(jobs)
+    again = train(jobs, "--resume", "/", nproc=1)
+    again.succeed()
+    again.head.await_error("resuming step 2")
+
+
 def test_the_other_node_is_killed_and_none_is_awaited(jobs: NodeJobs) -> None:
     job = train(jobs, *ALONE, "/", "--wait=3:1", nproc=1)
     job.await_lines("waits in step 3")
@@ -37,12 +47,7 @@ def test_the_other_node_is_killed_and_none_is_awaited(jobs: NodeJobs) -> None:
     assert ended.err.splitlines()[-1] == "msrun: to resume: msrun --resume"
     stale = "the random numbers, buffers and data position of rank 1 are of a step before 2"
     assert (found.stale_private != ()) == (stale in ended.err)
-    check_nothing_left(jobs.cluster)
-    jobs.cluster.nodes[1].boot()
-    go(jobs)
-    again = train(jobs, "--resume", "/", nproc=1)
-    again.succeed()
-    again.head.await_error("resuming step 2")
+    check_resumed(jobs, 1)
 
 
 def test_the_first_node_is_killed(jobs: NodeJobs) -> None:
@@ -60,12 +65,7 @@ def test_the_first_node_is_killed(jobs: NodeJobs) -> None:
     log = job.logs()["worker_1.log"]
     assert "node 0 is gone; saved: " in log
     assert "the random numbers, buffers and data position of rank 0 are lost" in log
-    check_nothing_left(jobs.cluster)
-    jobs.cluster.nodes[0].boot()
-    go(jobs)
-    again = train(jobs, "--resume", "/", nproc=1)
-    again.succeed()
-    again.head.await_error("resuming step 2")
+    check_resumed(jobs, 0)
 
 
 def test_the_first_node_is_silent(jobs: NodeJobs) -> None:

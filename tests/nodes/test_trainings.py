@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from support.cluster import Cluster
 from support.jobs import poll
-from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left, programs_on
+from support.node_jobs import PORT, NodeJobs, NodeMsrun, NodesJob, check_nothing_left, programs_on
 from support.node_trainings import (
     RESTARTS,
     SCRIPT,
@@ -44,6 +44,18 @@ def check_same(job: NodesJob, undisturbed: list[str], attempt: int) -> None:
     check_nothing_left(job.head.node.cluster)
 
 
+def check_taken(job: NodesJob, new: NodeMsrun, undisturbed: list[str]) -> None:
+    """``new`` has the place of the lost node 1, in step 5."""
+    job.parts[1], new.rank = new, 1
+    job.head.await_error("training resumes at step 5")
+    lacks = "random numbers, buffers and data position of ranks 2, 3 are of a step before"
+    if lacks in job.head.errors:  # what had been sent was still on its way
+        job.succeed()
+        return
+    check_same(job, undisturbed, 0)
+    assert "no step is lost" in job.head.errors
+
+
 DEATHS = {"on node 1": (3,), "rank 0": (0,), "one on each": (1, 2)}
 
 
@@ -75,14 +87,7 @@ def test_another_node_takes_the_place_of_a_lost_one(
     where = ("--nnodes=2", "--nproc-per-node=2", "--master-addr=node0", f"--master-port={PORT}")
     words = (*where, SCRIPT, "--wait=5:1")
     job.parts[1] = jobs.start_one(node, *words, nproc=2, log_dir=node.folder / "again")
-    job.parts[1].rank = 1
-    job.head.await_error("training resumes at step 5")
-    lacks = "random numbers, buffers and data position of ranks 2, 3 are of a step before"
-    if lacks in job.head.errors:  # what had been sent was still on its way
-        job.succeed()
-        return
-    check_same(job, undisturbed, 0)
-    assert "no step is lost" in job.head.errors
+    check_taken(job, job.parts[1], undisturbed)
 
 
 def test_a_spare_node_takes_the_place_of_a_lost_one(nodes: Nodes, undisturbed: list[str]) -> None:
@@ -97,14 +102,7 @@ def test_a_spare_node_takes_the_place_of_a_lost_one(nodes: Nodes, undisturbed: l
     jobs.cluster.nodes[1].kill()
     job.head.await_error("node 1 (node2) has come in the place of the lost one")
     go(jobs)
-    job.parts[1] = spare
-    spare.rank = 1
-    job.head.await_error("training resumes at step 5")
-    lacks = "random numbers, buffers and data position of ranks 2, 3 are of a step before"
-    if lacks in job.head.errors:  # what had been sent was still on its way
-        job.succeed()
-        return
-    check_same(job, undisturbed, 0)
+    check_taken(job, spare, undisturbed)
     assert "waiting" not in job.head.errors
 
 

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
-from support.cluster import Cluster, Handle
-from support.jobs import PYTHON, WORKERS, poll
+from support.cluster import PATH, Cluster, Handle
+from support.jobs import DEADLINE_S, PYTHON, WORKERS, poll
 from support.node_jobs import processes_on
+from support.node_trainings import weights
 
 MSRUN = (*PYTHON, "-m", "msrun")
 PLACE = WORKERS / "place.py"
+
+
+def missing_programs(names: Iterable[str], why_root: str) -> str:
+    """Why an engine cannot be had here, in a sentence, or nothing."""
+    if os.getuid() != 0:
+        return why_root
+    absent = [name for name in names if shutil.which(name, path=PATH) is None]
+    return f"{' and '.join(absent)} would have to be installed" if absent else ""
 
 
 def logs(folder: Path) -> list[str]:
@@ -54,3 +65,16 @@ def kill_rank(cluster: Cluster, folder: Path, rank: int, node: int) -> None:
     seen = processes_on(cluster.nodes[node])
     (found,) = [pid for pid, own in seen.items() if own == inner]
     os.kill(found, signal.SIGKILL)
+
+
+def check_replaced(
+    cluster: Cluster, folder: Path, job: Handle, rank: int, undisturbed: list[str]
+) -> None:
+    """Kill a rank of node 1 in a training that waits in step 5: it is replaced, bitwise."""
+    await_logs(folder, "waits in step 5")
+    kill_rank(cluster, folder, rank, node=1)
+    await_said(job, "replacing it")
+    (cluster.folder / "go").touch()
+    assert job.wait(DEADLINE_S) == 0, job.errors()
+    assert weights(logs(folder)) == undisturbed
+    assert "training resumes at step 5, no step is lost" in job.errors()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.cluster import PATH, Cluster, Handle
+from support.engine_jobs import missing_programs
 from support.jobs import DEADLINE_S, poll
 
 NEEDED = ("mpirun", "sshd", "ssh", "ssh-keygen")
@@ -24,11 +24,8 @@ Host node*
 
 
 def missing() -> str:
-    """Why there is no Open MPI here, in a sentence, or nothing."""
-    if os.getuid() != 0:
-        return "sshd needs root"
-    absent = [name for name in NEEDED if shutil.which(name, path=PATH) is None]
-    return f"{' and '.join(absent)} would have to be installed" if absent else ""
+    """Why it cannot be had here, in a sentence, or nothing."""
+    return missing_programs(NEEDED, "sshd needs root")
 
 
 @dataclass

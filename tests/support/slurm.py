@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from support.cluster import PATH, Cluster, Handle
+from support.engine_jobs import missing_programs
 from support.jobs import DEADLINE_S, poll
 
 NEEDED = ("slurmctld", "slurmd", "srun", "munged")
@@ -50,11 +50,8 @@ PartitionName=high Nodes=ALL State=UP PriorityTier=10 PreemptMode=OFF
 
 
 def missing() -> str:
-    """Why there is no Slurm here, in a sentence, or nothing."""
-    if os.getuid() != 0:
-        return "Slurm's daemons need root"
-    absent = [name for name in NEEDED if shutil.which(name, path=PATH) is None]
-    return f"{' and '.join(absent)} would have to be installed" if absent else ""
+    """Why it cannot be had here, in a sentence, or nothing."""
+    return missing_programs(NEEDED, "Slurm's daemons need root")
 
 
 @dataclass

@@ -38,7 +38,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.notify": "notice notifier",
     "agent.supervisor": "run",
     "msrun.checkpoints": "commands",
-    "msrun.job": "detach dry_run request requeue resume_point team",
+    "msrun.job": "detach dry_run request resume_point",
     "msrun.report": "report",
     "msrun.top": "watch",
     "msrun.bugreport": "command",

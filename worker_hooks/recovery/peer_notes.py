@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from worker_hooks.contract.atomic_file import ensure_folder, read_small, write_atomic
 from worker_hooks.contract.process_stat import read_stat
+from worker_hooks.machine import kernel_files
 
 SAVED = "saved.json"
 TOUCH_S = 0.5
@@ -136,9 +137,12 @@ class PeerNotes:
 
 
 def _machine() -> str:
-    """Names a kernel and its set of process ids: containers share the former."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    """Names a kernel and its set of process ids: containers share the former.
+
+    The host's name stands for a kernel that does not tell its id.
+    """
+    boot = kernel_files.text(Path("/proc/sys/kernel/random/boot_id"))
+    return f"{os.uname().nodename} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _is_awake(pid: int) -> bool:

@@ -50,12 +50,14 @@ class PieceReader:
 
     def tensors(self) -> list[Mapping[str, torch.Tensor]]:
         """Of each piece, those in live memory."""
-        self.count_parts()
+        if self._cut.tensors:  # else not even the call
+            self._cut.count_on()
         return list(map(call, self._tensors))
 
     def marks(self) -> tuple[Any, ...]:
         """Of each piece, a value that differs after it was changed."""
-        self.count_parts()
+        if self._cut.tensors:
+            self._cut.count_on()
         try:
             return tuple(map(call, self._marks))
         except Exception:  # noqa: BLE001  the script's own code; find out in which piece

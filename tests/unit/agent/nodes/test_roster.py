@@ -165,7 +165,7 @@ def test_with_a_number_of_workers_a_gap_in_the_ranks_is_refused():
 
 
 def test_a_gap_is_none_where_only_the_order_of_the_ranks_counts():
-    gathering = Gathering(OWN, WantedNodes(3, world=7, are_orders=True))
+    gathering = Gathering(OWN, WantedNodes(3, world=7, has_sparse_ranks=True))
     assert gathering.add(wish("mn2", 6, nproc=1), "10.0.0.3") is None
     assert gathering.add(wish("mn1", 2, nproc=4), "10.0.0.2") is None
     assert gathering.is_complete

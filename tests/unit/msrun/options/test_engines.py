@@ -25,7 +25,9 @@ def request(environ, line=""):
 def told(environ, line=""):
     """Who takes part, without sentences and tokens; where they meet; workers here."""
     job = request(environ, line).job
-    cluster = job.cluster and job.cluster._replace(said=(), token_variable="", are_orders=False)
+    cluster = job.cluster and job.cluster._replace(
+        said=(), token_variable="", has_sparse_ranks=False
+    )
     return cluster, job.master_addr, job.master_port, job.nproc
 
 
@@ -208,10 +210,10 @@ def test_open_mpi_has_a_secret_that_all_nodes_know():
 
 
 def test_where_a_node_has_the_number_of_its_first_rank_only_the_order_counts():
-    assert request(mpi(2)).job.cluster.are_orders
-    assert not request(mpi(2), "--node-rank 1").job.cluster.are_orders
-    assert not request(mpi(2, **ONE_A_NODE)).job.cluster.are_orders
-    assert not request(slurm()).job.cluster.are_orders
+    assert request(mpi(2)).job.cluster.has_sparse_ranks
+    assert not request(mpi(2), "--node-rank 1").job.cluster.has_sparse_ranks
+    assert not request(mpi(2, **ONE_A_NODE)).job.cluster.has_sparse_ranks
+    assert not request(slurm()).job.cluster.has_sparse_ranks
 
 
 @pytest.mark.parametrize(

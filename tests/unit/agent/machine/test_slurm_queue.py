@@ -2,7 +2,7 @@
 
 import pytest
 
-from msrun.job.requeue import requeue_preempted
+from agent.machine.slurm_queue import requeue_preempted
 
 PREEMPTED = (
     "JobId=7 JobState=RUNNING Requeue=1 Restarts=0 BatchFlag=1 PreemptTime=2026-11-24T23:08:02"

@@ -90,7 +90,7 @@ def _reached(team: str, start_s: float | None) -> socket.socket:
         try:
             link.connect(_address(team))
         except OSError as error:
-            link.close()
+            link.close()  # nothing tells when a name in the abstract namespace appears
             if time.monotonic() > deadline:
                 raise NotStartedError(
                     f"the first msrun of this node has not started within {start_s:g} s"

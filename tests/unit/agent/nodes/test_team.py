@@ -7,10 +7,10 @@ import uuid
 
 import pytest
 
+from agent.nodes.team import Leader, follow
 from agent.spec.job_spec import NotStartedError
-from msrun.job.team import Leader, follow
 
-FOLLOW = "import sys; from msrun.job.team import follow; sys.exit(follow(sys.argv[1], 30.0))"
+FOLLOW = "import sys; from agent.nodes.team import follow; sys.exit(follow(sys.argv[1], 30.0))"
 
 
 @pytest.fixture
@@ -53,7 +53,9 @@ def test_a_signal_to_all_is_the_first_ones(team, followers):
 
 
 def test_a_first_one_that_is_killed_ends_the_others(team, followers):
-    leads = "import sys; from msrun.job.team import Leader; kept = Leader(sys.argv[1], 1); input()"
+    leads = (
+        "import sys; from agent.nodes.team import Leader; kept = Leader(sys.argv[1], 1); input()"
+    )
     words = [sys.executable, "-c", leads, team]
     with subprocess.Popen(words, stdin=subprocess.PIPE) as leader:
         (other,) = followers(1)
@@ -65,7 +67,7 @@ def test_a_first_one_that_is_killed_ends_the_others(team, followers):
 
 
 def test_who_does_not_come_is_not_waited_for_long(team, monkeypatch):
-    monkeypatch.setattr("msrun.job.team._LAST_ONES_S", 0.01)
+    monkeypatch.setattr("agent.nodes.team._LAST_ONES_S", 0.01)
     Leader(team, 5).dismiss(0)
 
 
