@@ -110,20 +110,41 @@ class HangDetector:
         return stall is not None and stall.seen.beat == beat
 
     def look(
-        self, seen: Sequence[Observation], now_s: float, *, have_left: bool = False
+        self,
+        seen: Sequence[Observation],
+        now_s: float,
+        *,
+        have_left: bool = False,
+        others_run: bool = False,
     ) -> list[StallKind]:
         """Take in observations of all ranks that train; suspects, if all are to be inspected."""
-        self.note(seen, now_s, have_left=have_left)
+        self.note(seen, now_s, have_left=have_left, others_run=others_run)
         cases = self._cases()
-        if len(self._stalls) == 1:
+        if len(self._stalls) == 1 and not others_run:
             return []  # nobody waits for it
         is_reason = any(map(self._is_suspected, cases.values())) or self._is_stalemate(cases)
         return list(cases.values()) if is_reason else []
 
-    def note(self, seen: Sequence[Observation], now_s: float, *, have_left: bool = False) -> None:
-        """Only take in observations. ``have_left``: some ranks do not train any more."""
+    def note(
+        self,
+        seen: Sequence[Observation],
+        now_s: float,
+        *,
+        have_left: bool = False,
+        others_run: bool = False,
+    ) -> None:
+        """Only take in observations of the ranks that train.
+
+        Args:
+            seen: one a rank.
+            now_s: monotonic.
+            have_left: some ranks do not train any more.
+            others_run: all that train are stopped, but one of these still runs: nobody paused the
+                job.
+        """
         self._have_left = have_left
-        self.is_paused = bool(seen) and all(each.state == STOPPED for each in seen)
+        are_stopped = all(each.state == STOPPED for each in seen)
+        self.is_paused = bool(seen) and are_stopped and not others_run
         if self.is_paused or any(each.state == TRACED for each in seen):
             before: dict[int, Stall] = {}  # a person debugs one, and its peers wait for that
             self._from_s = now_s

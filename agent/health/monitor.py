@@ -7,7 +7,7 @@ every rank has registered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from agent.controller import events as ev
@@ -171,9 +171,10 @@ class HealthMonitor:
         self._set_timer()
         seen = self._seen()
         if self._answers is not None:
-            self._detector.note(seen, now_s, have_left=not self._are_all)
+            self._note(seen, now_s)
             return
-        cases = self._detector.look(seen, now_s, have_left=not self._are_all)
+        left = {"have_left": not self._are_all, "others_run": self._do_others_run(seen)}
+        cases = self._detector.look(seen, now_s, **left)
         if self._detector.is_paused and not self._was_paused:
             self._journal.event("JobPaused", ranks=sorted(self._ranks), reason=PAUSED)
             self._services.say(PAUSED)
@@ -192,6 +193,17 @@ class HealthMonitor:
                 seen = seen._replace(state=state, cpu_s=cpu_s)
             found.append(seen)
         return found
+
+    def _note(self, seen: Sequence[Observation], now_s: float) -> None:
+        left = {"have_left": not self._are_all, "others_run": self._do_others_run(seen)}
+        self._detector.note(seen, now_s, **left)
+
+    def _do_others_run(self, seen: Sequence[Observation]) -> bool:
+        """Whether every rank that trains is stopped, but one on its way out is not."""
+        if self._are_all or not all(each.state == STOPPED for each in seen):
+            return False
+        others = self._pages.all().keys() - self._ranks
+        return any(process_use(self._links.pid(rank))[0] not in CANNOT_ANSWER for rank in others)
 
     def _inspect(self, cases: list[StallKind]) -> None:
         self._inspection += 1
@@ -230,7 +242,7 @@ class HealthMonitor:
         frozen = [rank for rank in silent if is_frozen(self._links.pid(rank))]
         for rank in frozen:
             answers[rank] = Inspection(is_in_collective=False, text=FROZEN, held=FROZEN)
-        self._detector.note(self._seen(), now_s, have_left=not self._are_all)
+        self._note(self._seen(), now_s)
         verdict = self._detector.judge(answers)
         self._journal.event(
             "HangJudged",

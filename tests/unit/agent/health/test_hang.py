@@ -387,6 +387,17 @@ def test_a_job_that_is_stopped_as_a_whole_is_paused():
     assert job.until(1020) == [0, 1]
 
 
+def test_ranks_that_are_stopped_while_others_are_on_their_way_out_are_found():
+    for ranks in ([rank(1, 99, state="T")], [rank(0, 99, state="T"), rank(1, 99, state="T")]):
+        vigil = HangDetector(10.0)
+        left = {"have_left": True, "others_run": True}
+        looks = (vigil.look(ranks, 100 + n, **left) for n in range(20))
+        found = next(filter(None, looks))
+        assert not vigil.is_paused
+        assert [case.rank for case in found] == [each.rank for each in ranks]
+        assert sorted(vigil.judge({}).culprits) == [each.rank for each in ranks]
+
+
 def test_after_a_pause_of_the_agent_the_clocks_begin_anew():
     job = Ranks(rank(0, 99, Phase.BACKWARD), rank(1, 99))
     assert job.until(110) is None

@@ -261,6 +261,24 @@ def test_a_pause_is_said_once(agent):
     assert (len(agent.said), len(agent.named("JobPaused")), agent.asked) == (1, 1, [])
 
 
+def test_stopped_ranks_are_no_pause_while_one_on_its_way_out_runs(agent):
+    agent.train(3)
+    agent.monitor.watch(JobState.RUNNING, {1, 2}, are_all=False)
+    agent.states |= {1: "T", 2: "T"}
+    assert until_asked(agent, 6) < 2.0
+    assert [hung.rank for hung in agent.events_posted] == [1, 2]  # who is stopped is not waited for
+    assert (agent.said, agent.named("JobPaused")) == ([], [])
+
+
+def test_the_last_ranks_that_train_can_be_paused(agent):
+    agent.train(3)
+    agent.monitor.watch(JobState.RUNNING, {1, 2}, are_all=False)
+    agent.states = {0: "X", 1: "T", 2: "T"}
+    for _ in range(20):
+        agent.loop.fire()
+    assert (len(agent.named("JobPaused")), agent.asked) == (1, [])
+
+
 def test_a_straggler_is_named_in_the_journal_when_it_begins_and_when_it_ends(agent):
     agent.train(64, own_ms=(50, 50, 80))
     for _ in range(2):
