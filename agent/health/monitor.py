@@ -22,18 +22,17 @@ from agent.health.stall import (
 )
 from agent.health.stragglers import Stragglers
 from agent.hooks.rank_links import Timer
+from agent.hooks.rank_processes import RankProcesses
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
-from agent.machine.process_use import process_use
 from agent.workers.tempo import NS, Tempo, tempo
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
-from worker_hooks.machine.cgroup import is_frozen
 
 SHORTEST_S, LONGEST_S = 0.25, 5.0  # between two looks
 LOOKS = 4  # within the shortest limit
 LATE_S = 0.5  # a look that is so late says nothing about the ranks: the machine was late
-ANSWER_S = 1.0
+ANSWER_S, NODES_ANSWER_S = 1.0, 3.0  # from other nodes, too
 CANNOT_ANSWER = frozenset({STOPPED, *DEAD})
 
 PAUSED = (
@@ -42,14 +41,11 @@ PAUSED = (
 )
 AT_PROMPT = "waits for a person, in a debugger or for input from the terminal"
 FROZEN = "is frozen by its control group"
-LATE = "msrun could not run when the ranks answered"
+LATE = "msrun could not run when the ranks answered, or was not heard by another node"
 
 
 class Peers(Protocol):
     """The ranks' lines."""
-
-    def pid(self, rank: int) -> int:
-        """The process at a rank's line; 0: there is none."""
 
     def send(self, rank: int, message: protocol.Message) -> object:
         """Say something to a rank."""
@@ -63,6 +59,7 @@ class HealthMonitor:
         hang_s: float | None,
         pages: StatusPages,
         links: Peers,
+        processes: RankProcesses,
         worker: Callable[[int], Worker],
         services: Services,
     ) -> None:
@@ -72,12 +69,14 @@ class HealthMonitor:
             hang_s: a rank without progress for so long hangs; 0: never; ``None``: by its pace.
             pages: the ranks' status pages.
             links: to the ranks.
+            processes: the ranks'.
             worker: a rank's, in the present attempt.
             services: of the agent.
         """
         self._hang_s = hang_s
         self._pages = pages
         self._links = links
+        self._processes = processes
         self._worker = worker
         self._services = services
         self._loop = services.loop
@@ -169,6 +168,9 @@ class HealthMonitor:
         if now_s - self._due_s > LATE_S:
             self._detector.start_anew(now_s)
         self._set_timer()
+        if not self._processes.are_known(self._ranks):  # a node's line may be cut
+            self._detector.start_anew(now_s)
+            return
         seen = self._seen()
         if self._answers is not None:
             self._note(seen, now_s)
@@ -188,8 +190,8 @@ class HealthMonitor:
         found = []
         for rank, beat in beats.items():
             seen = Observation(rank, beat, rank in self._paced)
-            if self._detector.is_silent(rank, beat) and (pid := self._links.pid(rank)):
-                state, cpu_s = process_use(pid)
+            if self._detector.is_silent(rank, beat):
+                state, cpu_s = self._processes.use(rank)
                 seen = seen._replace(state=state, cpu_s=cpu_s)
             found.append(seen)
         return found
@@ -203,7 +205,7 @@ class HealthMonitor:
         if self._are_all or not all(each.state == STOPPED for each in seen):
             return False
         others = self._pages.all().keys() - self._ranks
-        return any(process_use(self._links.pid(rank))[0] not in CANNOT_ANSWER for rank in others)
+        return any(self._processes.use(rank)[0] not in CANNOT_ANSWER for rank in others)
 
     def _inspect(self, cases: list[StallKind]) -> None:
         self._inspection += 1
@@ -216,7 +218,8 @@ class HealthMonitor:
             inspection=self._inspection,
             reason="; ".join(f"rank {case.rank} {case.words}" for case in cases),
         )
-        self._answers_due_s = self._loop.time() + ANSWER_S
+        answer_s = ANSWER_S if self._processes.are_here(self._asked) else NODES_ANSWER_S
+        self._answers_due_s = self._loop.time() + answer_s
         self._deadline = self._loop.call_at(self._answers_due_s, self._judge)
         for rank in self._asked:
             self._links.send(rank, protocol.Inspect(self._inspection))
@@ -227,7 +230,7 @@ class HealthMonitor:
         if self._answers is None:
             return
         silent = self._asked.keys() - self._answers.keys()
-        if all(process_use(self._links.pid(rank))[0] in CANNOT_ANSWER for rank in silent):
+        if all(self._processes.use(rank)[0] in CANNOT_ANSWER for rank in silent):
             self._judge()
 
     def _judge(self) -> None:
@@ -237,9 +240,10 @@ class HealthMonitor:
         answers, self._answers = self._answers or {}, None
         now_s, silent = self._loop.time(), self._asked.keys() - answers.keys()
         is_late = now_s - self._answers_due_s > LATE_S  # perhaps the ranks could not run, either
+        is_late = is_late or not self._processes.are_known(self._asked)
         if is_late:
             self._detector.start_anew(now_s)
-        frozen = [rank for rank in silent if is_frozen(self._links.pid(rank))]
+        frozen = [rank for rank in silent if self._processes.is_frozen(rank)]
         for rank in frozen:
             answers[rank] = Inspection(is_in_collective=False, text=FROZEN, held=FROZEN)
         self._note(self._seen(), now_s)

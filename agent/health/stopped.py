@@ -8,17 +8,15 @@ another reason, people are told.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterable, Sequence
 
 from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.health.stall import STOPPED
 from agent.hooks.rank_links import Timer
+from agent.hooks.rank_processes import RankProcesses
 from agent.hooks.services import Services
-from agent.machine.process_use import process_use
 from agent.text.wording import listed
-from agent.workers import processes
 from agent.workers.worker import Worker
 
 LOOK_S = 1.0
@@ -34,24 +32,27 @@ class StoppedRanks:
     def __init__(
         self,
         ranks: Iterable[int],
-        pid: Callable[[int], int],
+        processes: RankProcesses,
         worker: Callable[[int], Worker],
         has_finished: Callable[[int], bool],
+        wake: Callable[[int, str], None],
         services: Services,
     ) -> None:
         """Watch nothing yet.
 
         Args:
-            ranks: of this node.
-            pid: the process at a rank's link; 0: there is none.
+            ranks: of all nodes.
+            processes: theirs.
             worker: a rank's, in the present attempt.
             has_finished: whether a rank may exit, because its training is over.
+            wake: sends SIGCONT to a rank, for a reason.
             services: of the agent.
         """
         self._ranks = tuple(ranks)
-        self._pid = pid
+        self._processes = processes
         self._worker = worker
         self._has_finished = has_finished
+        self._wake = wake
         self._services = services
         self._loop = services.loop
         self._state = JobState.NEW
@@ -85,11 +86,10 @@ class StoppedRanks:
         self._set_timer()
         workers = [self._worker(rank) for rank in self._ranks]
         alive = {
-            (each.rank, self._pid(each.rank) or each.pid): each
-            for each in workers
-            if each.pid and each.exit_code is None
+            (each.rank, each.pid): each for each in workers if each.pid and each.exit_code is None
         }
-        stopped = [each for each in alive if process_use(each[1])[0] == STOPPED]
+        stopped = [each for each in alive if self._processes.use(*each)[0] == STOPPED]
+        is_late = is_late or not self._processes.are_known(rank for rank, _ in stopped)
         if is_late or len(stopped) == len(self._ranks):  # if all are, a person did that
             self._looks.clear()
             return
@@ -112,7 +112,7 @@ class StoppedRanks:
         why = f"rank {worker.rank} is stopped by a signal on its way out: msrun sends it SIGCONT"
         self._services.journal.event("ExitContinued", rank=worker.rank, reason=why)
         self._services.say(why)
-        processes.signal_group(worker.pid, signal.SIGCONT)
+        self._wake(worker.rank, why)
 
     def _note_exiting(self, exiting: Sequence[int]) -> None:
         self._exiting = {rank: self._exiting.get(rank, 0) + 1 for rank in exiting}

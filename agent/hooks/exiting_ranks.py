@@ -14,8 +14,8 @@ from collections.abc import Set as AbstractSet
 from agent.controller.drain import DRAINING
 from agent.controller.states import JobState
 from agent.hooks.rank_links import RankLinks, Timer
+from agent.hooks.rank_processes import RankProcesses
 from agent.hooks.status_pages import StatusPages
-from agent.machine.process_use import process_use
 from agent.text.wording import ranged
 from worker_hooks.contract import protocol
 
@@ -33,6 +33,7 @@ class ExitingRanks:
         self,
         links: RankLinks,
         pages: StatusPages,
+        processes: RankProcesses,
         training: AbstractSet[int],
         say: Callable[[str], None],
     ) -> None:
@@ -41,12 +42,14 @@ class ExitingRanks:
         Args:
             links: to the ranks.
             pages: the ranks' status pages.
+            processes: the ranks'.
             training: ranks that registered and are neither gone nor about to exit; it changes.
             say: tells people one sentence.
         """
         self._say = say
         self._links = links
         self._pages = pages
+        self._processes = processes
         self._training = training
         self._waiting: dict[int, bool] = {}  # rank -> whether its training is over
         self._finished: set[int] = set()  # may exit after their training
@@ -149,7 +152,7 @@ class ExitingRanks:
 
     def _used(self) -> float:
         """Processor seconds of the ranks that have not finished, with their children."""
-        return sum(process_use(pid)[1] for pid in map(self._links.pid, self._training) if pid)
+        return sum(self._processes.use(rank)[1] for rank in self._training)
 
     def stop_looking(self) -> None:
         """No finished rank waits any more, or not for those who work."""

@@ -10,10 +10,13 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterable, Mapping
+from time import monotonic_ns
 from weakref import finalize
 
 from worker_hooks.contract.status_page import Heartbeat, Pace, Page
 from worker_hooks.storage.private_records import UNSOUND
+
+STEADY_NS = 20_000_000  # what would move a heartbeat by less is no news
 
 
 def copied(page: bytes) -> int:
@@ -41,9 +44,16 @@ class StatusPages:
         self._files: dict[int, int] = {}  # the descriptors of the pages: open as long as they are
         self._known: dict[int, dict[int, int]] = {}  # rank -> slot -> record, as of the last news
         self._unshared: set[int] = set()  # ranks whose page is newer than what peers have
+        self._behind_ns: dict[int, int] = {}  # ranks of other nodes -> their clock, behind this one
 
-    def keep(self, rank: int, attempt: int, fd: int) -> None:
+    def keep(self, rank: int, attempt: int, fd: int, *, is_copy: bool = False) -> None:
         """Map a rank's page; ``fd`` is kept, or closed.
+
+        Args:
+            rank: whose page it should be.
+            attempt: its attempt.
+            fd: the page.
+            is_copy: of a page on another node, whose clock is another one.
 
         Raises:
             ValueError: it is no page of this rank and attempt, or could be cut short under us.
@@ -65,6 +75,16 @@ class StatusPages:
         self._pages[rank], self._files[rank] = page, fd
         self._known.pop(rank, None)
         self._unshared.add(rank)
+        if is_copy:
+            with contextlib.suppress(*UNSOUND):
+                self._set_clock(rank, page.heartbeat().at_ns)
+
+    def _set_clock(self, rank: int, now_ns: int) -> None:
+        """It was ``now_ns`` or later by the clock of a rank's node when this was sent."""
+        behind = monotonic_ns() - now_ns  # and the time that the message took
+        known = self._behind_ns.get(rank)
+        if known is None or behind < known - STEADY_NS:
+            self._behind_ns[rank] = behind
 
     def content(self, rank: int) -> bytes:
         """The bytes of a rank's page; empty: it has none."""
@@ -87,12 +107,14 @@ class StatusPages:
         """The heartbeats of all ranks as they are in their pages."""
         return {rank: page.raw_beat() for rank, page in self._pages.items()}
 
-    def mirror_beat(self, rank: int, beat: bytes) -> None:
-        """Put a heartbeat from another node into the copy of its page, if there is one."""
-        page = self._pages.get(rank)
-        if page is not None:
-            with contextlib.suppress(ValueError):
-                page.put_beat(beat)
+    def mirror_beats(self, now_ns: int, beats: Mapping[int, bytes]) -> None:
+        """Put heartbeats of another node, whose clock says ``now_ns``, into the copies of pages."""
+        for rank, beat in beats.items():
+            page = self._pages.get(rank)
+            if page is not None:
+                self._set_clock(rank, now_ns)
+                with contextlib.suppress(ValueError):
+                    page.put_beat(beat)
 
     def take_unshared(self, ranks: Iterable[int], attempt: int) -> dict[int, int]:
         """The descriptors of the pages that peers lack, by rank, once each.
@@ -128,7 +150,7 @@ class StatusPages:
             with contextlib.suppress(*UNSOUND):
                 page = self._pages.get(rank)
                 if page is not None and (commit := page.newest_commit()) is not None:
-                    found.append(commit)
+                    found.append((commit[0], commit[1] + self._behind_ns.get(rank, 0)))
         return found
 
     def position(self, ranks: Iterable[int], step: int) -> tuple[int, int] | None:
@@ -141,12 +163,15 @@ class StatusPages:
         return None
 
     def beats(self, ranks: Iterable[int]) -> dict[int, Heartbeat]:
-        """How far each of these ranks is that has a page."""
+        """How far each of these ranks is that has a page; times are of this node's clock."""
         found = {}
         for rank in ranks:
             if (page := self._pages.get(rank)) is not None:
                 with contextlib.suppress(*UNSOUND):
-                    found[rank] = page.heartbeat()
+                    beat = page.heartbeat()
+                    if behind := self._behind_ns.get(rank):
+                        beat = beat._replace(at_ns=beat.at_ns + behind)
+                    found[rank] = beat
         return found
 
     def paces(self, ranks: Iterable[int]) -> dict[int, list[Pace]]:
@@ -165,9 +190,11 @@ class StatusPages:
     def drop(self, rank: int) -> None:
         """Forget the page of a rank that is gone for good."""
         self._pages.pop(rank, None)
+        self._behind_ns.pop(rank, None)
         self._unshared.discard(rank)
 
     def clear(self) -> None:
         """Forget them: their attempt is over."""
         self._pages.clear()
+        self._behind_ns.clear()
         self._unshared.clear()

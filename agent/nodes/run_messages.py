@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, get_args
 
+from agent.hooks.rank_processes import ProcessNews
 from agent.nodes.vocabulary import Vocabulary
 from worker_hooks.contract import protocol
 
@@ -58,9 +59,11 @@ class FolderMarked(NamedTuple):
 
 
 class Beats(NamedTuple):
-    """How far the ranks of a node are."""
+    """How far the ranks of a node are, and what their processes do."""
 
-    beats: dict[str, str]  # rank -> its heartbeat, base64
+    now_ns: int  # by the node's monotonic clock, of which the times of heartbeats are
+    beats: dict[str, str]  # rank -> its heartbeat, base64; those that changed
+    processes: dict[str, ProcessNews]  # by rank; all that live
 
 
 class SweptNode(NamedTuple):

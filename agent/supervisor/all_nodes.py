@@ -375,6 +375,14 @@ class AllNodes:
         """If this msrun dies, a rank of this node gets its time to save."""
         self._own.protect(pid)
 
+    def wake(self, rank: int, why: str) -> None:
+        """Send SIGCONT to a rank."""
+        node = self._node_of.get(rank)
+        if node is None:
+            self._own.wake(rank, why)
+        else:
+            node.wake(rank, why)
+
     def watch(self, path: str) -> None:
         """A graceful exit may be asked for in this file."""
         self._own.watch(path)

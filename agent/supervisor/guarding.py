@@ -16,6 +16,7 @@ from agent.health.monitor import HealthMonitor
 from agent.health.stopped import StoppedRanks
 from agent.hooks.handshake import Handshake
 from agent.hooks.rank_links import RankLinks
+from agent.hooks.rank_processes import RankProcesses
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
 from agent.records.run_record import KeptRecord
@@ -37,8 +38,10 @@ def guarding(
     fallback: Path,
     links: RankLinks,
     pages: StatusPages,
+    processes: RankProcesses,
     worker: Callable[[int], Worker],
     has_finished: Callable[[int], bool],
+    wake: Callable[[int, str], None],
     kept: KeptRecord,
     services: Services,
 ) -> Guarding:
@@ -49,8 +52,10 @@ def guarding(
         fallback: where dumps go when the script's folder cannot be written.
         links: to the ranks.
         pages: the ranks' status pages.
+        processes: the ranks'.
         worker: a rank's, in the present attempt.
         has_finished: whether a rank may exit, because its training is over.
+        wake: sends SIGCONT to a rank, for a reason.
         kept: remembers where the run saves, and what it began from; does file work.
         services: shared by all.
     """
@@ -58,12 +63,13 @@ def guarding(
     return Guarding(
         handshake=handshake,
         dumps=DumpExecutor(spec, fallback, links, pages, handshake, services),
-        health=HealthMonitor(spec.timeouts.hang_s, pages, links, worker, services),
+        health=HealthMonitor(spec.timeouts.hang_s, pages, links, processes, worker, services),
         stopped=StoppedRanks(
-            () if spec.timeouts.hang_s == 0 else spec.ranks_here,
-            links.pid,
+            () if spec.timeouts.hang_s == 0 else range(spec.world_size),
+            processes,
             worker,
             has_finished,
+            wake,
             services,
         ),
     )

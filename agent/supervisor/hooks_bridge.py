@@ -21,6 +21,7 @@ from agent.hooks import shared_folders
 from agent.hooks.exiting_ranks import ExitingRanks
 from agent.hooks.peer_pages import SharedPages
 from agent.hooks.rank_links import Loop, RankLinks, Said
+from agent.hooks.rank_processes import ProcessNews, RankProcesses
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages, copied
 from agent.hooks.update_votes import UpdateVotes
@@ -70,6 +71,9 @@ class AgentPort(Protocol):
 
     def watch(self, path: str) -> None:
         """A graceful exit may be asked for in this file."""
+
+    def wake(self, rank: int, why: str) -> None:
+        """Send SIGCONT to a rank."""
 
 
 class HooksPort(Protocol):
@@ -151,7 +155,8 @@ class HooksBridge:
         self._resume = ""
         self._steps: dict[int, int] = {}  # rank -> its step when it registered
         self._training: set[int] = set()  # registered, and neither gone nor about to exit
-        self._exiting = ExitingRanks(self._links, self._pages, self._training, say)
+        self._processes = RankProcesses(spec.ranks_here, self._links.pid)
+        self._exiting = ExitingRanks(self._links, self._pages, self._processes, self._training, say)
         self._raised: set[int] = set()
         self._voteless: set[int] = set()
         self.rehearses = False
@@ -170,6 +175,7 @@ class HooksBridge:
             journal=self._journal,
             files=FileThread(loop.call_soon_threadsafe),
         )
+        self._processes.attach(loop)
         self._exiting.attach(loop.call_later)
         self._links.attach(loop, self._on_message, self._on_lost)
 
@@ -183,8 +189,10 @@ class HooksBridge:
                 self._fallback,
                 self._links,
                 self._pages,
+                self._processes,
                 self._agent.worker,
                 self._exiting.has_finished,
+                self._agent.wake,
                 self._record,
                 self._services,
             )
@@ -222,6 +230,7 @@ class HooksBridge:
             self._training.discard(rank)
             self._raised.discard(rank)
             self._exiting.take_back(rank)
+        self._processes.forget(action.newcomers)
         self._tell(
             action.survivors, protocol.Rejoin(action.attempt, action.path, action.reason, port)
         )
@@ -234,6 +243,7 @@ class HooksBridge:
         """Every rank is gone."""
         self._links.end()
         self._pages.clear()
+        self._processes.forget(range(self._spec.world_size))
         self._steps.clear()
         self._voteless.clear()
         self._exiting.clear()
@@ -343,7 +353,7 @@ class HooksBridge:
 
     def _mirror(self, rank: int, attempt: int, fd: int) -> None:
         try:
-            self._pages.keep(rank, attempt, fd)
+            self._pages.keep(rank, attempt, fd, is_copy=True)
         except (ValueError, OSError) as error:
             self._journal.event("LinkRefused", rank=rank, why=str(error))
 
@@ -351,9 +361,18 @@ class HooksBridge:
         """Take what a rank has written to its page."""
         self._pages.mirror_news(rank, pieces)
 
-    def mirror_beat(self, rank: int, beat: bytes) -> None:
-        """Take a rank's heartbeat."""
-        self._pages.mirror_beat(rank, beat)
+    def mirror_beats(
+        self, now_ns: int, beats: Mapping[int, bytes], processes: Mapping[int, ProcessNews]
+    ) -> None:
+        """Take how far the ranks of another node are at ``now_ns`` of its clock.
+
+        Args:
+            now_ns: monotonic.
+            beats: those heartbeats that have changed.
+            processes: those of all its ranks that live.
+        """
+        self._pages.mirror_beats(now_ns, beats)
+        self._processes.tell(processes)
 
     def folder_marked(
         self, message: FolderMarked, node: str, looks: int = shared_folders.LOOKS
@@ -488,7 +507,8 @@ class HooksBridge:
         try:
             if len(fds) != 1:
                 raise ValueError(f"rank {rank} sent {len(fds)} pages")  # noqa: TRY301
-            self._pages.keep(rank, message.attempt, fds.pop())
+            is_copy = rank not in self._spec.ranks_here
+            self._pages.keep(rank, message.attempt, fds.pop(), is_copy=is_copy)
         except (ValueError, OSError) as error:
             self._links.drop(rank, str(error))
             return

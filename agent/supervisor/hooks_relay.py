@@ -9,16 +9,19 @@ from __future__ import annotations
 import os
 import socket
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from time import monotonic_ns
 
 from agent.controller import actions as do
 from agent.controller.states import JobState
 from agent.hooks.peer_pages import SharedPages
 from agent.hooks.rank_links import Loop, RankLinks, Said
+from agent.hooks.rank_processes import ProcessNews
 from agent.hooks.shared_folders import FolderMarks
 from agent.hooks.status_pages import StatusPages
 from agent.nodes.run_messages import (
+    Beats,
     FolderMarked,
     FromRank,
     PageNews,
@@ -80,6 +83,7 @@ class HooksRelay:
         self._large: set[int] = set()  # ranks whose page does not fit a frame, which was said
         self._ranks = spec.ranks_here
         self._may_save = spec.dump.ttp
+        self._told: dict[int, bytes] = {}  # rank -> the heartbeat that was told last
         self._forsaken = ""  # why nobody decides any more
         self.rehearses = False
 
@@ -161,15 +165,26 @@ class HooksRelay:
         for rank, beat in self._pages.beats(workers).items():
             workers[rank].beat = beat
 
-    def beats(self) -> dict[str, str]:
-        """Every rank's heartbeat, for the controller's node."""
-        beats = self._pages.raw_beats()
-        return {str(rank): b64encode(beat).decode() for rank, beat in beats.items()}
+    def tell_beats(self, workers: Iterable[Worker]) -> None:
+        """Hand on how far these ranks are, and the pages of those that have moved.
 
-    def show_all(self) -> None:
-        """Hand on the pages of all ranks: this node may be gone in the next moment."""
-        for rank in self._pages.all():
+        This node may be gone in the next moment.
+        """
+        beats = self._pages.raw_beats()
+        moved = {rank: beat for rank, beat in beats.items() if self._told.get(rank) != beat}
+        self._told = beats
+        for rank in moved:
             self._show(rank)
+        alive = [each for each in workers if each.pid and each.exit_code is None]
+        if not (beats or alive):
+            return
+        self._send(
+            Beats(
+                monotonic_ns(),
+                {str(rank): b64encode(beat).decode() for rank, beat in moved.items()},
+                {str(w.rank): ProcessNews.of(self._links.pid(w.rank) or w.pid) for w in alive},
+            )
+        )
 
     def _show(self, rank: int) -> None:
         if page := self._page(rank):

@@ -14,7 +14,6 @@ from agent.nodes.codec import pack_event, unpack_action
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import (
-    Beats,
     Ended,
     Fact,
     JobKnown,
@@ -67,7 +66,6 @@ class RemoteController:
         self._say = say
         self._grace_s = grace_s
         self._host = host
-        self._beats: dict[str, str] = {}
         self._is_hurried = False  # somebody wants the ranks, which save by themselves, to end
         self.view = JobView()
         self.ending: Ended | None = None
@@ -105,11 +103,7 @@ class RemoteController:
     def _tell_beats(self) -> None:
         if not self._link.is_open:
             return
-        beats = self._hooks.beats()
-        if beats and beats != self._beats:
-            self._hooks.show_all()
-            self._beats = beats
-            self._link.send(Beats(beats))
+        self._hooks.tell_beats(self._node.workers())
         self._loop.call_later(BEAT_S, self._tell_beats)
 
     def _hear(self, message: object) -> None:

@@ -201,6 +201,10 @@ class RemoteNode:
         else:
             self._link.send(order)
 
+    def wake(self, rank: int, why: str) -> None:
+        """Order that SIGCONT is sent to a rank."""
+        self._link.send(Order(pack_action(do.SignalRanks((rank,), signal.SIGCONT, why))))
+
     def take_memory(self, order: TakeMemory) -> None:
         """Order it to fetch a checkpoint in memory."""
         self._memory = {}
@@ -293,8 +297,9 @@ class RemoteNode:
             case FolderMarked():
                 self._hooks.folder_marked(message, self.name)
             case Beats():
-                for rank, beat in message.beats.items():
-                    self._hooks.mirror_beat(int(rank), b64decode(beat))
+                beats = {int(rank): b64decode(beat) for rank, beat in message.beats.items()}
+                processes = {int(rank): each for rank, each in message.processes.items()}
+                self._hooks.mirror_beats(message.now_ns, beats, processes)
             case SweptNode():
                 self._on_swept(message)
             case MemoryTaken():

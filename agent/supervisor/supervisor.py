@@ -189,6 +189,10 @@ class Supervisor:
         """A rank of the present attempt."""
         return self._workers[rank]
 
+    def wake(self, rank: int, why: str) -> None:  # noqa: ARG002  another node is told why
+        """Send SIGCONT to a rank and what it has started."""
+        processes.signal_group(self._workers[rank].pid, signal.SIGCONT)
+
     def protect(self, pid: int) -> None:
         """If the agent dies, ``pid`` gets its time to save."""
         self._starter.protect(pid)

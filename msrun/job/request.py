@@ -340,17 +340,12 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
             node_wait_s=wait_s, join_s=max(job.replace.join_s, wait_s + job.replace.rejoin_s)
         ),
         dump=job.dump._replace(copies=CopyMode.OFF),
-        timeouts=job.timeouts._replace(hang_s=0),
     )
 
 
 def _lacks(job: JobSpec, settings: Settings) -> tuple[str, ...]:
     """What several nodes do without, in sentences; nothing of what was switched off."""
     said = []
-    if job.timeouts.hang_s != 0:
-        setting = settings.of("hang_timeout")
-        ignored = f"{setting.shown} is ignored: " if "hang_timeout" in settings.given else ""
-        said.append(f"{ignored}a rank that hangs is not noticed on several nodes yet")
     copies = job.dump.copies is not CopyMode.OFF
     for name in ("protect_memory", "protect_every") if copies else ():
         if name in settings.given:

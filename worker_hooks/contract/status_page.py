@@ -265,22 +265,18 @@ class Page:
             self._map[at : at + len(octets)] = octets
 
     def raw_beat(self) -> bytes:
-        """The heartbeat with its age in ns instead of its time: another node has another clock."""
-        step, epoch, batch, at, phase = _BEAT.unpack_from(self._map, _BEAT_AT)
-        return _BEAT.pack(step, epoch, batch, max(monotonic_ns() - at, 0), phase)
+        """The bytes of the heartbeat, for a copy of this page."""
+        return self._map[_BEAT_AT : _BEAT_AT + _BEAT.size]
 
     def put_beat(self, raw: bytes) -> None:
-        """Write the heartbeat that :meth:`raw_beat` returned on another node.
+        """Write the heartbeat that :meth:`raw_beat` returned for the page that this is a copy of.
 
         Raises:
             ValueError: it is none.
         """
-        try:
-            step, epoch, batch, age, phase = _BEAT.unpack(raw)
-        except struct.error as error:
-            raise ValueError(str(error)) from error
-        at = max(monotonic_ns() - age, 0)
-        _BEAT.pack_into(self._map, _BEAT_AT, step, epoch, batch, at, phase)
+        if len(raw) != _BEAT.size:
+            raise ValueError("it is no heartbeat")
+        self._map[_BEAT_AT : _BEAT_AT + _BEAT.size] = raw
 
     def beat(self, step: int, epoch: int, batch: int, phase: Phase) -> None:
         """Write the progress. The first heartbeat of a new step is its commit."""

@@ -45,7 +45,7 @@ class Loop:
 class Agent:
     """All that a monitor is given, and what it made of it."""
 
-    def __init__(self, monkeypatch, hang_s=None):
+    def __init__(self, hang_s=None):
         self.loop, self.pages, self.written = Loop(), StatusPages(), []
         self.said, self.asked, self.events, self.events_posted = [], [], [], []
         self.states = dict.fromkeys(RANKS, "S")
@@ -56,15 +56,17 @@ class Agent:
             self.mine[rank] = Page(fd)
             self.pages.keep(rank, 0, fd)
         self.frozen = set()
-        monkeypatch.setattr(monitor, "process_use", lambda pid: (self.states[pid - 1], 0.0))
-        monkeypatch.setattr(monitor, "is_frozen", lambda pid: pid - 1 in self.frozen)
+        self.are_known = self.are_here = True
+        processes = SimpleNamespace(
+            use=lambda rank: (self.states[rank], 0.0),
+            is_frozen=lambda rank: rank in self.frozen,
+            are_known=lambda _: self.are_known,
+            are_here=lambda _: self.are_here,
+        )
         journal = SimpleNamespace(event=lambda what, **more: self.events.append((what, more)))
         given = Services(self.loop, self.post, self.said.append, journal, files=None)
-        self.monitor = HealthMonitor(hang_s, self.pages, self, self.worker, given)
+        self.monitor = HealthMonitor(hang_s, self.pages, self, processes, self.worker, given)
         self.monitor.watch(JobState.RUNNING, RANKS, are_all=True)
-
-    def pid(self, rank):
-        return rank + 1
 
     def send(self, rank, message):
         self.asked.append(rank)
@@ -100,9 +102,9 @@ class Agent:
 
 
 @pytest.fixture
-def start(monkeypatch):
+def start():
     made = []
-    yield lambda hang_s=None: made.append(Agent(monkeypatch, hang_s)) or made[-1]
+    yield lambda hang_s=None: made.append(Agent(hang_s)) or made[-1]
     for each in made:
         each.pages.clear()
         for page in each.mine.values():
@@ -189,6 +191,39 @@ def test_a_look_that_is_late_blames_nobody(agent):
     agent.loop.fire(late_s=500.0)
     assert agent.asked == []
     assert 1.4 < until_asked(agent, 7) < 2.3
+
+
+def test_nobody_is_blamed_while_a_node_says_nothing(agent):
+    agent.train(3)
+    agent.states[1] = "T"
+    agent.loop.fire()
+    agent.are_known = False
+    for _ in range(40):
+        agent.loop.fire()
+    assert agent.asked == []
+    agent.are_known = True
+    assert 1.4 < until_asked(agent, 7) < 2.3
+
+
+def test_other_nodes_have_longer_to_answer_and_are_not_judged_if_they_fall_silent(agent):
+    agent.are_here = False
+    agent.train(3)
+    until_asked(agent, 60)
+    asked = agent.loop.now
+    agent.answer({0: True, 2: True})
+    while not agent.events_posted:
+        agent.loop.fire()
+    assert 2.9 < agent.loop.now - asked < 3.1
+    agent.train(3)
+    agent.asked.clear()
+    agent.events_posted.clear()
+    until_asked(agent, 60)
+    agent.answer({0: True, 2: True})
+    agent.are_known = False
+    while len(agent.named("HangJudged")) < 2:
+        agent.loop.fire()
+    assert agent.events_posted == []
+    assert agent.named("HangJudged")[1]["reason"] == monitor.LATE
 
 
 def test_a_judgement_that_is_late_blames_nobody(agent):

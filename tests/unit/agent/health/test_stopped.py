@@ -1,6 +1,5 @@
 """Ranks that are stopped where no hang is looked for; time and processes are made up."""
 
-import signal
 import time
 from types import SimpleNamespace
 
@@ -8,7 +7,6 @@ import pytest
 
 from agent.controller import events as ev
 from agent.controller.states import JobState
-from agent.health import stopped
 from agent.health.stopped import JOINS, LONG_LOOKS, LOOKS, StoppedRanks
 from agent.workers.worker import Worker
 
@@ -18,30 +16,28 @@ RANKS = (0, 1, 2)
 class Room:
     """What a watch is given, and what it posted."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self):
         self.now, self.timer, self.posted = time.monotonic(), None, []
         self.states = dict.fromkeys(RANKS, "S")
         self.workers = {rank: Worker(rank, rank, 1) for rank in RANKS}
         for rank, worker in self.workers.items():
             worker.pid = rank + 10
-        self.linked = {rank: worker.pid for rank, worker in self.workers.items()}
         loop = SimpleNamespace(time=lambda: self.now, call_at=self._call_at)
-        self.said, self.finished, self.signals = [], set(), []
+        self.said, self.finished, self.woken, self.are_known = [], set(), [], True
         services = SimpleNamespace(
             loop=loop,
             post=self.posted.append,
             say=self.said.append,
             journal=SimpleNamespace(event=lambda name, **_: self.said.append(name)),
         )
-        monkeypatch.setattr(
-            stopped.processes, "signal_group", lambda *each: self.signals.append(each)
-        )
-        monkeypatch.setattr(stopped, "process_use", lambda pid: (self.states[pid % 10], 0.0))
         self.watch = StoppedRanks(
             RANKS,
-            lambda rank: self.linked[rank],
+            SimpleNamespace(
+                use=lambda rank, _: (self.states[rank], 0.0), are_known=lambda _: self.are_known
+            ),
             self.workers.get,
             lambda rank: rank in self.finished,
+            lambda rank, _: self.woken.append(rank),
             services,
         )
 
@@ -57,8 +53,8 @@ class Room:
 
 
 @pytest.fixture
-def room(monkeypatch):
-    room = Room(monkeypatch)
+def room():
+    room = Room()
     room.watch.watch(JobState.REPLACING)
     return room
 
@@ -73,7 +69,6 @@ def test_a_rank_that_stays_stopped_is_given_up_and_the_report_will_say_who_kille
 
 
 def test_so_is_a_newcomer_that_has_not_spoken_yet(room):
-    room.linked[1] = 0
     room.states[1] = "T"
     room.look(LOOKS)
     assert [each.rank for each in room.posted] == [1]
@@ -123,9 +118,9 @@ def test_a_rank_that_is_stopped_on_its_way_out_is_continued(room):
     leave(room, 0, 2)
     room.states[2] = "T"
     room.look(LOOKS - 1)
-    assert room.signals == []
+    assert room.woken == []
     room.look()
-    assert (room.signals, room.posted) == ([(12, signal.SIGCONT)], [])
+    assert (room.woken, room.posted) == ([2], [])
     assert room.said[0] == "ExitContinued"
     assert "rank 2 is stopped by a signal on its way out" in room.said[1]
 
@@ -136,21 +131,21 @@ def test_so_is_the_last_one_and_again_if_it_is_stopped_again(room):
         room.workers[rank].exit_code = 0
     room.states[2] = "T"
     room.look(2 * LOOKS)
-    assert room.signals == [(12, signal.SIGCONT)] * 2
+    assert room.woken == [2, 2]
 
 
 def test_one_that_trains_is_left_to_the_hang_detection(room):
     leave(room, 0)
     room.states[2] = "T"
     room.look(9)
-    assert (room.signals, room.posted) == ([], [])
+    assert (room.woken, room.posted) == ([], [])
 
 
 def test_a_job_of_which_all_ranks_are_stopped_stays_so(room):
     leave(room, *RANKS)
     room.states = dict.fromkeys(RANKS, "T")
     room.look(9)
-    assert room.signals == []
+    assert room.woken == []
 
 
 def test_people_are_told_once_of_an_end_that_takes_long(room):

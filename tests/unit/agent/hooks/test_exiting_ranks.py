@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.controller.states import JobState
-from agent.hooks import exiting_ranks
-from agent.hooks.exiting_ranks import ExitingRanks
+from agent.hooks.exiting_ranks import LOOK_S, ExitingRanks
 from worker_hooks.contract.protocol import Release
 
 S = JobState
@@ -17,15 +16,16 @@ class Room:
 
     def __init__(self):
         self.released, self.training, self.timers, self.said = [], {0}, [], []
-        self.exiting = ExitingRanks(self, self, self.training, self.said.append)
+        self.used = {0: 0.0}  # processor seconds, by rank
+        self.exiting = ExitingRanks(self, self, self, self.training, self.said.append)
         self.exiting.attach(self.call_later)
 
     def send(self, rank, message):
         assert isinstance(message, Release)
         self.released.append(rank)
 
-    def pid(self, rank):
-        return 100 + rank
+    def use(self, rank):
+        return "S", self.used[rank]
 
     def newest_step(self, _rank):
         return 5
@@ -61,22 +61,14 @@ def test_who_is_let_go(state, is_done, is_let_go):
     assert room.released == [1]
 
 
-@pytest.fixture
-def used(monkeypatch):
-    """Processor seconds, by process."""
-    seconds = {100: 0.0}
-    monkeypatch.setattr(exiting_ranks, "process_use", lambda pid: ("S", seconds[pid]))
-    return seconds
-
-
-def test_a_finished_rank_is_kept_as_long_as_another_works_and_that_is_said_once(used):
+def test_a_finished_rank_is_kept_as_long_as_another_works_and_that_is_said_once():
     room = Room()
     room.exiting.decided(S.RUNNING)
     for rank in (1, 2):
         room.exiting.add(rank, is_done=True)
     room.exiting.let_go()
     for _ in range(1000):
-        used[100] += 1.0
+        room.used[0] += 1.0
         (look,) = room.timers
         room.timers.clear()
         look()
@@ -87,13 +79,13 @@ def test_a_finished_rank_is_kept_as_long_as_another_works_and_that_is_said_once(
     assert room.released == [1, 2]
 
 
-def test_a_finished_rank_is_let_go_when_the_others_only_seem_to_wait_for_its_end(used):
+def test_a_finished_rank_is_let_go_when_the_others_only_seem_to_wait_for_its_end():
     room = Room()
     room.exiting.decided(S.RUNNING)
     room.exiting.add(1, is_done=True)
     for idle_s in (570.0, 600.0):
-        used[100] += 10.0
-        for _ in range(1 + int(idle_s / exiting_ranks.LOOK_S)):
+        room.used[0] += 10.0
+        for _ in range(1 + int(idle_s / LOOK_S)):
             assert room.released == []
             room.timers.pop()()
     assert room.released == [1]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+from time import monotonic_ns
+from types import SimpleNamespace
 
 import pytest
 from support.status_pages import kept, make, write
 
+from agent.hooks import status_pages as module
 from agent.hooks.status_pages import StatusPages, copied
+from worker_hooks.contract import status_page
 from worker_hooks.contract.status_page import Phase
 from worker_hooks.storage.private_records import record
 
@@ -193,10 +197,39 @@ def test_beats_of_another_node_show_in_its_copies():
     there.keep(3, 0, copied(here.content(3)))
     page.beat(8, 1, 4, Phase.BACKWARD)
     (raw,) = here.raw_beats().values()
-    there.mirror_beat(3, raw)
+    there.mirror_beats(monotonic_ns(), {3: raw})
     assert (there.beats([3])[3].step, there.beats([3])[3].phase) == (8, Phase.BACKWARD)
-    there.mirror_beat(3, b"none")  # of another version, say
-    there.mirror_beat(4, raw)  # a rank without a page
+    there.mirror_beats(monotonic_ns(), {3: b"none"})  # of another version, say
+    there.mirror_beats(monotonic_ns(), {4: raw})  # a rank without a page
     assert list(there.beats([3, 4])) == [3]
     assert there.beats([3])[3].step == 8
+    there.clear()
+
+
+@pytest.mark.parametrize("ahead_s", [-4000, 0, 7000])
+def test_times_of_another_node_are_those_of_this_clock(monkeypatch, ahead_s):
+    here, page = kept(3)
+    there, now = StatusPages(), monotonic_ns()
+    clock = SimpleNamespace(ns=now)
+    monkeypatch.setattr(module, "monotonic_ns", lambda: clock.ns)
+    monkeypatch.setattr(status_page, "monotonic_ns", lambda: clock.ns + ahead_s * 10**9)
+
+    def told(after_s, latency_s):
+        clock.ns = now + round(after_s * 1e9)
+        sent = clock.ns + ahead_s * 10**9
+        clock.ns += round(latency_s * 1e9)
+        there.mirror_beats(sent, here.raw_beats())
+        return (there.beats([3])[3].at_ns - now) / 1e9
+
+    page.beat(8, 1, 4, Phase.BACKWARD)
+    there.keep(3, 0, copied(here.content(3)), is_copy=True)
+    assert told(1, 0.4) == pytest.approx(0)  # the first copy had come at once
+    page.beat(9, 1, 5, Phase.BACKWARD)  # at 1.4
+    there.drop(3)
+    clock.ns = now + 3 * 10**9
+    there.keep(3, 0, copied(here.content(3)), is_copy=True)
+    assert there.beats([3])[3].at_ns == clock.ns  # it cannot be later
+    assert told(4, 0.5) == pytest.approx(1.9)
+    assert told(5, 0.49) == told(6, 2) == pytest.approx(1.9)  # what is the same stays the same
+    assert told(7, 0.001) == pytest.approx(1.401)
     there.clear()

@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from base64 import b64encode
-from signal import SIGKILL, SIGTERM
+from signal import SIGCONT, SIGKILL, SIGTERM
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +14,7 @@ from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.failure.evidence import ErrorFile, Evidence, WorkerEnd
 from agent.failure.evidence_json import as_json
+from agent.hooks.rank_processes import ProcessNews
 from agent.nodes.codec import pack_event, unpack_action
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import ANY_RANK, Join, NodeFacts, Refused, Spare, pack, unpack
@@ -109,8 +110,8 @@ class FakeHooks:
     def mirror_news(self, rank, pieces):
         self.heard.append(("news", rank, pieces))
 
-    def mirror_beat(self, rank, beat):
-        self.heard.append(("beat", rank, beat))
+    def mirror_beats(self, now_ns, beats, processes):
+        self.heard.append(("beats", now_ns, beats, processes))
 
     def lost_elsewhere(self, rank, attempt):
         self.heard.append(("unlinked", rank, attempt))
@@ -122,7 +123,7 @@ class Cluster:
     def __init__(self, loop, wait_s=0.0):
         self.loop = loop
         self.acts, self.events, self.said, self.told = [], [], [], []
-        self.ends = 0
+        self.ends, self.woken = 0, []
         self.hooks = FakeHooks()
         self.links = [FakeLink(), FakeLink()]
         self.others = [
@@ -136,6 +137,7 @@ class Cluster:
             workers=lambda: self.own_workers,
             worker=lambda rank: self.own_workers[rank],
             next_end=self._next_end,
+            wake=lambda rank, _: self.woken.append(rank),
             finish=lambda: self.told.append("finish"),
             refresh_of=lambda _: False,
             reserve=lambda _: 4711,
@@ -299,15 +301,25 @@ def test_what_hooks_say_and_show_reaches_the_hooks_of_all_ranks(cluster):
     link.hear(FromRank(pack_said(leaving)))
     link.hear(FromRank(pack_said(leaving), b64encode(b"page").decode()))
     link.hear(PageSeen(3, 0, b64encode(b"newer").decode()))
-    link.hear(Beats({"4": b64encode(b"beat").decode()}))
+    does = ProcessNews("S", 1.5, is_frozen=False)
+    link.hear(Beats(70, {"4": b64encode(b"beat").decode()}, {"4": does}))
     link.hear(RankUnlinked(2, 0))
     assert cluster.hooks.heard == [
         (leaving, b""),
         (leaving, b"page"),
         ("page", 3, 0, b"newer"),
-        ("beat", 4, b"beat"),
+        ("beats", 70, {4: b"beat"}, {4: does}),
         ("unlinked", 2, 0),
     ]
+
+
+def test_a_stopped_rank_is_continued_where_it_runs(cluster):
+    cluster.start()
+    cluster.all.wake(3, "it may exit")
+    assert cluster.links[0].orders() == [do.SignalRanks((3,), SIGCONT, "it may exit")]
+    assert cluster.woken == []
+    cluster.all.wake(1, "it may exit")
+    assert cluster.woken == [1]
 
 
 # --- sweeps ---------------------------------------------------------------------------------------

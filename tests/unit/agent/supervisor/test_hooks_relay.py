@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 from base64 import b64decode
+from time import monotonic_ns
 from types import SimpleNamespace
 
 import pytest
@@ -11,11 +12,12 @@ from support.status_pages import make, write
 
 from agent.hooks.listener import name_of, open_listener
 from agent.hooks.status_pages import StatusPages, copied
-from agent.nodes.run_messages import FromRank, PageSeen, RankUnlinked, unpack_said
+from agent.nodes.run_messages import Beats, FromRank, PageSeen, RankUnlinked, unpack_said
 from agent.supervisor import hooks_relay as module
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol, wire
+from worker_hooks.contract.status_page import Phase
 
 RANKS = (4, 5)
 
@@ -161,20 +163,36 @@ def test_a_page_that_fits_no_frame_is_not_shown(node, monkeypatch):
     _, page = node.registered()
     node.said.clear()
     monkeypatch.setattr(module, "MOST_SHOWN", 100)
-    node.relay.show_all()
-    node.relay.show_all()
-    (said,) = node.said  # once
+    node.relay.tell_beats(())
+    page.beat(9, 1, 4, Phase.DATA)
+    node.relay.tell_beats(())
+    said, *others = node.said  # once
+    assert {type(each) for each in others} == {Beats}
     assert unpack_said(said.message).text.startswith("what rank 4 alone holds")
     del page
 
 
-def test_beats_of_all_ranks_are_read_together_and_gone_with_their_attempt(node):
+def test_beats_that_changed_are_told_with_their_pages_and_what_each_process_does(node):
     pages = [node.registered(rank)[1] for rank in RANKS]
-    assert sorted(node.relay.beats()) == ["4", "5"]
+    node.workers[5].exit_code = 0
+    node.said.clear()
+    node.relay.tell_beats(node.workers.values())
+    *seen, told = node.said
+    assert [type(each) for each in seen] == [PageSeen, PageSeen]
+    assert sorted(told.beats) == ["4", "5"]
+    assert list(told.processes) == ["4"]
+    assert told.processes["4"].state in "RS"
+    assert 0 <= monotonic_ns() - told.now_ns < 10**10
+    pages[1].enter(Phase.BACKWARD)
+    node.said.clear()
+    node.relay.tell_beats(node.workers.values())
+    assert [list(each.beats) for each in node.said if isinstance(each, Beats)] == [["5"]]
+    assert len(node.said) == 2  # and the page
     assert node.relay.is_needed
     node.relay.end_attempt()
-    assert node.relay.beats() == {}
-    assert not node.relay.is_needed
+    node.said.clear()
+    node.relay.tell_beats(())
+    assert (node.said, node.relay.is_needed) == ([], False)
     del pages
 
 

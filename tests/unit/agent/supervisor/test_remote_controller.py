@@ -12,7 +12,6 @@ from agent.controller.states import JobState
 from agent.nodes.codec import pack_action, unpack_event
 from agent.nodes.line import CLOSED
 from agent.nodes.run_messages import (
-    Beats,
     Ended,
     Fact,
     JobKnown,
@@ -64,6 +63,9 @@ class FakeNode:
     def living(self):
         return self.alive
 
+    def workers(self):
+        return "workers"
+
     def meet_at(self, port):
         self.log.append(("port", port))
 
@@ -74,13 +76,10 @@ class FakeNode:
 
 class FakeHooks:
     def __init__(self):
-        self.now, self.log, self.saving = {}, [], ()
+        self.log, self.saving = [], ()
 
-    def beats(self):
-        return dict(self.now)
-
-    def show_all(self):
-        self.log.append("pages")
+    def tell_beats(self, workers):
+        self.log.append(workers)
 
     def tell(self, rank, message):
         self.log.append((rank, message))
@@ -150,21 +149,16 @@ def test_every_node_ends_as_the_job_did(node):
     assert node.controller.ending == Ended(3, "rank 1 failed")
 
 
-def test_beats_are_told_where_they_changed_and_pages_before_them(node, monkeypatch):
-    monkeypatch.setattr(module, "BEAT_S", 1000.0)
-    node.controller._tell_beats()  # no rank has a page
-    node.hooks.now = {"2": "AA"}
+def test_beats_are_told_again_and_again_while_the_line_is_open(node, monkeypatch):
+    monkeypatch.setattr(module, "BEAT_S", 0.01)
     node.controller._tell_beats()
-    node.controller._tell_beats()  # a rank that stands still
-    assert node.link.said == [Beats({"2": "AA"})]
-    assert node.hooks.log == ["pages"]
-    node.hooks.now = {"2": "AB"}
-    node.controller._tell_beats()
-    assert node.link.said[1:] == [Beats({"2": "AB"})]
+    node.loop.run_until_complete(asyncio.sleep(0.1))
+    assert len(node.hooks.log) > 1
+    assert set(node.hooks.log) == {"workers"}
     node.link.is_open = False
-    node.hooks.now = {"2": "AC"}
+    node.hooks.log.clear()
     node.controller._tell_beats()
-    assert len(node.link.said) == 2
+    assert node.hooks.log == []
 
 
 def test_without_the_controller_ranks_are_stopped_and_then_killed(node):

@@ -122,7 +122,6 @@ def test_a_token_file_is_found_wherever_msrun_goes_later(folder):
 def test_what_needs_one_machine_is_off_and_says_why():
     job = job_of("--nnodes 2")
     assert job.dump.copies is CopyMode.OFF
-    assert job.timeouts.hang_s == 0
     assert job.dump.after_failure  # the step is saved nevertheless
     assert job.replace.is_on
 
@@ -144,18 +143,15 @@ def test_several_nodes_must_name_the_port_at_which_they_meet(line):
         job_of(f"--nnodes 2 {line}")
 
 
-HANGS = "a rank that hangs is not noticed on several nodes yet"
 COPIES = "is ignored: on several nodes no rank keeps such copies yet"
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("", (HANGS,)),
-        ("--hang-timeout 60", (f"--hang-timeout=60 is ignored: {HANGS}",)),
-        ("--hang-timeout 0", ()),
-        ("--hang-timeout 0 --protect-memory copy", (f"--protect-memory=copy {COPIES}",)),
-        ("--hang-timeout 0 --protect-memory off", ()),
+        ("", ()),
+        ("--protect-memory copy", (f"--protect-memory=copy {COPIES}",)),
+        ("--protect-memory off", ()),
     ],
 )
 def test_what_several_nodes_do_without_is_said_where_the_job_begins(options, said):

@@ -1,0 +1,87 @@
+"""What the kernel says of the ranks' processes: of this node's, and of others as they told last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from agent.hooks.rank_links import Loop
+from agent.machine.process_use import process_use
+from worker_hooks.machine.cgroup import is_frozen
+
+STALE_S = 3.0  # what a node told so long ago says nothing about its ranks now
+GONE = "X"  # as the kernel calls it, more or less
+
+
+class ProcessNews(NamedTuple):
+    """A process, as its node sees it."""
+
+    state: str  # the kernel's letter
+    cpu_s: float  # processor time used so far, by its children too
+    is_frozen: bool  # by its control group
+
+    @staticmethod
+    def of(pid: int) -> ProcessNews:
+        """Of a process of this node."""
+        state, cpu_s = process_use(pid)
+        return ProcessNews(state, cpu_s, is_frozen(pid))
+
+
+class RankProcesses:
+    """The processes of the ranks of all nodes."""
+
+    def __init__(self, here: Iterable[int], pid: Callable[[int], int]) -> None:
+        """Know nothing of other nodes yet.
+
+        Args:
+            here: the ranks of this node.
+            pid: the process of one of them; 0: there is none.
+        """
+        self._here = frozenset(here)
+        self._pid = pid
+        self._told: dict[int, tuple[float, ProcessNews]] = {}
+
+    def attach(self, loop: Loop) -> None:
+        """``loop``: has the time."""
+        self._loop = loop
+
+    def use(self, rank: int, pid: int = 0) -> tuple[str, float]:
+        """As :func:`process_use`; ``X`` also where nothing is known of a rank.
+
+        Args:
+            rank: whose process it is.
+            pid: that of a rank of this node which has no link.
+        """
+        if rank in self._here:
+            pid = self._pid(rank) or pid
+            return process_use(pid) if pid else (GONE, 0.0)
+        _, news = self._told.get(rank, (0.0, None))
+        return (GONE, 0.0) if news is None else (news.state, news.cpu_s)
+
+    def is_frozen(self, rank: int) -> bool:
+        """Whether a control group keeps a rank from running."""
+        if rank in self._here:
+            return is_frozen(self._pid(rank))
+        return rank in self._told and self._told[rank][1].is_frozen
+
+    def are_here(self, ranks: Iterable[int]) -> bool:
+        """Whether all of these ranks run on this node."""
+        return self._here.issuperset(ranks)
+
+    def are_known(self, ranks: Iterable[int]) -> bool:
+        """Whether the nodes of these ranks have told of them lately."""
+        elsewhere = [rank for rank in ranks if rank not in self._here]
+        if not elsewhere:
+            return True
+        since_s = self._loop.time() - STALE_S
+        return all(rank in self._told and self._told[rank][0] >= since_s for rank in elsewhere)
+
+    def tell(self, news: Mapping[int, ProcessNews]) -> None:
+        """Take what another node says of its ranks' processes."""
+        now_s = self._loop.time()
+        self._told.update({rank: (now_s, each) for rank, each in news.items()})
+
+    def forget(self, ranks: Iterable[int]) -> None:
+        """The processes of these ranks are gone."""
+        for rank in ranks:
+            self._told.pop(rank, None)
