@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -24,6 +25,26 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 for signum in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
     signal.signal(signum, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave more of the same to who asks for it: see ``rare.txt``."""
+    seen: Counter[str] = Counter()
+    kept = usual_cases()
+    for item in items:
+        function = item.nodeid.partition("[")[0].removeprefix("tests/")
+        if function in kept:
+            every = kept[function]
+            if not every or seen[function] % every:
+                item.add_marker("rare")
+            seen[function] += 1
+
+
+def usual_cases() -> dict[str, int]:
+    """Of which functions not all cases are usual, but every Nth."""
+    lines = (Path(__file__).parent / "rare.txt").read_text().splitlines()
+    rows = (line.split() for line in lines if line and not line.startswith("#"))
+    return {function: int(every) for every, function in rows}
 
 
 def pytest_collection_finish() -> None:

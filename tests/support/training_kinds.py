@@ -36,6 +36,19 @@ class Run(NamedTuple):
         )
 
 
+def all_kinds() -> list[str]:
+    """Their names, as the scripts declare them: without an import of torch."""
+    found = []
+    for file in sorted(WORKERS.glob("kinds_of_*.py")):
+        text = file.read_text().partition("\nKINDS = {")[2]
+        lines = [line.strip() for line in text.splitlines()]
+        found += [line.rstrip(",") for line in lines if line.rstrip(",").isidentifier()]
+        found += [
+            line.partition('"')[2].partition('"')[0] for line in lines if line.startswith('"')
+        ]
+    return found
+
+
 def noted(path: Path) -> dict:
     """Losses by the place they came about at; a step that was repeated says them twice."""
     found = {}

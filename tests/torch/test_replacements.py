@@ -270,8 +270,9 @@ def test_ranks_behind_a_wrapper_are_freed_and_live_on(launcher: Launcher) -> Non
     wrapper = launcher.tmp / "wrapper.sh"
     wrapper.write_text('#!/bin/sh\n"$@"\nexit $?\n')
     wrapper.chmod(0o755)
-    job, _ = trained(launcher, "wrapped", "--no-python", wrapper, sys.executable, *SLOW)
-    job.await_lines("step 3\n", RANKS)
+    words = ("--worker_num=2", "--no-python", wrapper, sys.executable)
+    job, _ = trained(launcher, "wrapped", *words, *SLOW)
+    job.await_lines("step 3\n", 2)
     (rank,) = children(job.pids()[1])
     os.kill(rank, signal.SIGKILL)
     ended = job.wait()

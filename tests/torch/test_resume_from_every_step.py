@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.jobs import WORKERS
+from support.training_kinds import all_kinds
 
 from worker_hooks import TrainState
 from worker_hooks.contract.layout import DumpLayout
@@ -49,6 +50,7 @@ NEVER_LATE = {
 }
 # Their schedules' lengths are those of three ranks.
 FOR_THREE = {"schedules"}
+KINDS = [kind for kind in all_kinds() if kind not in ELSEWHERE | FOR_THREE]
 
 
 @pytest.fixture(scope="module")
@@ -127,19 +129,7 @@ class Trainings:
         return losses, json.loads((out / f"{self._kind}.0.json").read_text())
 
 
-def kinds() -> list[str]:
-    found = []
-    for file in sorted(WORKERS.glob("kinds_of_*.py")):
-        text = file.read_text().partition("\nKINDS = {")[2]
-        lines = [line.strip() for line in text.splitlines()]
-        found += [line.rstrip(",") for line in lines if line.rstrip(",").isidentifier()]
-        found += [
-            line.partition('"')[2].partition('"')[0] for line in lines if line.startswith('"')
-        ]
-    return [kind for kind in found if kind not in ELSEWHERE | FOR_THREE]
-
-
-@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("kind", KINDS)
 def test_from_each_commit_the_rest_is_the_same(
     kind: str, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,10 +153,7 @@ def test_from_each_commit_the_rest_is_the_same(
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=pytest.mark.rare if number % 2 else ())
-        for number, kind in enumerate(sorted({*kinds()} - NEVER_LATE))
-    ],
+    sorted({*KINDS} - NEVER_LATE),
 )
 def test_from_before_a_commit_too_when_its_step_is_complete(
     kind: str, script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -22,6 +22,7 @@ from msrun.drill.verdict import steps_lost
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
 AT_ONCE = 2  # jobs
+APART = "weights_by_epoch"
 
 # Steps are counted from 1; an epoch has four, where it has no loop more. What is not here is gone on
 # with from each of its commits in test_resume_from_every_step.py.
@@ -86,26 +87,31 @@ def faults(kind: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def plain(launcher: Launcher, warm_python: WarmPython) -> Run:
-    """All of them undisturbed, without hooks and without msrun."""
-    folder = launcher.tmp / "plain"
-    said = warm_python.train(folder, RANKS, SCRIPT, "out", "--plain")
-    return Run(Ended(0, "".join(said), ""), folder)
-
-
-@pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest, launcher: Launcher) -> dict[str, Run]:
-    """All that were chosen, two at a time."""
-    chosen = {
+def chosen(request: pytest.FixtureRequest) -> list[str]:
+    """The kinds of this run."""
+    found = {
         item.callspec.params["kind"]
         for item in request.session.items
         if "kind" in getattr(getattr(item, "callspec", None), "params", ())
         and item.path == Path(__file__)
     }
+    return sorted(found)
+
+
+@pytest.fixture(scope="module")
+def plain(launcher: Launcher, warm_python: WarmPython, chosen: list[str]) -> Run:
+    """All of them undisturbed, without hooks and without msrun."""
+    folder = launcher.tmp / "plain"
+    kinds = ",".join(sorted({*chosen, APART}))
+    said = warm_python.train(folder, RANKS, SCRIPT, "out", "--plain", f"--kind={kinds}")
+    return Run(Ended(0, "".join(said), ""), folder)
+
+
+@pytest.fixture(scope="module")
+def runs(launcher: Launcher, chosen: list[str]) -> dict[str, Run]:
+    """All that were chosen, two at a time."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        started = {
-            kind: pool.submit(killed, launcher, kind, faults(kind)) for kind in sorted(chosen)
-        }
+        started = {kind: pool.submit(killed, launcher, kind, faults(kind)) for kind in chosen}
         return {kind: future.result() for kind, future in started.items()}
 
 
@@ -162,7 +168,7 @@ def test_a_rank_that_is_behind_comes_to_the_commit_of_the_others(
     average. update: it has yet to make that of step 5, and rank 0 has only just made it, so no page
     tells of its commit when the ranks are frozen.
     """
-    kind, told = "weights_by_epoch", f"--max_replacements={replacements}"
+    kind, told = APART, f"--max_replacements={replacements}"
     done = killed(launcher, kind, fault, told, name=f"apart-{apart}-{fault[5]}", APART=apart)
     assert done.ended.code == 0, done.ended.out
     history = read(done.folder)

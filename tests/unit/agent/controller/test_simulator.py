@@ -27,7 +27,6 @@ from agent.ranks.rank_set import RankSet
 from worker_hooks.contract import protocol
 
 SCHEDULES, PARTS = 100_000, 10  # parts that the workers of pytest share
-USUAL = 4  # parts in the usual run
 # of the cost of a schedule, 1,700 to 2,600 at present: a busy machine has less cache for it
 LIMIT = 5_000
 
@@ -73,10 +72,7 @@ SEEN = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "part",
-    [pytest.param(part, marks=pytest.mark.rare if part >= USUAL else ()) for part in range(PARTS)],
-)
+@pytest.mark.parametrize("part", range(PARTS))
 def test_a_hundred_thousand_schedules_keep_every_promise(part):
     count = SCHEDULES // PARTS
     seen = census(part * count, count)

@@ -1,5 +1,6 @@
 """Several msruns of one node: the first leads, the others end as it does."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -54,16 +55,20 @@ def test_a_signal_to_all_is_the_first_ones(team, followers):
 
 def test_a_first_one_that_is_killed_ends_the_others(team, followers):
     leads = (
-        "import sys; from agent.nodes.team import Leader; kept = Leader(sys.argv[1], 1); input()"
+        "import sys; from agent.nodes.team import Leader; kept = Leader(sys.argv[1], 1); input('.')"
     )
     words = [sys.executable, "-c", leads, team]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as leader:
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as leader:
+        assert leader.stdout.read(1) == b"."
         (other,) = followers(1)
         assert other.poll() is None
         leader.kill()
-    with Leader(team, 1)._door:  # if it comes only now
-        pass
-    assert other.wait(60) == 1
+    with Leader(team, 1)._door as door:
+        door.settimeout(0.05)
+        while other.poll() is None:
+            with contextlib.suppress(TimeoutError):  # it comes only now
+                door.accept()[0].close()
+    assert other.returncode == 1
 
 
 def test_who_does_not_come_is_not_waited_for_long(team, monkeypatch):

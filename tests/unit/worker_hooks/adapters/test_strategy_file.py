@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -61,7 +60,7 @@ SEEN = (0, 1, 3, 6)  # ranks that are played
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, warm_python):
     """In which some ranks of every way have been."""
     made = tmp_path_factory.mktemp("ranks")
     rows = [
@@ -77,7 +76,7 @@ def folder(tmp_path_factory):
         ("tp", 0, then, "other"),
     ]
     done = subprocess.run(
-        [sys.executable, "-c", RANKS, json.dumps(rows)],
+        [*warm_python.words, "-c", RANKS, json.dumps(rows)],
         cwd=made,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])},
         capture_output=True,

@@ -327,7 +327,7 @@ def test_a_state_that_is_torn_is_not_saved(tmp_path, warm_python):
     assert names(tmp_path / "saved") == ["Net-1_4"]
 
 
-def test_the_process_s_end_waits_for_the_writer(tmp_path):
+def test_the_process_s_end_waits_for_the_writer(tmp_path):  # not warm: a real end of a process
     assert script(tmp_path, "ends").returncode == 0
     assert names(tmp_path / "saved") == ["Net-1_4"]
 

@@ -1,11 +1,13 @@
 """What a new rank can repeat alone of what was sent in front of run."""
 
 import json
+import os
 import subprocess
-import sys
 
 import pytest
+from support.jobs import ROOT
 
+pytestmark = pytest.mark.warm
 CUT = """
 import json, os, sys
 import torch
@@ -39,10 +41,11 @@ print(json.dumps({
 """
 
 
-def cut(tmp_path, what, ranks=(0, 1)):
+def cut(python, tmp_path, what, ranks=(0, 1)):
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", CUT, str(rank), str(tmp_path / "store"), what],
+            [*python.words, "-c", CUT, str(rank), str(tmp_path / "store"), what],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -60,14 +63,14 @@ def cut(tmp_path, what, ranks=(0, 1)):
         ("gather", [True] * 2),
     ],
 )
-def test_only_parts_that_a_rank_has_itself_are_repeatable(tmp_path, what, is_early):
-    told = cut(tmp_path, what)
+def test_only_parts_that_a_rank_has_itself_are_repeatable(warm_python, tmp_path, what, is_early):
+    told = cut(warm_python, tmp_path, what)
     assert [each["is_early"] for each in told] == is_early
     assert all(each["is_over"] for each in told)
 
 
-def test_a_new_rank_alone_has_the_same_parts(tmp_path):
-    told = cut(tmp_path, "equal")
-    assert [cut(tmp_path, "alone", [rank])[0]["parts"] for rank in (0, 1)] == [
+def test_a_new_rank_alone_has_the_same_parts(warm_python, tmp_path):
+    told = cut(warm_python, tmp_path, "equal")
+    assert [cut(warm_python, tmp_path, "alone", [rank])[0]["parts"] for rank in (0, 1)] == [
         each["parts"] for each in told
     ]
