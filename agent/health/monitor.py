@@ -95,7 +95,7 @@ class HealthMonitor:
         self._answers: dict[int, Inspection] | None = None  # while there is one
         self._asked: dict[int, int] = {}  # rank -> attempt
         self._deadline: Timer | None = None
-        self._answers_due_s = 0.0
+        self._asked_s = self._answers_due_s = 0.0
 
     def watch(self, state: JobState, ranks: Collection[int], *, are_all: bool) -> None:
         """The job is in this state, these ranks train; ``are_all``: none has exited already."""
@@ -219,15 +219,16 @@ class HealthMonitor:
             reason="; ".join(f"rank {case.rank} {case.words}" for case in cases),
         )
         answer_s = ANSWER_S if self._processes.are_here(self._asked) else NODES_ANSWER_S
-        self._answers_due_s = self._loop.time() + answer_s
+        self._asked_s = self._loop.time()
+        self._answers_due_s = self._asked_s + answer_s
         self._deadline = self._loop.call_at(self._answers_due_s, self._judge)
         for rank in self._asked:
             self._links.send(rank, protocol.Inspect(self._inspection))
         self._judge_if_all_answered()
 
     def _judge_if_all_answered(self) -> None:
-        """All but those that cannot answer."""
-        if self._answers is None:
+        """All but those that cannot answer. What was known of other nodes before may be old."""
+        if self._answers is None or not self._processes.are_known(self._asked, self._asked_s):
             return
         silent = self._asked.keys() - self._answers.keys()
         if all(self._processes.use(rank)[0] in CANNOT_ANSWER for rank in silent):
@@ -240,7 +241,7 @@ class HealthMonitor:
         answers, self._answers = self._answers or {}, None
         now_s, silent = self._loop.time(), self._asked.keys() - answers.keys()
         is_late = now_s - self._answers_due_s > LATE_S  # perhaps the ranks could not run, either
-        is_late = is_late or not self._processes.are_known(self._asked)
+        is_late = is_late or not self._processes.are_known(self._asked, self._asked_s)
         if is_late:
             self._detector.start_anew(now_s)
         frozen = [rank for rank in silent if self._processes.is_frozen(rank)]

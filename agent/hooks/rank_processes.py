@@ -68,12 +68,13 @@ class RankProcesses:
         """Whether all of these ranks run on this node."""
         return self._here.issuperset(ranks)
 
-    def are_known(self, ranks: Iterable[int]) -> bool:
-        """Whether the nodes of these ranks have told of them lately."""
+    def are_known(self, ranks: Iterable[int], since_s: float | None = None) -> bool:
+        """Whether the nodes of these ranks have told of them lately, or since this time."""
         elsewhere = [rank for rank in ranks if rank not in self._here]
         if not elsewhere:
             return True
-        since_s = self._loop.time() - STALE_S
+        if since_s is None:
+            since_s = self._loop.time() - STALE_S
         return all(rank in self._told and self._told[rank][0] >= since_s for rank in elsewhere)
 
     def tell(self, news: Mapping[int, ProcessNews]) -> None:

@@ -91,15 +91,20 @@ class StatusPages:
         page = self._pages.get(rank)
         return b"" if page is None else page.content()
 
+    def has_device_areas(self, rank: int) -> bool:
+        """Whether a part of a rank's page is written by a device, which :meth:`news` leaves out."""
+        page = self._pages.get(rank)
+        return page is not None and page.device_bytes > 0
+
     def news(self, rank: int) -> list[tuple[int, bytes]]:
         """What a rank has written to its page since the last call."""
         page = self._pages.get(rank)
         return [] if page is None else page.news(self._known.setdefault(rank, {}))
 
-    def mirror_news(self, rank: int, pieces: Iterable[tuple[int, bytes]]) -> None:
+    def mirror_news(self, rank: int, attempt: int, pieces: Iterable[tuple[int, bytes]]) -> None:
         """Put what :meth:`news` returned on another node into the copy of the page."""
         page = self._pages.get(rank)
-        if page is not None:
+        if page is not None and page.attempt == attempt:
             with contextlib.suppress(ValueError):
                 page.put(pieces)
 

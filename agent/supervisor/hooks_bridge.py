@@ -66,6 +66,9 @@ class AgentPort(Protocol):
     def worker(self, rank: int) -> Worker:
         """A rank of the present attempt."""
 
+    def workers(self) -> Sequence[Worker]:
+        """All of the present attempt."""
+
     def protect(self, pid: int) -> None:
         """If the agent dies, this process is to get its time to save."""
 
@@ -357,9 +360,9 @@ class HooksBridge:
         except (ValueError, OSError) as error:
             self._journal.event("LinkRefused", rank=rank, why=str(error))
 
-    def mirror_news(self, rank: int, pieces: Iterable[tuple[int, bytes]]) -> None:
+    def mirror_news(self, rank: int, attempt: int, pieces: Iterable[tuple[int, bytes]]) -> None:
         """Take what a rank has written to its page."""
-        self._pages.mirror_news(rank, pieces)
+        self._pages.mirror_news(rank, attempt, pieces)
 
     def mirror_beats(
         self, now_ns: int, beats: Mapping[int, bytes], processes: Mapping[int, ProcessNews]

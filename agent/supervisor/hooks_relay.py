@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic_ns
 
@@ -84,6 +84,7 @@ class HooksRelay:
         self._ranks = spec.ranks_here
         self._may_save = spec.dump.ttp
         self._told: dict[int, bytes] = {}  # rank -> the heartbeat that was told last
+        self._inspection = 0  # the newest one
         self._forsaken = ""  # why nobody decides any more
         self.rehearses = False
 
@@ -132,8 +133,14 @@ class HooksRelay:
 
     def tell(self, rank: int, message: protocol.Message) -> None:
         """Hand a message on to a rank."""
-        if isinstance(message, protocol.Freeze):
-            self._show(rank)
+        match message:
+            case protocol.Freeze():
+                self._show(rank)
+            case protocol.Inspect(id=inspection) if inspection != self._inspection:
+                self._inspection = inspection
+                self.tell_beats()  # what is known of the ranks there is a second old
+            case _:
+                pass
         self._links.send(rank, message)
 
     def forsake(self, why: str) -> tuple[int, ...]:
@@ -165,8 +172,8 @@ class HooksRelay:
         for rank, beat in self._pages.beats(workers).items():
             workers[rank].beat = beat
 
-    def tell_beats(self, workers: Iterable[Worker]) -> None:
-        """Hand on how far these ranks are, and the pages of those that have moved.
+    def tell_beats(self) -> None:
+        """Hand on how far the ranks are, what their processes do, and what they have written.
 
         This node may be gone in the next moment.
         """
@@ -175,7 +182,7 @@ class HooksRelay:
         self._told = beats
         for rank in moved:
             self._show(rank)
-        alive = [each for each in workers if each.pid and each.exit_code is None]
+        alive = [each for each in self._agent.workers() if each.pid and each.exit_code is None]
         if not (beats or alive):
             return
         self._send(
@@ -187,7 +194,13 @@ class HooksRelay:
         )
 
     def _show(self, rank: int) -> None:
-        if page := self._page(rank):
+        """Hand on what a rank has written since the last time.
+
+        What a device writes comes and goes without a number: such a page is handed on as a whole.
+        """
+        if not self._pages.has_device_areas(rank):
+            self._tell_news(rank)
+        elif page := self._page(rank):
             self._send(PageSeen(rank, self._attempt, page))
 
     def _page(self, rank: int) -> str:
@@ -209,9 +222,10 @@ class HooksRelay:
         if isinstance(message, protocol.Registered):
             if not self._keep(message, fds):
                 return
+            self._pages.news(message.rank)  # what the page has, and perhaps less
             page = self._page(message.rank)
         elif isinstance(message, CHANGED_BY):
-            page = self._page(message.rank)
+            self._show(message.rank)
         for fd in fds:
             os.close(fd)
         self._agent.announce()  # a start comes before what the rank says

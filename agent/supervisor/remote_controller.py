@@ -103,7 +103,7 @@ class RemoteController:
     def _tell_beats(self) -> None:
         if not self._link.is_open:
             return
-        self._hooks.tell_beats(self._node.workers())
+        self._hooks.tell_beats()
         self._loop.call_later(BEAT_S, self._tell_beats)
 
     def _hear(self, message: object) -> None:

@@ -291,7 +291,7 @@ class RemoteNode:
                 self._hooks.mirror(message.rank, message.attempt, b64decode(message.page))
             case PageNews():
                 pieces = [(int(at), b64decode(one)) for at, one in message.pieces.items()]
-                self._hooks.mirror_news(message.rank, pieces)
+                self._hooks.mirror_news(message.rank, message.attempt, pieces)
             case RankUnlinked():
                 self._hooks.lost_elsewhere(message.rank, message.attempt)
             case FolderMarked():

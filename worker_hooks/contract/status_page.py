@@ -70,6 +70,8 @@ LATE_BUFFERS = "late_buffers"
 """The name of an entry with a byte for each buffer in host memory, which are the first entries: 1
 if it was ever changed between backward and commit, 2 if so in the step of this commit."""
 
+_PACES_SLOT = -1  # as if they were a record
+
 UNDER_WAY = 2
 """The slot of the record of the step in progress."""
 
@@ -236,10 +238,18 @@ class Page:
     def news(self, known: dict[int, int]) -> list[tuple[int, bytes]]:
         """What was written to the page since the last call: where each part is, and its bytes.
 
+        What a device writes is left out.
+
         Args:
-            known: the number of each slot's record as of that call; written to.
+            known: the number of each slot's record as of that call, and the newest step with a
+                pace; written to.
         """
-        found = []
+        found = [(_BEAT_AT, self._map[_BEAT_AT : _BEAT_AT + _BEAT.size])]
+        told = known.get(_PACES_SLOT, 0)
+        for pace in self.paces():
+            if pace.step > told:
+                found.append((_PACES_AT + pace.step % PACES * _PACE.size, _PACE.pack(*pace)))
+                known[_PACES_SLOT] = pace.step
         for slot in self._slots:
             head = self._head(slot)
             if head is None or known.get(slot) == head[0]:
@@ -260,7 +270,9 @@ class Page:
             ValueError: it is of another page.
         """
         for at, octets in pieces:
-            if not self._records_at <= at <= at + len(octets) <= len(self._map):
+            last = _TEXT_AT if at < _TEXT_AT else self._areas_at
+            is_written = _BEAT_AT <= at < _TEXT_AT or self._records_at <= at
+            if not (is_written and at + len(octets) <= last):
                 raise ValueError("it is no part of this page")
             self._map[at : at + len(octets)] = octets
 

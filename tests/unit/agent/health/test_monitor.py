@@ -57,10 +57,11 @@ class Agent:
             self.pages.keep(rank, 0, fd)
         self.frozen = set()
         self.are_known = self.are_here = True
+        self.told_s = float("inf")  # when other nodes spoke
         processes = SimpleNamespace(
             use=lambda rank: (self.states[rank], 0.0),
             is_frozen=lambda rank: rank in self.frozen,
-            are_known=lambda _: self.are_known,
+            are_known=lambda _, since_s=0.0: self.are_known and self.told_s >= since_s,
             are_here=lambda _: self.are_here,
         )
         journal = SimpleNamespace(event=lambda what, **more: self.events.append((what, more)))
@@ -218,8 +219,8 @@ def test_other_nodes_have_longer_to_answer_and_are_not_judged_if_they_fall_silen
     agent.asked.clear()
     agent.events_posted.clear()
     until_asked(agent, 60)
-    agent.answer({0: True, 2: True})
-    agent.are_known = False
+    agent.told_s = agent.loop.now - 1.0  # that it does nothing is no news since
+    agent.answer(dict.fromkeys(RANKS, True) | {1: False})
     while len(agent.named("HangJudged")) < 2:
         agent.loop.fire()
     assert agent.events_posted == []

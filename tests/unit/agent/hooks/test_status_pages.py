@@ -183,6 +183,48 @@ def test_a_copy_of_a_page_is_kept_like_the_page():
     there.clear()
 
 
+def test_what_a_rank_writes_is_followed_by_a_copy_and_told_once():
+    here, page = kept(3)
+    there = StatusPages()
+    there.keep(3, 0, copied(here.content(3)))
+
+    def follow():
+        news = here.news(3)
+        there.mirror_news(3, 0, news)
+        return sum(len(octets) for _, octets in news)
+
+    idle = follow()
+    for step in range(1, 70):
+        page.beat(step, 0, step, Phase.FORWARD)
+        write(page, step, step)
+        write(page, step + 1, 100, is_commit=False)
+        if step % 7 == 0:
+            assert follow() < 1000
+    follow()
+    assert follow() == idle < 100
+    mirror = there.all()[3]
+    for step in (68, 69, 70):
+        assert record(mirror, step) == record(page, step)
+    assert (mirror.paces(), mirror.heartbeat()) == (page.paces(), page.heartbeat())
+    write(page, 70, 1)
+    there.mirror_news(3, 1, here.news(3))  # of another attempt
+    there.mirror_news(4, 0, [(64, b"x")])  # a rank without a page
+    assert there.newest_step(3) == 69
+    del mirror
+    there.clear()
+
+
+@pytest.mark.parametrize("at", [-8, 0, 63, 2176, 2180, 1 << 30])
+def test_no_news_change_what_a_page_is(at):
+    here, page = kept(3)
+    before = here.content(3)
+    here.mirror_news(3, 0, [(at, b"12345678")])
+    here.mirror_news(3, 0, [(64, bytes(len(before)))])
+    assert here.content(3) == before
+    del page
+    here.clear()
+
+
 def test_a_copy_of_no_page_is_refused_and_closed():
     before = len(os.listdir("/proc/self/fd"))
     for content in (b"", b"x" * 5000):

@@ -26,6 +26,7 @@ from agent.nodes.run_messages import (
     JobKnown,
     MemoryTaken,
     Order,
+    PageNews,
     PageSeen,
     RankUnlinked,
     ShownStatus,
@@ -107,8 +108,8 @@ class FakeHooks:
     def spread_memory(self, spread):
         self.spread = spread
 
-    def mirror_news(self, rank, pieces):
-        self.heard.append(("news", rank, pieces))
+    def mirror_news(self, rank, attempt, pieces):
+        self.heard.append(("news", rank, attempt, pieces))
 
     def mirror_beats(self, now_ns, beats, processes):
         self.heard.append(("beats", now_ns, beats, processes))
@@ -301,6 +302,7 @@ def test_what_hooks_say_and_show_reaches_the_hooks_of_all_ranks(cluster):
     link.hear(FromRank(pack_said(leaving)))
     link.hear(FromRank(pack_said(leaving), b64encode(b"page").decode()))
     link.hear(PageSeen(3, 0, b64encode(b"newer").decode()))
+    link.hear(PageNews(3, 1, {"128": b64encode(b"new").decode()}))
     does = ProcessNews("S", 1.5, is_frozen=False)
     link.hear(Beats(70, {"4": b64encode(b"beat").decode()}, {"4": does}))
     link.hear(RankUnlinked(2, 0))
@@ -308,6 +310,7 @@ def test_what_hooks_say_and_show_reaches_the_hooks_of_all_ranks(cluster):
         (leaving, b""),
         (leaving, b"page"),
         ("page", 3, 0, b"newer"),
+        ("news", 3, 1, [(128, b"new")]),
         ("beats", 70, {4: b"beat"}, {4: does}),
         ("unlinked", 2, 0),
     ]

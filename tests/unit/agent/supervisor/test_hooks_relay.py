@@ -8,16 +8,25 @@ from time import monotonic_ns
 from types import SimpleNamespace
 
 import pytest
-from support.status_pages import make, write
+from support.status_pages import ENTRIES, make, write
 
 from agent.hooks.listener import name_of, open_listener
 from agent.hooks.status_pages import StatusPages, copied
-from agent.nodes.run_messages import Beats, FromRank, PageSeen, RankUnlinked, unpack_said
+from agent.nodes.run_messages import (
+    Beats,
+    FromRank,
+    PageNews,
+    PageSeen,
+    RankUnlinked,
+    unpack_said,
+)
 from agent.supervisor import hooks_relay as module
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol, wire
-from worker_hooks.contract.status_page import Phase
+from worker_hooks.contract import status_page as page_module
+from worker_hooks.contract.status_page import Page, Phase
+from worker_hooks.storage.private_records import record
 
 RANKS = (4, 5)
 
@@ -42,6 +51,7 @@ class Node:
             announce=lambda: self.order.append("announce"),
             settle=lambda: self.order.append("settle"),
             worker=lambda rank: self.workers[rank],
+            workers=lambda: [*self.workers.values()],
             watch=self.order.append,
         )
         self.relay.attach(self.loop, agent)
@@ -93,10 +103,18 @@ def node():
     node.close()
 
 
-def page_of(encoded, rank=4):
-    """The page that travelled, as the controller's node keeps it."""
+def mirrored(said):
+    """The pages that travelled, as the controller's node keeps them."""
     pages = StatusPages()
-    pages.keep(rank, 0, copied(b64decode(encoded)))
+    for each in said:
+        match each:
+            case FromRank(message=message, page=page) if page:
+                pages.keep(message["rank"], 0, copied(b64decode(page)))
+            case PageSeen():
+                pages.keep(each.rank, each.attempt, copied(b64decode(each.page)))
+            case PageNews():
+                pieces = [(int(at), b64decode(one)) for at, one in each.pieces.items()]
+                pages.mirror_news(each.rank, each.attempt, pieces)
     return pages
 
 
@@ -111,19 +129,29 @@ def test_a_greeting_is_handed_on_after_the_start_and_its_exit_file_is_watched_he
 def test_a_registration_takes_the_page_along(node):
     _, page = node.registered()
     told = node.said[-1]
+    assert [type(each) for each in node.said] == [FromRank, FromRank]
     assert unpack_said(told.message) == protocol.Registered(4, 0, 6)
-    assert page_of(told.page).newest_step(4) == 6
+    assert mirrored([told]).newest_step(4) == 6
     del page
 
 
 def test_an_answer_takes_the_page_along_as_it_is_now(node):
     client, page = node.registered()
     write(page, 7, 7)
-    node.say(client, protocol.Frozen(4, 0, 1, 7, is_whole=True, why=""))
-    assert page_of(node.said[-1].page).newest_step(4) == 7
+    page.beat(7, 2, 70, Phase.BACKWARD)
+    frozen = protocol.Frozen(4, 0, 1, 7, is_whole=True, why="")
+    node.say(client, frozen)
+    news, told = node.said[-2:]
+    assert (unpack_said(told.message), told.page) == (frozen, "")
+    assert len(str(news)) < 2000  # not all of it
+    there = mirrored(node.said)
+    assert there.newest_step(4) == 7
+    assert record(there.all()[4], 7) == record(page, 7)
+    assert there.beats([4])[4] == page.heartbeat()
+    count = len(node.said)
     node.say(client, protocol.Raised(4, 0, "ValueError: bad"))
-    assert node.said[-1].page == ""
-    del page
+    assert (len(node.said), node.said[-1].page) == (count + 1, "")
+    del page, there
 
 
 def test_a_registration_without_its_page_is_none(node):
@@ -137,38 +165,63 @@ def test_the_page_of_a_dead_rank_is_shown_after_its_last_words(node):
     client, page = node.registered()
     write(page, 7, 7)
     wire.send(client, protocol.Raised(4, 0, "ValueError: bad"))
-    node.said.clear()
     assert node.relay.hear_out(4) is None  # what it committed is read from the page, elsewhere
-    words, seen = node.said
+    words, seen = node.said[-2:]
     assert unpack_said(words.message).error == "ValueError: bad"
-    assert (type(seen), seen.rank, seen.attempt) == (PageSeen, 4, 0)
-    assert page_of(seen.page).newest_step(4) == 7
+    assert (type(seen), seen.rank, seen.attempt) == (PageNews, 4, 0)
+    assert mirrored(node.said).newest_step(4) == 7
     del page
 
 
 def test_before_a_freeze_the_controllers_node_sees_how_far_the_rank_is(node):
     client, page = node.registered()
     write(page, 7, 7)
-    node.said.clear()
+    count = len(node.said)
     node.relay.tell(4, protocol.Freeze(1, 1.0))
-    (seen,) = node.said
-    assert page_of(seen.page).newest_step(4) == 7
+    assert [type(each) for each in node.said[count:]] == [PageNews]
+    assert mirrored(node.said).newest_step(4) == 7
     assert wire.receive(client)[0] == protocol.Freeze(1, 1.0)
     node.relay.tell(4, protocol.Release("go"))
-    assert len(node.said) == 1
+    assert len(node.said) == count + 1
     del page
 
 
-def test_a_page_that_fits_no_frame_is_not_shown(node, monkeypatch):
-    _, page = node.registered()
+def test_who_is_asked_where_it_stands_is_looked_at_before_it_answers(node):
+    client, page = node.registered()
     node.said.clear()
+    for inspection in (1, 1, 2):
+        node.relay.tell(4, protocol.Inspect(inspection))
+    told = [each for each in node.said if isinstance(each, Beats)]
+    assert len(told) == 2
+    assert sorted(told[0].processes) == ["4", "5"]
+    assert wire.receive(client)[0] == protocol.Inspect(1)
+    del page
+
+
+def test_a_page_that_a_device_writes_is_shown_as_a_whole(node):
+    client = node.rank()
+    fd = page_module.create(4, 0, ENTRIES, device_bytes=8)
+    page = Page(fd)
+    node.say(client, protocol.Registered(4, 0, 0), [fd])
+    os.close(fd)
+    page.write_device(7, 1, b"12345678", is_commit=True)
+    node.relay.tell(4, protocol.Freeze(1, 1.0))
+    assert isinstance(node.said[-1], PageSeen)
+    assert mirrored(node.said).all()[4].device_part(7, is_commit=True) == b"12345678"
+    page.close()
+
+
+def test_a_page_that_fits_no_frame_is_not_shown(node, monkeypatch):
     monkeypatch.setattr(module, "MOST_SHOWN", 100)
-    node.relay.tell_beats(())
-    page.beat(9, 1, 4, Phase.DATA)
-    node.relay.tell_beats(())
-    said, *others = node.said  # once
-    assert {type(each) for each in others} == {Beats}
+    _, page = node.registered()
+    said, registered = node.said[1:]  # once
     assert unpack_said(said.message).text.startswith("what rank 4 alone holds")
+    assert registered.page == ""
+    node.said.clear()
+    node.relay.tell_beats()
+    page.beat(9, 1, 4, Phase.DATA)
+    node.relay.tell_beats()
+    assert {type(each) for each in node.said} == {Beats}
     del page
 
 
@@ -176,22 +229,23 @@ def test_beats_that_changed_are_told_with_their_pages_and_what_each_process_does
     pages = [node.registered(rank)[1] for rank in RANKS]
     node.workers[5].exit_code = 0
     node.said.clear()
-    node.relay.tell_beats(node.workers.values())
+    node.relay.tell_beats()
     *seen, told = node.said
-    assert [type(each) for each in seen] == [PageSeen, PageSeen]
+    assert [type(each) for each in seen] == [PageNews, PageNews]
     assert sorted(told.beats) == ["4", "5"]
     assert list(told.processes) == ["4"]
     assert told.processes["4"].state in "RS"
     assert 0 <= monotonic_ns() - told.now_ns < 10**10
     pages[1].enter(Phase.BACKWARD)
     node.said.clear()
-    node.relay.tell_beats(node.workers.values())
+    node.relay.tell_beats()
     assert [list(each.beats) for each in node.said if isinstance(each, Beats)] == [["5"]]
     assert len(node.said) == 2  # and the page
     assert node.relay.is_needed
     node.relay.end_attempt()
+    node.workers.clear()
     node.said.clear()
-    node.relay.tell_beats(())
+    node.relay.tell_beats()
     assert (node.said, node.relay.is_needed) == ([], False)
     del pages
 

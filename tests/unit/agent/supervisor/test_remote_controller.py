@@ -63,9 +63,6 @@ class FakeNode:
     def living(self):
         return self.alive
 
-    def workers(self):
-        return "workers"
-
     def meet_at(self, port):
         self.log.append(("port", port))
 
@@ -78,8 +75,8 @@ class FakeHooks:
     def __init__(self):
         self.log, self.saving = [], ()
 
-    def tell_beats(self, workers):
-        self.log.append(workers)
+    def tell_beats(self):
+        self.log.append("beats")
 
     def tell(self, rank, message):
         self.log.append((rank, message))
@@ -154,7 +151,7 @@ def test_beats_are_told_again_and_again_while_the_line_is_open(node, monkeypatch
     node.controller._tell_beats()
     node.loop.run_until_complete(asyncio.sleep(0.1))
     assert len(node.hooks.log) > 1
-    assert set(node.hooks.log) == {"workers"}
+    assert set(node.hooks.log) == {"beats"}
     node.link.is_open = False
     node.hooks.log.clear()
     node.controller._tell_beats()
