@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 from agent.hooks.rank_links import Loop
-from agent.machine.process_use import process_use
+from agent.machine.process_use import ProcessNews, process_use
 from worker_hooks.machine.cgroup import is_frozen
 
 STALE_S = 3.0  # what a node told so long ago says nothing about its ranks now
 GONE = "X"  # as the kernel calls it, more or less
-
-
-class ProcessNews(NamedTuple):
-    """A process, as its node sees it."""
-
-    state: str  # the kernel's letter
-    cpu_s: float  # processor time used so far, by its children too
-    is_frozen: bool  # by its control group
-
-    @staticmethod
-    def of(pid: int) -> ProcessNews:
-        """Of a process of this node."""
-        state, cpu_s = process_use(pid)
-        return ProcessNews(state, cpu_s, is_frozen(pid))
 
 
 class RankProcesses:

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 from worker_hooks.contract.process_stat import children, read_stat
+from worker_hooks.machine.cgroup import is_frozen
 
 DEPTH = 3  # of processes below a rank's
 _IN_KERNEL = "D"
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class ProcessNews(NamedTuple):
+    """A process, as its node tells others of it."""
+
+    state: str  # the kernel's letter
+    cpu_s: float  # processor time used so far, by its children too
+    is_frozen: bool  # by its control group
+
+    @staticmethod
+    def of(pid: int) -> ProcessNews:
+        """Of a process of this node."""
+        state, cpu_s = process_use(pid)
+        return ProcessNews(state, cpu_s, is_frozen(pid))
 
 
 def process_use(pid: int) -> tuple[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, get_args
 
-from agent.hooks.rank_processes import ProcessNews
+from agent.machine.process_use import ProcessNews
 from agent.nodes.vocabulary import Vocabulary
 from worker_hooks.contract import protocol
 

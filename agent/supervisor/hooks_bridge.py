@@ -21,10 +21,11 @@ from agent.hooks import shared_folders
 from agent.hooks.exiting_ranks import ExitingRanks
 from agent.hooks.peer_pages import SharedPages
 from agent.hooks.rank_links import Loop, RankLinks, Said
-from agent.hooks.rank_processes import ProcessNews, RankProcesses
+from agent.hooks.rank_processes import RankProcesses
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages, copied
 from agent.hooks.update_votes import UpdateVotes
+from agent.machine.process_use import ProcessNews
 from agent.nodes.run_messages import FolderMarked
 from agent.records.file_thread import FileThread
 from agent.records.journal import Journal

@@ -17,9 +17,9 @@ from agent.controller import actions as do
 from agent.controller.states import JobState
 from agent.hooks.peer_pages import SharedPages
 from agent.hooks.rank_links import Loop, RankLinks, Said
-from agent.hooks.rank_processes import ProcessNews
 from agent.hooks.shared_folders import FolderMarks
 from agent.hooks.status_pages import StatusPages
+from agent.machine.process_use import ProcessNews
 from agent.nodes.run_messages import (
     Beats,
     FolderMarked,

@@ -270,6 +270,20 @@ def _hold_interpreter() -> None:
 
 
 def _raise_in_main_thread() -> None:
+    """Raise where the main thread is, and again where that is a destructor, which ignores it."""
+    previous = sys.unraisablehook
+
+    def ignored(unraisable: sys.UnraisableHookArgs) -> None:
+        if unraisable.exc_type is DrillError:
+            threading.Timer(0.001, _raise_soon).start()  # here it would be ignored as well
+        else:
+            previous(unraisable)
+
+    sys.unraisablehook = ignored
+    _raise_soon()
+
+
+def _raise_soon() -> None:
     ident = threading.main_thread().ident
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(ident or 0), ctypes.py_object(DrillError)

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 from support.jobs import poll
 
-from agent.hooks.rank_processes import GONE, STALE_S, ProcessNews, RankProcesses
+from agent.hooks.rank_processes import GONE, STALE_S, RankProcesses
+from agent.machine.process_use import ProcessNews
 
 AT_WORK = ProcessNews("R", 2.5, is_frozen=False)
 

@@ -14,7 +14,7 @@ from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.failure.evidence import ErrorFile, Evidence, WorkerEnd
 from agent.failure.evidence_json import as_json
-from agent.hooks.rank_processes import ProcessNews
+from agent.machine.process_use import ProcessNews
 from agent.nodes.codec import pack_event, unpack_action
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import ANY_RANK, Join, NodeFacts, Refused, Spare, pack, unpack

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from support.jobs import poll
 from worker_hooks.contract.env import DRILL, RankEnv
 from worker_hooks.contract.layout import DrillLayout
 from worker_hooks.contract.status_page import Phase
-from worker_hooks.drill import trace
+from worker_hooks.drill import inject, trace
 from worker_hooks.drill.inject import DrillError, FaultInjector
 from worker_hooks.drill.plan import LAUNCHER, Deed, DrillPlan, Fault, Moment, OrderedFault
 from worker_hooks.drill.trace import TrainingTrace
@@ -130,6 +131,30 @@ def test_an_exception_reaches_the_main_thread_from_a_timer(tmp_path):
     assert ended == 1 and said != "6 UPDATED" and int(said.split()[0]) >= 3
     assert mark(tmp_path)["step"] == 3
     assert "DrillError" in err
+
+
+def test_an_exception_that_a_destructor_ignores_is_raised_again(monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    struck = threading.Event()
+
+    class Slow:
+        def __del__(self):
+            struck.set()
+            while True:  # until it is raised here
+                pass
+
+    def strike():
+        struck.wait()
+        inject._raise_in_main_thread()
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    with pytest.raises(DrillError):
+        thing = Slow()
+        del thing
+        striker.join()
+        for _ in range(10**7):
+            pass
 
 
 def test_a_fault_strikes_once_whatever_the_attempt(tmp_path):
