@@ -24,7 +24,7 @@ COMPARED = (
     *("logged_late", "seldom", "gan", "swapped", "closure", "average_logged"),
     *("late_luck", "late_stats", "captured", "clip"),
 )
-PARTS = 4  # of all kinds
+PARTS = 8  # of all kinds
 UNGUARDED = "not running under msrun, so this run is not protected"
 
 
@@ -50,7 +50,7 @@ def test_under_torchrun_the_same_scripts_train_unchanged(launcher: Launcher, par
     done = by_torchrun(launcher, f"torchrun-{part}", kinds)
     for kind in kinds:
         assert done.results(kind) == done.results(kind, out=PLAIN), kind
-    assert done.ended.out.count(UNGUARDED) == len(kinds) > 5
+    assert done.ended.out.count(UNGUARDED) == len(kinds) > 3
     assert not (done.folder / "checkpoints").exists()
 
 

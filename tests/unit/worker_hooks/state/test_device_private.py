@@ -290,11 +290,11 @@ def _device(monkeypatch):
     monkeypatch.setattr(stamped_copies, "StreamQueue", None)
 
 
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("part", range(25))
 def test_a_dead_rank_has_what_the_living_hold_in_2500_schedules(part):
-    outcomes = Counter(schedule(seed) for seed in range(500 * part, 500 * (part + 1)))
-    assert min(outcomes[each] for each in ("commit", "early", "under way")) > 5, outcomes
-    assert outcomes["torn"] < 150, outcomes
+    outcomes = Counter(schedule(seed) for seed in range(100 * part, 100 * (part + 1)))
+    assert min(outcomes[each] for each in ("commit", "early", "under way")) > 0, outcomes
+    assert outcomes["torn"] < 40, outcomes
 
 
 def fails(kind: type[DoubleQueue] = DoubleQueue, mutant: str = "") -> bool:
