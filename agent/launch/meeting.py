@@ -154,7 +154,13 @@ def _gather(
         gathered = gather(
             door,
             own._replace(node_rank=0),
-            WantedNodes(cluster.nnodes, cluster.world, cluster.has_sparse_ranks),
+            WantedNodes(
+                cluster.nnodes,
+                cluster.world,
+                cluster.has_sparse_ranks,
+                cluster.least,
+                cluster.last_call_s,
+            ),
             token,
             spec.timeouts.start_s,
             say,
@@ -167,7 +173,8 @@ def _gather(
         door.close()
         raise
     reached = [line.connection.getsockname()[0] for line in gathered.lines.values()]
-    here = min(reached, key=is_loopback)  # another msrun on this host is no other machine
+    # another msrun on this host is no other machine
+    here = min(reached, key=is_loopback, default="")
     return Met(
         prepared[0],
         gathered.roster,

@@ -99,6 +99,7 @@ class _Door:
         self._token = token
         self._progress = progress
         self._limit_s = limit_s
+        self._last_call_s = wanted.last_call_s
         self._guests: dict[Guest, None] = {}  # who has not joined, those that wait longest first
         self._joined: dict[NodeKey, Guest] = {}
         self._strangers = 0
@@ -109,22 +110,29 @@ class _Door:
         self._selector.register(listener, selectors.EVENT_READ)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Let guests in until all nodes are here."""
+        """Let guests in until all nodes are here, or enough of them have waited for the others."""
         begin = time.monotonic()
-        end = None if timeout_s is None else begin + timeout_s
+        end = float("inf") if timeout_s is None else begin + timeout_s
         word = begin + FIRST_WORD_S
+        enough_at: float | None = None  # since then there are as many as needed
         while True:
-            if self._gathering.is_complete:
-                self._turn(0.0)  # has one of them gone meanwhile?
-                if self._gathering.is_complete:
-                    return
             now = time.monotonic()
-            if end is not None and now >= end:
+            enough_at = (enough_at or now) if self._gathering.is_enough else None
+            due = end if enough_at is None else min(end, enough_at + self._last_call_s)
+            if self._gathering.is_complete or (enough_at is not None and now >= due):
+                self._turn(0.0)  # has one of them gone meanwhile?
+                if self._gathering.is_complete or self._gathering.is_enough:
+                    return
+                continue
+            if now >= due:
                 raise MissingNodesError(self._why_late(now - begin))
             if now >= word:
-                self._progress(f"waiting for nodes: {self._gathering.missing()}")
+                text = f"waiting for nodes: {self._gathering.missing()}"
+                if enough_at is not None:
+                    text += f"; the job begins without others in {duration(due - now)}"
+                self._progress(text)
                 word = now + NEXT_WORD_S
-            self._turn(self._pause_s(now, word if end is None else min(word, end)))
+            self._turn(self._pause_s(now, min(word, due)))
 
     def begin(self, settings: Callable[[Roster], dict[str, object]]) -> GatheredNodes:
         """Tell every node who takes part; the connections are the caller's from now on."""

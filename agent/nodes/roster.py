@@ -37,6 +37,8 @@ class WantedNodes(NamedTuple):
     nnodes: int
     world: int | None = None  # complete with so many workers, however many nodes they are on
     has_sparse_ranks: bool = False  # of node ranks only the order counts, numbers may be left out
+    least: int = 0  # nodes with which it may begin; 0: all
+    last_call_s: float = 0.0  # that so many wait for more
 
 
 class Roster:
@@ -150,6 +152,11 @@ class Gathering:
             return len(self._members) == self._wanted.nnodes
         return self._workers == self._wanted.world
 
+    @property
+    def is_enough(self) -> bool:
+        """Whether the job may begin if nobody else comes."""
+        return 0 < self._wanted.least <= len(self._members)
+
     def missing(self) -> str:
         """Who is here and who is not, as a clause."""
         here = ", ".join(_cut([each.join.host for each in self._by_rank()]))
@@ -158,7 +165,10 @@ class Gathering:
         if self._wanted.world is not None:
             come = f"{self._workers} of {self._wanted.world} workers are here"
             return f"{come}, on {count} node{'' if count == 1 else 's'} ({here})"
-        text = f"{count} of {self._wanted.nnodes} nodes {be} here ({here})"
+        many = f"{self._wanted.least} to " * bool(self._wanted.least) + str(self._wanted.nnodes)
+        text = f"{count} of {many} nodes {be} here ({here})"
+        if self._wanted.least:
+            return text
         absent = self._absent()
         if any(each.join.node_rank == ANY_RANK for each in self._members.values()) or not absent:
             return text  # who came may yet get any of the free ranks

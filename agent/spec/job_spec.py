@@ -197,6 +197,8 @@ class ClusterSpec(NamedTuple):
     token_file: Path | None = None  # holds what proves that a node belongs to the job
     has_sparse_ranks: bool = False  # of node ranks only the order counts, numbers may be left out
     is_spare: bool = False  # this node wants no place before another one is lost
+    least: int = 0  # nodes with which the job begins if no more come; 0: all of them
+    last_call_s: float = 30.0  # that so many wait for more
     token_variable: str = ""  # of the environment: holds it, too
     said: tuple[str, ...] = ()  # sentences for the first line, as what several nodes do without
 

@@ -287,7 +287,9 @@ class AllNodes:
         if not self._wait_s:
             return NONE_AWAITED
         if not fitting:
-            return self._spared(join) if join.is_spare else FULL
+            cluster = spec.cluster
+            has_room = cluster is not None and bool(cluster.least) and spec.nnodes < cluster.nnodes
+            return self._spared(join) if join.is_spare or has_room else FULL
         rank = min(fitting)
         self._facts[rank] = NodeFacts(rank, join.host, address, join.nproc, join.pid, join.torch)
         settings = {**self._met.settings, "is_late": True}
@@ -296,6 +298,8 @@ class AllNodes:
     def _spared(self, join: Join) -> Spare | Refused:
         """A node that has come to wait, or waits already."""
         sizes = sorted({facts.nproc for facts in self._facts[1:]})
+        if not sizes:
+            return Refused("the job runs on one node, whose place no other one can take", WRONG)
         if join.nproc not in sizes:
             have = " or ".join(map(str, sizes))
             return Refused(

@@ -133,7 +133,8 @@ def _nodes(spec: JobSpec) -> str:
         return "1 node"
     known = spec.cluster.node_rank >= 0
     this = f"this is {spec.node_rank}" if known else "numbered by their addresses when all are here"
-    return f"{spec.nnodes} nodes, {this}"
+    least = f"{spec.cluster.least} to " if spec.cluster.least else ""
+    return f"{least}{spec.nnodes} nodes, {this}"
 
 
 def _on_failure(spec: JobSpec) -> str:

@@ -23,6 +23,7 @@ _BACKENDS = ("static", "c10d")
 _PORTS = {"static": 29500, "c10d": 29400}
 """At which nodes meet if no port is given, as torchrun's do."""
 
+_MOST_LAST_CALL_S = 86_400.0
 _ENDPOINT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>.*))?", re.DOTALL)
 
 
@@ -32,6 +33,7 @@ class JobSize(NamedTuple):
     nnodes: int
     nproc: int
     world: int | None = None  # of workers on all nodes, if it is given
+    least: int = 0  # nodes with which the job may begin; 0: all
 
 
 class MasterAddress(NamedTuple):
@@ -53,11 +55,13 @@ def size(settings: Settings, environ: Mapping[str, str]) -> JobSize:
     Raises:
         UsageError: they contradict each other or are out of range.
     """
-    nnodes, total = _nnodes(settings.of("nnodes")), settings.integer("worker_num")
+    (least, nnodes), total = _nnodes(settings.of("nnodes")), settings.integer("worker_num")
     local = _local(settings, environ)
     if total is None:
-        return _checked(settings, JobSize(nnodes, local or 1))
+        return _checked(settings, JobSize(nnodes, local or 1, least=least % nnodes))
     whole = settings.of("worker_num")
+    if least < nnodes:
+        raise disagreement(whole, settings.of("nnodes"))
     if "nnodes" not in settings.given and "local_worker_num" in settings.given and local:
         if local > total:
             raise disagreement(whole, settings.of("local_worker_num"))
@@ -93,7 +97,28 @@ def cluster(settings: Settings, found: JobSize) -> ClusterSpec | None:
         shown = settings.of("node_rank").shown
         raise UsageError(f"{shown}: the ranks of {found.nnodes} nodes are 0 to {found.nnodes - 1}")
     token = _token_file(settings.of("token_file"))
-    return ClusterSpec(found.nnodes, found.world, rank, token, is_spare=is_spare)
+    last_call_s = _last_call_s(settings.of("rdzv_conf"))
+    return ClusterSpec(
+        found.nnodes,
+        found.world,
+        rank,
+        token,
+        is_spare=is_spare,
+        least=found.least,
+        last_call_s=last_call_s,
+    )
+
+
+def _last_call_s(setting: Setting) -> float:
+    """How long the least number of nodes waits for more, as torchrun's rendezvous has it."""
+    text = rank_maps.check_pairs(setting).get("last_call_timeout", "30")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _MOST_LAST_CALL_S:
+        raise UsageError(f"{setting.shown}: last_call_timeout must be a number of seconds")
+    return seconds
 
 
 def _token_file(setting: Setting) -> Path | None:
@@ -141,8 +166,8 @@ def _nproc(setting: Setting, environ: Mapping[str, str]) -> int:
     return count
 
 
-def _nnodes(setting: Setting) -> int:
-    """The number of nodes requested."""
+def _nnodes(setting: Setting) -> tuple[int, int]:
+    """With how many nodes the job may begin, and how many it can have."""
     try:
         bounds = [int(part) for part in setting.text.split(":")]
     except ValueError:
@@ -151,12 +176,9 @@ def _nnodes(setting: Setting) -> int:
         case [low] | [low, _] if low < 1:
             raise UsageError(f"{setting.shown} must be at least 1")
         case [low]:
-            return low
+            return low, low
         case [low, high] if low <= high:
-            if low < high:
-                said = f"give the one number of nodes that the job has, as in --nnodes={high}"
-                raise UsageError(f"{setting.shown}: a range of nodes is not supported yet, {said}")
-            return high
+            return low, high
     raise UsageError(f"{setting.shown} must be a number of nodes, or MIN:MAX with MIN <= MAX")
 
 

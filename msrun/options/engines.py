@@ -80,11 +80,12 @@ def _is_alone(settings: Settings, found: Engine) -> bool:
 
 
 def _wanted(settings: Settings) -> int | None:
-    """The number of nodes that is given; ``None``: none, 0: it is no number."""
+    """The largest number of nodes that is given; ``None``: none, 0: it is no number."""
     if "nnodes" not in settings.given:
         return None
     low, _, high = settings.given["nnodes"].text.partition(":")
-    return int(low) if low.isdecimal() and high in {"", low} else 0
+    most = high or low
+    return int(most) if low.isdecimal() and most.isdecimal() else 0
 
 
 def _filled(found: Engine, settings: Settings) -> Engine:

@@ -113,8 +113,10 @@ OPTIONS: tuple[Option, ...] = (
            "Number of workers on this node, or one per device: cpu, gpu, xpu, or auto (GPUs if "
            "any, else cores).",
            default="1", metavar="N|auto|cpu|gpu|xpu"),
-    Option("nnodes", _S.JOB, "Number of nodes; the same command is started on each of them.",
-           default="1:1", unset="1", metavar="N"),
+    Option("nnodes", _S.JOB,
+           "Number of nodes; the same command is started on each of them. MIN:MAX begins with MIN "
+           "nodes if no more have come 30 s later (--rdzv-conf last_call_timeout=30).",
+           default="1:1", unset="1", metavar="N|MIN:MAX"),
     Option("node-rank", _S.JOB,
            "Index of this node; node 0 has the address at which the nodes meet. Left out, the "
            "owner of that address is node 0, and the others are numbered by their addresses.",
@@ -330,7 +332,8 @@ OPTIONS: tuple[Option, ...] = (
            "console writes events to stderr as JSON lines; null does not.",
            default="null", metavar="NAME", choices=("null", "console")),
     Option("rdzv-conf", _S.COMPATIBILITY,
-           "Checked for its form; has no effect.",
+           "Of its keys last_call_timeout has an effect, see --nnodes; the others are checked for "
+           "their form.",
            metavar="KEY=VALUE,..."),
     Option("logs-specs", _S.COMPATIBILITY, "default is the only accepted value.",
            metavar="NAME", choices=("default",), has_env=False),

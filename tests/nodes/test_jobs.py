@@ -259,6 +259,30 @@ def test_a_node_that_comes_late_is_refused(nodes: Nodes) -> None:
     goes_on(job)
 
 
+def test_a_job_begins_with_fewer_nodes_and_has_a_spare_later(nodes: Nodes) -> None:
+    jobs = NodeJobs(cluster := nodes(3))
+    words = ("--nnodes=2:3", "--master-addr=node0", f"--master-port={PORT}")
+    words += ("--rdzv-conf=last_call_timeout=1", PLACE, "wait=go")
+    job = job_of(*(jobs.start_one(node, *words) for node in cluster.nodes[:2]))
+    check_places(job, [1, 1], ["node0", "node1"])
+    late = jobs.start_one(cluster.nodes[2], *words)
+    late.await_error("this node waits as a spare")
+    goes_on(job)
+    assert late.wait().code == 0
+    check_nothing_left(cluster)
+
+
+def test_one_node_of_several_begins_alone(nodes: Nodes) -> None:
+    jobs = NodeJobs(cluster := nodes(2))
+    words = ("--nnodes=1:2", "--master-addr=node0", f"--master-port={PORT}")
+    words += ("--rdzv-conf=last_call_timeout=1", PLACE, "wait=go")
+    job = job_of(jobs.start_one(cluster.nodes[0], *words))
+    check_places(job, [1], ["node0"])
+    late = jobs.start_one(cluster.nodes[1], *words)
+    assert no(late.wait()) == "the job runs on one node, whose place no other one can take"
+    goes_on(job)
+
+
 def test_strangers_disturb_no_job(nodes: Nodes) -> None:
     jobs = NodeJobs(cluster := nodes(3))
     head = jobs.start_one(cluster.nodes[0], *static(0, 2, 1), PLACE, "wait=go")

@@ -46,13 +46,21 @@ class Job:
         self.closes = [self.listener]
 
     def gather(
-        self, nnodes=3, own=None, token=b"", timeout_s=LONG_S, settings=None, world=None, say=None
+        self,
+        nnodes=3,
+        own=None,
+        token=b"",
+        timeout_s=LONG_S,
+        settings=None,
+        world=None,
+        say=None,
+        **wanted,
     ):
         own = own or node("mn0")
         self.listener.listen(100)
         told = settings or {"port": 1}
         args = (token, timeout_s, say or self.lines.put, lambda _: told)
-        return self._start(gather, self.listener, own, WantedNodes(nnodes, world), *args)
+        return self._start(gather, self.listener, own, WantedNodes(nnodes, world, **wanted), *args)
 
     def join(self, own, token=b"", timeout_s=LONG_S, say=None):
         return self._start(

@@ -76,6 +76,48 @@ def test_a_job_of_one_node_begins_at_once(job):
     assert (whole.roster.world_size, whole.node_rank, whole.lines) == (2, 0, {})
 
 
+@pytest.mark.usefixtures("talkative")
+def test_enough_nodes_wait_for_more_only_for_a_while(job):
+    controller = job.gather(nnodes=4, least=2, last_call_s=0.3)
+    job.until("1 of 2 to 4 nodes is here (mn0)")
+    others = [job.join(node("mn1"))]
+    job.until("2 of 2 to 4 nodes are here (mn0, mn1); the job begins without others in 0")
+    whole = controller.result(LONG_S)
+    assert [each.host for each in whole.roster.nodes] == ["mn0", "mn1"]
+    assert [each.result(LONG_S).node_rank for each in others] == [1]
+
+
+def test_all_that_can_come_are_not_waited_for(job):
+    controller = job.gather(nnodes=2, least=1, last_call_s=LONG_S * 10)
+    other = job.join(node("mn1"))
+    assert len(controller.result(LONG_S).roster.nodes) == 2
+    other.result(LONG_S)
+
+
+@pytest.mark.usefixtures("talkative")
+def test_a_node_that_goes_begins_the_wait_anew(job):
+    controller = job.gather(nnodes=3, least=2, last_call_s=0.5, timeout_s=LONG_S)
+    first, _ = joined_by_hand(job, node("mn1"))
+    job.until("the job begins without others")
+    first.close()
+    job.until("1 of 2 to 3 nodes is here (mn0)")
+    other = job.join(node("mn2"))
+    assert [each.host for each in controller.result(LONG_S).roster.nodes] == ["mn0", "mn2"]
+    other.result(LONG_S)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_no_last_call_is_longer_than_the_time_to_start(job, comes):
+    controller = job.gather(nnodes=3, least=2, last_call_s=LONG_S * 10, timeout_s=1.0)
+    other = job.join(node("mn1")) if comes else None
+    if not comes:
+        with pytest.raises(MissingNodesError, match="1 of 2 to 3 nodes is here"):
+            controller.result(LONG_S)
+        return
+    assert len(controller.result(LONG_S).roster.nodes) == 2
+    other.result(LONG_S)
+
+
 def test_the_node_that_gathers_may_have_any_rank(job):
     other = job.join(node("mn1", 0))
     assert job.gather(nnodes=2, own=node("mn0", 1)).result(LONG_S).node_rank == 1

@@ -36,6 +36,7 @@ from agent.nodes.run_messages import (
     pack_said,
     unpack_said,
 )
+from agent.spec.job_spec import ClusterSpec
 from agent.supervisor import all_nodes as module
 from agent.supervisor.all_nodes import AllNodes
 from agent.supervisor.job_view import Holders, JobView
@@ -155,7 +156,9 @@ class Cluster:
         facts = (NodeFacts(0, "a", "10.0.0.1", 2, 9), *(node.facts for node in self.others))
         self.door = socket.create_server(("127.0.0.1", 0))
         replace = SimpleNamespace(node_wait_s=wait_s)
-        spec = SimpleNamespace(replace=replace, run_id="r", record_id="r")
+        self.spec = spec = SimpleNamespace(
+            replace=replace, run_id="r", record_id="r", cluster=ClusterSpec(3), nnodes=3
+        )
         met = SimpleNamespace(
             door=self.door,
             version="1",
@@ -553,6 +556,21 @@ def test_who_can_take_no_place_does_not_wait(waiting, join, why):
     assert isinstance(answer, Refused)
     assert why in answer.why
     assert answer.exit_code == 2
+
+
+def test_a_node_that_comes_late_where_more_may_come_waits_as_a_spare(waiting):
+    late = wish()._replace(is_spare=False)
+    assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)
+    waiting.spec.cluster = ClusterSpec(4, least=2)
+    assert waiting.all._judge(late, "10.0.0.4") == Spare()
+    waiting.spec.cluster = ClusterSpec(3, least=2)  # all have come
+    assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)
+
+
+def test_nobody_waits_for_the_place_of_the_only_node(waiting):
+    waiting.all._facts = waiting.all._facts[:1]
+    answer = waiting.all._judge(wish(), "10.0.0.4")
+    assert answer.why == "the job runs on one node, whose place no other one can take"
 
 
 def test_no_spare_node_waits_where_no_place_is_ever_free(cluster):

@@ -31,6 +31,12 @@ TORCHRUN = [
     ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:7", ClusterSpec(2), "h", 7, 1),
     ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:7 --node-rank 1", ClusterSpec(2, None, 1), "h", 7, 1),
     ("--nnodes 2 --rdzv-backend static --rdzv-endpoint h:7", ClusterSpec(2), "h", 7, 1),
+    ("--nnodes 2:4 --rdzv-endpoint h:7", ClusterSpec(4, least=2), "h", 7, 1),
+    ("--nnodes 1:2 --node-rank 1 --master-addr a", ClusterSpec(2, None, 1, least=1), "a", 29500, 1),
+    (
+        "--nnodes 2:4 --rdzv-endpoint h:7 --rdzv-conf last_call_timeout=5,timeout=9",
+        ClusterSpec(4, least=2, last_call_s=5.0), "h", 7, 1,
+    ),
 ]  # fmt: skip
 MINDSPORE = [
     (

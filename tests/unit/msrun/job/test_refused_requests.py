@@ -78,7 +78,6 @@ def test_layers_that_disagree_are_named_by_their_source():
 
 
 NODES = [
-    ("--nnodes 1:4", "--nnodes=1:4: a range of nodes is not supported yet, give the one number"),
     ("--nnodes 2 --standalone", "--standalone is for one node: leave it out"),
     ("--nnodes 2 --spare-devices 1", "--spare-devices is not supported on several nodes yet"),
     ("--nnodes 2 --node-rank 2", "--node-rank=2: the ranks of 2 nodes are 0 to 1"),
@@ -107,6 +106,9 @@ WRONG = [
     ("--nnodes 2:1", "MIN <= MAX"),
     ("--nnodes 1:2:3", "MIN:MAX"),
     ("--nnodes x", "MIN:MAX"),
+    ("--nnodes 2:4 --worker_num 8", "--worker_num=8 and --nnodes=2:4 disagree"),
+    ("--nnodes 2:4 --rdzv-conf last_call_timeout=soon", "last_call_timeout must be a number"),
+    ("--nnodes 2:4 --rdzv-conf last_call_timeout=nan", "last_call_timeout must be a number"),
     ("--node-rank -2", "must be at least -1"),
     ("--max-restarts -1", "--max-restarts=-1 must be at least 0"),
     ("--max-restarts many", "is not a whole number"),
