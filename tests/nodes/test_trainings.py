@@ -8,7 +8,15 @@ from collections.abc import Callable
 import pytest
 from support.cluster import Cluster
 from support.jobs import poll
-from support.node_jobs import PORT, NodeJobs, NodeMsrun, NodesJob, check_nothing_left, programs_on
+from support.node_jobs import (
+    PORT,
+    NodeJobs,
+    NodeMsrun,
+    NodesJob,
+    check_nothing_left,
+    job_of,
+    programs_on,
+)
 from support.node_trainings import (
     RESTARTS,
     SCRIPT,
@@ -226,3 +234,23 @@ def test_msrun_of_a_node_stands_still_for_a_while(
     signal.sigtimedwait([], 5)
     job.parts[at].signal(signal.SIGCONT)
     check_same(job, undisturbed, 0)
+
+
+def test_what_three_nodes_have_saved_is_gone_on_with_by_two(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(3))
+    where = ("--nnodes=2:3", "--master-addr=node0", f"--master-port={PORT}", "--node-wait=0")
+    words = (*where, "--rdzv-conf=last_call_timeout=2", SCRIPT, "--wait=5:1")
+    job = job_of(*(jobs.start_one(node, *words) for node in jobs.cluster.nodes))
+    job.await_lines("waits in step 5")
+    assert job.world == 3
+    jobs.cluster.nodes[2].kill()
+    assert [part.wait().code for part in job.parts[:2]] == [1, 1], job.told()
+    (found,) = saved(jobs)
+    assert (found.step, found.world_size) == (4, 3)
+    go(jobs)
+    parts = [jobs.start_one(node, "--resume") for node in jobs.cluster.nodes[:2]]
+    again = job_of(*parts)
+    again.succeed()
+    again.head.await_error("resuming step 4")
+    assert again.world == 2
+    check_nothing_left(jobs.cluster)
