@@ -100,7 +100,7 @@ def _launch(argv: Sequence[str]) -> int:
     engine = request.engine
     if engine is None or not engine.team or request.dry_run:
         return _run(request)
-    from agent.nodes.team import Leader, follow
+    from agent.launch.team import Leader, follow
 
     if engine.is_follower:
         return follow(engine.team, request.job.timeouts.start_s)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from agent.dump.room import SPARE, shortage
 from agent.nodes.run_messages import MemoryTaken, TakeMemory
+from agent.nodes.tls import PLAIN, Security
 from agent.nodes.transfer import MemoryServer, Progress, fetch
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.layout import held
@@ -33,8 +34,17 @@ class _Spreading(NamedTuple):
 class MemorySender:
     """The controller's node: a checkpoint in memory goes to the other nodes."""
 
-    def __init__(self, call_soon: CallSoon, progressed: Callable[[int], None]) -> None:
-        """``progressed``: takes the dump's id as bytes leave."""
+    def __init__(
+        self, call_soon: CallSoon, progressed: Callable[[int], None], security: Security = PLAIN
+    ) -> None:
+        """Send nothing yet.
+
+        Args:
+            call_soon: the loop's method that another thread may call.
+            progressed: takes the dump's id as bytes leave.
+            security: of connections between nodes.
+        """
+        self._security = security
         self._call_soon = call_soon
         self._progressed = progressed
         self._present: _Spreading | None = None
@@ -62,7 +72,7 @@ class MemorySender:
             done("")
             return None
         try:
-            server, order = _offered(
+            server, order = self._offered(
                 path, manifest, lambda: self._call_soon(self._progressed, dump_id)
             )
         except OSError as error:
@@ -77,7 +87,7 @@ class MemorySender:
         Raises:
             OSError: no socket can be opened.
         """
-        server, order = _offered(path, manifest, lambda: None)
+        server, order = self._offered(path, manifest, lambda: None)
         self._extra.append(server)
         return order
 
@@ -100,26 +110,35 @@ class MemorySender:
             self._present.server.close()
             self._present = None
 
-
-def _offered(path: str, manifest: Manifest, progress: Progress) -> tuple[MemoryServer, TakeMemory]:
-    """What sends the checkpoint's files, and the order to fetch them."""
-    text = manifests.encode(manifest).decode()
-    files = [int(shard.file) for shard in manifests.decode(text).shards]  # in the text's order
-    server = MemoryServer(files, progress)
-    return server, TakeMemory(path, text, server.port, server.key.hex())
+    def _offered(
+        self, path: str, manifest: Manifest, progress: Progress
+    ) -> tuple[MemoryServer, TakeMemory]:
+        """What sends the checkpoint's files, and the order to fetch them."""
+        text = manifests.encode(manifest).decode()
+        files = [int(shard.file) for shard in manifests.decode(text).shards]  # in the text's order
+        server = MemoryServer(files, progress, self._security)
+        return server, TakeMemory(path, text, server.port, server.key.hex())
 
 
 class MemoryKeeper:
     """Another node: keeps the newest checkpoint that the controller's node has sent."""
 
-    def __init__(self, host: str, call_soon: CallSoon, tell: Callable[[MemoryTaken], None]) -> None:
+    def __init__(
+        self,
+        host: str,
+        call_soon: CallSoon,
+        tell: Callable[[MemoryTaken], None],
+        security: Security = PLAIN,
+    ) -> None:
         """Keep nothing yet.
 
         Args:
             host: address of the controller's node.
             call_soon: the loop's method that another thread may call.
             tell: tells the controller's node.
+            security: of connections between nodes.
         """
+        self._security = security
         self._host = host
         self._call_soon = call_soon
         self._tell = tell
@@ -154,7 +173,7 @@ class MemoryKeeper:
         if why := shortage(sum(sizes) + SPARE, free_bytes()):
             raise OSError(why)
         name = f"msrun-memory-{manifest.step}"
-        files = fetch(self._host, order.port, bytes.fromhex(order.key), sizes, name)
+        files = fetch(self._host, order.port, bytes.fromhex(order.key), sizes, name, self._security)
         try:
             files.append(_manifest_of(manifest, files, name))
         except BaseException:

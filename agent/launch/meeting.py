@@ -17,6 +17,7 @@ from agent.nodes.gather import MissingNodesError, gather
 from agent.nodes.join import NeverBegunError, RefusedError, join
 from agent.nodes.line import Line
 from agent.nodes.roster import OwnNode, Roster, WantedNodes
+from agent.nodes.tls import PLAIN, Security, TlsConfig, security
 from agent.spec.job_spec import ClusterSpec, JobSpec, NotStartedError, UsageError
 from agent.workers.master_port import is_loopback, is_of_this_host, listen, listen_for_nodes
 from worker_hooks.storage import manifest
@@ -36,6 +37,7 @@ class Met(NamedTuple):
     door: socket.socket | None  # where nodes meet; None: on another node
     version: str  # of msrun
     token: bytes
+    security: Security  # of connections between nodes
     settings: Mapping[str, object]  # what all nodes are told, on the controller's node
     interface: str  # of this machine, at which other nodes are reached; empty: not known
     early: StartedForkserver | None = None  # that of a spare node is at work
@@ -61,6 +63,12 @@ def meet(
     assert spec.master_port is not None
     token = _token(cluster, environ)
     door = _door(spec, cluster)
+    try:
+        secured = _security(cluster, environ, say, is_server=door is not None)
+    except UsageError:
+        if door is not None:
+            door.close()
+        raise
     own = OwnNode(
         node_rank=cluster.node_rank,
         nproc=spec.nproc,
@@ -72,12 +80,20 @@ def meet(
         is_spare=cluster.is_spare,
     )
     if door is None:
-        return _join(spec, environ, own, token, say)
-    if not token:
+        return _join(spec, environ, own, token, secured, say)
+    if not (token or cluster.tls_config):
         say(OPEN_DOOR.format(spec.master_port, TOKEN_NAME))
     for sentence in cluster.said:
         say(sentence)
-    return _gather(spec, environ, own, token, door, say)
+    return _gather(spec, environ, own, token, secured, door, say)
+
+
+def _security(
+    cluster: ClusterSpec, environ: Mapping[str, str], say: Callable[[str], None], *, is_server: bool
+) -> Security:
+    if cluster.tls_config is None:
+        return PLAIN
+    return security(TlsConfig.read(cluster.tls_config), environ, say, is_server=is_server)
 
 
 def _token(cluster: ClusterSpec, environ: Mapping[str, str]) -> bytes:
@@ -122,6 +138,7 @@ def _gather(
     environ: Mapping[str, str],
     own: OwnNode,
     token: bytes,
+    secured: Security,
     door: socket.socket,
     say: Callable[[str], None],
 ) -> Met:
@@ -165,6 +182,7 @@ def _gather(
             spec.timeouts.start_s,
             say,
             settings,
+            security=secured,
         )
     except MissingNodesError as error:
         door.close()
@@ -182,6 +200,7 @@ def _gather(
         door,
         own.version,
         token,
+        secured,
         told,
         _interface(here),
     )
@@ -195,6 +214,7 @@ def _join(
     environ: Mapping[str, str],
     own: OwnNode,
     token: bytes,
+    secured: Security,
     say: Callable[[str], None],
 ) -> Met:
     assert spec.master_port is not None
@@ -213,6 +233,7 @@ def _join(
             spec.timeouts.start_s,
             say,
             waits_as_spare=waits_as_spare,
+            security=secured,
         )
     except RefusedError as error:
         raise NotStartedError(error.why, error.exit_code) from error
@@ -243,6 +264,7 @@ def _join(
         None,
         own.version,
         token,
+        secured,
         joined.settings,
         _interface(here),
         early[-1] if early else None,

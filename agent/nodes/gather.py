@@ -13,6 +13,7 @@ from agent.nodes.guest import ANSWER_S, WRONG, Guest, StrangerError
 from agent.nodes.line import LIMIT_S, Line, bytes_of, plain_address, set_options
 from agent.nodes.messages import Admitted, Begin, Join, Refused
 from agent.nodes.roster import Gathering, NodeKey, OwnNode, Roster, WantedNodes, key_of, named
+from agent.nodes.tls import PLAIN, Security
 from agent.text.wording import duration
 
 FIRST_WORD_S = 2.0  # until people hear that nodes are missing
@@ -48,6 +49,7 @@ def gather(
     progress: Progress,
     settings: Callable[[Roster], dict[str, object]],
     limit_s: float = LIMIT_S,
+    security: Security = PLAIN,
 ) -> GatheredNodes:
     """Wait until all nodes have joined, and tell them to begin.
 
@@ -62,11 +64,12 @@ def gather(
         progress: takes a line for people now and then.
         settings: JSON for the other nodes.
         limit_s: of a line's silence.
+        security: of the connections.
 
     Raises:
         MissingNodesError: not all came in time.
     """
-    door = _Door(listener, own, wanted, token, progress, limit_s)
+    door = _Door(listener, own, wanted, token, progress, limit_s, security)
     try:
         door.wait(timeout_s)
         return door.begin(settings)
@@ -92,7 +95,9 @@ class _Door:
         token: bytes,
         progress: Progress,
         limit_s: float,
+        security: Security,
     ) -> None:
+        self._security = security
         self._listener = listener
         self._own = own
         self._gathering = Gathering(own, wanted)
@@ -192,6 +197,7 @@ class _Door:
             return
         try:
             set_options(connection, self._limit_s)
+            connection = self._security.accepted(connection)
             guest = Guest(connection, address[0], self._own.version)
             self._selector.register(connection, selectors.EVENT_READ, guest)
         except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from agent.nodes.guest import WRONG
 from agent.nodes.line import LIMIT_S, RECEIVE_BYTES, Line, bytes_of, set_options
 from agent.nodes.messages import Admitted, Begin, Challenge, Join, Refused, Spare, unpack
 from agent.nodes.roster import OwnNode, Roster, named, why_other_version
+from agent.nodes.tls import PLAIN, Security, UntrustedError, why_untrusted
 from agent.nodes.token import Proofs, Side, new_nonce
 from agent.nodes.vocabulary import CodecError
 from agent.text.wording import duration
@@ -63,6 +65,7 @@ def join(
     progress: Callable[[str], object],
     limit_s: float = LIMIT_S,
     waits_as_spare: Callable[[], object] = lambda: None,
+    security: Security = PLAIN,
 ) -> JoinedNode:
     """Join the job whose controller listens at ``host:port``, and wait until it begins.
 
@@ -80,12 +83,15 @@ def join(
         limit_s: of the line's silence.
         waits_as_spare: called once it is known that this node waits for another one to be lost, for
             as long as the job runs; ``timeout_s`` counts no more.
+        security: of the connection.
 
     Raises:
         RefusedError: the job does not take this node, or is over and had no need of it.
         NeverBegunError: it did not begin in time.
     """
-    dialling = _Dialling(host, port, own, token, timeout_s, progress, limit_s, waits_as_spare)
+    dialling = _Dialling(
+        host, port, own, token, timeout_s, progress, limit_s, waits_as_spare, security
+    )
     return dialling.until_begun()
 
 
@@ -102,7 +108,9 @@ class _Dialling:
         progress: Callable[[str], object],
         limit_s: float,
         waits_as_spare: Callable[[], object],
+        security: Security,
     ) -> None:
+        self._security = security
         self._host, self._port = host, port
         self._where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._own = own
@@ -159,7 +167,7 @@ class _Dialling:
                 connection.settimeout(self._within(DIAL_S))
                 connection.connect(address)
                 if connection.getsockname() != connection.getpeername():
-                    return connection
+                    return self._secured(connection)
                 # nobody listens, and by chance this end got the very port that it dialled
                 why = "does not answer (Connection refused)"
             except OSError as error:
@@ -169,6 +177,13 @@ class _Dialling:
                 raise
             connection.close()
         raise _DialError(why)
+
+    def _secured(self, connection: socket.socket) -> socket.socket:
+        connection.settimeout(self._within(CHALLENGE_S))  # the listener exists before anybody looks
+        try:
+            return self._security.dialled(connection)
+        except UntrustedError as error:
+            raise RefusedError(f"{self._where} {error}", WRONG) from error
 
     def _met(self, connection: socket.socket) -> JoinedNode:
         reader = FrameReader(STRANGER_BYTES)
@@ -238,17 +253,25 @@ class _Dialling:
             if time.monotonic() >= end:
                 raise _DialError("is silent: perhaps it is no msrun that waits for nodes")
             connection.settimeout(self._within(min(end, self._word) - time.monotonic()))
-            try:
-                data = connection.recv(RECEIVE_BYTES)
-            except TimeoutError as error:
-                if error.errno is not None:  # not the bound above, but the kernel's: silence
-                    raise _DialError(f"is gone ({error.strerror})") from error
-                continue
-            except OSError as error:
-                raise _DialError(f"is gone ({error.strerror or error})") from error
-            if not data:
-                raise _DialError("closed the connection")
-            reader.add(data)
+            if data := self._received(connection):
+                reader.add(data)
+
+    def _received(self, connection: socket.socket) -> bytes:
+        """What has come within the connection's time-out; empty: nothing."""
+        try:
+            data = connection.recv(RECEIVE_BYTES)
+        except (TimeoutError, BlockingIOError) as error:
+            if isinstance(error, TimeoutError) and error.errno is not None:
+                # not the bound above, but the kernel's: silence
+                raise _DialError(f"is gone ({error.strerror})") from error
+            return b""
+        except ssl.SSLError as error:  # it has looked at this node's certificate only now
+            raise RefusedError(f"{self._where} {why_untrusted(error)}", WRONG) from error
+        except OSError as error:
+            raise _DialError(f"is gone ({error.strerror or error})") from error
+        if not data:
+            raise _DialError("closed the connection")
+        return data
 
     def _understood(self, packed: dict[str, object]) -> object:
         version = packed.get("version")

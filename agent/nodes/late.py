@@ -10,6 +10,7 @@ from typing import NamedTuple
 from agent.nodes.guest import ANSWER_S, Guest, StrangerError
 from agent.nodes.line import Line, bytes_of, set_options
 from agent.nodes.messages import Admitted, Begin, Join, Refused, Spare
+from agent.nodes.tls import PLAIN, Security
 
 MOST_GUESTS = 64  # at once; the oldest makes room
 RETRY_S = 1.0  # after descriptors ran out
@@ -34,6 +35,7 @@ class LateGuests:
         token: bytes,
         judge: Callable[[Join, str], NodePlace | Spare | Refused],
         admitted: Callable[[int, Line], None],
+        security: Security = PLAIN,
     ) -> None:
         """Take the parts; nobody is answered before :meth:`attach`.
 
@@ -43,7 +45,9 @@ class LateGuests:
             token: the job's; empty: none.
             judge: decides about a node at an address that has proved to belong to the job.
             admitted: takes the line to a node that has got a place, and its rank.
+            security: of the connections.
         """
+        self._security = security
         listener.setblocking(False)
         self._judge = judge
         self._admitted = admitted
@@ -91,9 +95,13 @@ class LateGuests:
             return
         if len(self._guests) >= MOST_GUESTS:
             self._drop(next(iter(self._guests)))
-        guest = Guest(connection, address[0], self._version)
+        try:
+            guest = Guest(self._security.accepted(connection), address[0], self._version)
+        except OSError:  # it has gone
+            connection.close()
+            return
         self._guests[guest] = self._loop.call_later(ANSWER_S, self._drop, guest)
-        self._loop.add_reader(connection, self._hear, guest)
+        self._loop.add_reader(guest.connection, self._hear, guest)
 
     def _hear(self, guest: Guest) -> None:
         try:

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
+from agent.nodes.tls import PLAIN, Security, UntrustedError
+
 KEY_BYTES = 32
 SILENCE_S = 20.0  # without a byte
 _PIECE = 64 << 20  # bytes between two signs of progress
@@ -27,18 +29,22 @@ Progress = Callable[[], object]
 class MemoryServer:
     """Sends files to whoever has the key, until it is closed."""
 
-    def __init__(self, files: Sequence[int], progress: Progress) -> None:
+    def __init__(
+        self, files: Sequence[int], progress: Progress, security: Security = PLAIN
+    ) -> None:
         """Listen at a free port.
 
         Args:
             files: descriptors, sent whole, in this order; the caller may close them at once.
             progress: called in threads, now and then, as bytes leave.
+            security: of the connections.
 
         Raises:
             OSError: no socket can be opened.
         """
         self.key = os.urandom(KEY_BYTES)
         self._progress = progress
+        self._security = security
         if socket.has_dualstack_ipv6():
             family = socket.AF_INET6
             self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=True)
@@ -88,6 +94,7 @@ class MemoryServer:
             for file in files:
                 stack.enter_context(file)
             connection.settimeout(SILENCE_S)
+            connection = stack.enter_context(self._security.accepted(connection))
             if not hmac.compare_digest(_received(connection, KEY_BYTES), self.key):
                 return
             for file in files:
@@ -99,7 +106,14 @@ class MemoryServer:
             connection.recv(1)  # until the other end has all of it, and closes
 
 
-def fetch(host: str, port: int, key: bytes, sizes: Sequence[int], name: str) -> list[int]:
+def fetch(
+    host: str,
+    port: int,
+    key: bytes,
+    sizes: Sequence[int],
+    name: str,
+    security: Security = PLAIN,
+) -> list[int]:
     """Fetch files into memory of this process; their descriptors, sealed.
 
     Args:
@@ -108,13 +122,14 @@ def fetch(host: str, port: int, key: bytes, sizes: Sequence[int], name: str) -> 
         key: the server's.
         sizes: of the files, in bytes.
         name: begins the files' names, which people may see in ``/proc``.
+        security: of the connection.
 
     Raises:
         OSError: they cannot be fetched whole; there is no memory.
     """
     files: list[int] = []
     try:
-        with socket.create_connection((host, port), SILENCE_S) as connection:
+        with _dialled(host, port, security) as connection:
             connection.sendall(key)
             for number, size in enumerate(sizes):
                 flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
@@ -126,6 +141,17 @@ def fetch(host: str, port: int, key: bytes, sizes: Sequence[int], name: str) -> 
             os.close(file)
         raise
     return files
+
+
+def _dialled(host: str, port: int, security: Security) -> socket.socket:
+    connection = socket.create_connection((host, port), SILENCE_S)
+    try:
+        return security.dialled(connection)
+    except UntrustedError as error:
+        raise OSError(f"the controller's node {error}") from error
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _fill(file: int, connection: socket.socket, size: int) -> None:

@@ -199,6 +199,7 @@ class ClusterSpec(NamedTuple):
     is_spare: bool = False  # this node wants no place before another one is lost
     least: int = 0  # nodes with which the job begins if no more come; 0: all of them
     last_call_s: float = 30.0  # that so many wait for more
+    tls_config: Path | None = None  # --tls-config; None: what the nodes say is not encrypted
     token_variable: str = ""  # of the environment: holds it, too
     said: tuple[str, ...] = ()  # sentences for the first line, as what several nodes do without
 

@@ -66,7 +66,9 @@ class AllNodes:
         """
         assert met.door is not None
         self._met = met
-        self._door = LateGuests(met.door, met.version, met.token, self._judge, self._admit)
+        self._door = LateGuests(
+            met.door, met.version, met.token, self._judge, self._admit, met.security
+        )
         self._wait_s = met.prepared.spec.replace.node_wait_s
         self._vacant: dict[int, asyncio.TimerHandle] = {}  # places of lost nodes
         self._said: set[int] = set()  # of those places
@@ -82,7 +84,7 @@ class AllNodes:
         self._held: list[tuple[int, protocol.Message]] | None = None  # while an attempt begins
         hooks.relay(self._tell)
         hooks.spread_memory(self._spread)
-        self._sender = MemorySender(own.loop.call_soon_threadsafe, self._progressed)
+        self._sender = MemorySender(own.loop.call_soon_threadsafe, self._progressed, met.security)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen to the others on ``loop``."""

@@ -24,6 +24,7 @@ from agent.nodes.run_messages import (
     ToRank,
     unpack_said,
 )
+from agent.nodes.tls import PLAIN, Security
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.job_view import Holders, JobView
 from agent.supervisor.supervisor import Supervisor
@@ -47,6 +48,7 @@ class RemoteController:
         say: Callable[[str], None],
         grace_s: float,
         host: str,
+        security: Security = PLAIN,
     ) -> None:
         """Take the parts; nothing is heard before :meth:`begin`.
 
@@ -58,7 +60,9 @@ class RemoteController:
             say: prints one sentence for people.
             grace_s: for ranks to exit, if the controller's node is gone.
             host: address of that node.
+            security: of connections to it.
         """
+        self._security = security
         self._link = link
         self._hooks = hooks
         self._evidence = evidence
@@ -75,7 +79,9 @@ class RemoteController:
         """Act on ``node``, in ``loop``."""
         self._loop = loop
         self._node = node
-        self._memory = MemoryKeeper(self._host, loop.call_soon_threadsafe, self._link.send)
+        self._memory = MemoryKeeper(
+            self._host, loop.call_soon_threadsafe, self._link.send, self._security
+        )
 
     def begin(self) -> None:
         """The node is ready: hear what it is to do."""

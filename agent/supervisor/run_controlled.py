@@ -49,6 +49,7 @@ def run_controlled(
         say=console.say,
         grace_s=spec.timeouts.grace_s,
         host=host,
+        security=met.security,
     )
     supervisor = parts.supervisor(hooks, console.say, frozenset)
     head = met.roster.nodes[0]

@@ -96,7 +96,7 @@ def cluster(settings: Settings, found: JobSize) -> ClusterSpec | None:
     if rank >= found.nnodes and found.world is None:
         shown = settings.of("node_rank").shown
         raise UsageError(f"{shown}: the ranks of {found.nnodes} nodes are 0 to {found.nnodes - 1}")
-    token = _token_file(settings.of("token_file"))
+    token = _file(settings.of("token_file"))
     last_call_s = _last_call_s(settings.of("rdzv_conf"))
     return ClusterSpec(
         found.nnodes,
@@ -106,6 +106,7 @@ def cluster(settings: Settings, found: JobSize) -> ClusterSpec | None:
         is_spare=is_spare,
         least=found.least,
         last_call_s=last_call_s,
+        tls_config=_file(settings.of("tls_config")),
     )
 
 
@@ -121,7 +122,7 @@ def _last_call_s(setting: Setting) -> float:
     return seconds
 
 
-def _token_file(setting: Setting) -> Path | None:
+def _file(setting: Setting) -> Path | None:
     return Path(setting.text).absolute() if setting.text else None
 
 

@@ -164,6 +164,10 @@ OPTIONS: tuple[Option, ...] = (
            "A file with the job's token, the same on all nodes: only who has it may join; "
            "also MSRUN_TOKEN.",
            metavar="FILE", origin=_OUR),
+    Option("tls-config", _S.RENDEZVOUS,
+           "MindSpore's config.json: certificates by which the nodes know each other; what they "
+           "say is encrypted. Needs msrun[tls].",
+           metavar="FILE", origin=_MS),
     Option("cluster-time-out", _S.RENDEZVOUS,
            "Seconds within which all nodes must have come, and then all workers have started; a "
            "negative number sets no bound.",

@@ -11,6 +11,7 @@ from agent.nodes.line import bytes_of
 from agent.nodes.messages import ANY_RANK, Challenge, Join, unpack
 from agent.nodes.roster import OwnNode, WantedNodes
 from agent.nodes.run_messages import ShownStatus
+from agent.nodes.tls import PLAIN
 from agent.nodes.token import Proofs, Side
 
 LONG_S = 30.0  # no test waits for it to pass
@@ -54,21 +55,22 @@ class Job:
         settings=None,
         world=None,
         say=None,
+        security=PLAIN,
         **wanted,
     ):
         own = own or node("mn0")
         self.listener.listen(100)
         told = settings or {"port": 1}
         args = (token, timeout_s, say or self.lines.put, lambda _: told)
-        return self._start(gather, self.listener, own, WantedNodes(nnodes, world, **wanted), *args)
+        wanted = WantedNodes(nnodes, world, **wanted)
+        return self._start(gather, self.listener, own, wanted, *args, security=security)
 
-    def join(self, own, token=b"", timeout_s=LONG_S, say=None):
-        return self._start(
-            join, "127.0.0.1", self.port, own, token, timeout_s, say or self.lines.put
-        )
+    def join(self, own, token=b"", timeout_s=LONG_S, say=None, security=PLAIN):
+        args = ("127.0.0.1", self.port, own, token, timeout_s, say or self.lines.put)
+        return self._start(join, *args, security=security)
 
-    def _start(self, function, *args):
-        future = self.pool.submit(function, *args)
+    def _start(self, function, *args, **more):
+        future = self.pool.submit(function, *args, **more)
         future.add_done_callback(self._keep)
         return future
 

@@ -36,6 +36,7 @@ from agent.nodes.run_messages import (
     pack_said,
     unpack_said,
 )
+from agent.nodes.tls import PLAIN
 from agent.spec.job_spec import ClusterSpec
 from agent.supervisor import all_nodes as module
 from agent.supervisor.all_nodes import AllNodes
@@ -166,6 +167,7 @@ class Cluster:
             prepared=SimpleNamespace(spec=spec),
             roster=SimpleNamespace(nodes=facts),
             settings={},
+            security=PLAIN,
         )
         self.all = AllNodes(own, self.others, self.hooks, self.controller, met, self.said.append)
         self.all.attach(loop)

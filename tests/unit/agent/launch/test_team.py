@@ -8,10 +8,10 @@ import uuid
 
 import pytest
 
-from agent.nodes.team import Leader, follow
+from agent.launch.team import Leader, follow
 from agent.spec.job_spec import NotStartedError
 
-FOLLOW = "import sys; from agent.nodes.team import follow; sys.exit(follow(sys.argv[1], 30.0))"
+FOLLOW = "import sys; from agent.launch.team import follow; sys.exit(follow(sys.argv[1], 30.0))"
 
 
 @pytest.fixture
@@ -54,9 +54,7 @@ def test_a_signal_to_all_is_the_first_ones(team, followers):
 
 
 def test_a_first_one_that_is_killed_ends_the_others(team, followers):
-    leads = (
-        "import sys; from agent.nodes.team import Leader; kept = Leader(sys.argv[1], 1); input('.')"
-    )
+    leads = "import sys; from agent.launch.team import Leader; kept = Leader(sys.argv[1], 1); input('.')"
     words = [sys.executable, "-c", leads, team]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as leader:
         assert leader.stdout.read(1) == b"."
@@ -72,7 +70,7 @@ def test_a_first_one_that_is_killed_ends_the_others(team, followers):
 
 
 def test_who_does_not_come_is_not_waited_for_long(team, monkeypatch):
-    monkeypatch.setattr("agent.nodes.team._LAST_ONES_S", 0.01)
+    monkeypatch.setattr("agent.launch.team._LAST_ONES_S", 0.01)
     Leader(team, 5).dismiss(0)
 
 

@@ -1,0 +1,258 @@
+"""Nodes that show each other certificates: who gets in, who does not, and with which words."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import sys
+
+import pytest
+from support.certificates import PASSWORD, PASSWORDS, Authority, authority
+from support.meeting_nodes import LONG_S, node
+
+from agent.nodes.join import RefusedError
+from agent.nodes.link import NodeLink
+from agent.nodes.run_messages import ShownStatus
+from agent.nodes.tls import TlsConfig, security
+from agent.nodes.transfer import MemoryServer, fetch
+from agent.spec.job_spec import UsageError
+
+CIPHERS_OF_MINDSPORE = (
+    "ECDHE-R SA-AES128-GCM-SHA256:ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-RSA-AES256-GCM-SHA384:"
+    "DHE-DSS-AES128-GCM-SHA256:DHE-PSK-CHACHA20-POLY1305:ECDHE-ECDSA-AES256-GCM-SHA384:"
+    "TLS_AES_256_GCM_SHA384"
+)
+
+
+@pytest.fixture
+def job_authority(tmp_path):
+    return authority(tmp_path)
+
+
+def sides(made, said=None, environ=None, **more):
+    """What the controller's node and another one have of one configuration."""
+    config = TlsConfig.read(made.config(**more))
+    say = (said if said is not None else []).append
+    environ = PASSWORDS if environ is None else environ
+    return [security(config, environ, say, is_server=each) for each in (True, False)]
+
+
+def meet(job, server, client, **more):
+    controller = job.gather(nnodes=2, security=server, **more)
+    return controller, job.join(node("mn1"), security=client)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"cipher_list": CIPHERS_OF_MINDSPORE}, {"crl_path": "crl.pem"}],
+    ids=["plain", "seed's ciphers", "revocations"],
+)
+def test_nodes_with_certificates_of_one_authority_meet_and_speak(job, job_authority, more):
+    job_authority.issue("other")
+    job_authority.revoke("other")
+    said = []
+    controller, other = meet(job, *sides(job_authority, said, **more))
+    line, back = controller.result(LONG_S).lines[1], other.result(LONG_S).line
+    assert line.connection.version() in {"TLSv1.2", "TLSv1.3"}
+    assert bool(said) == ("crl_path" in more)  # it has 30 days
+    large = ShownStatus({"text": "x" * (3 << 20)})
+    heard = []
+    loop = asyncio.new_event_loop()
+    one, two = NodeLink(line), NodeLink(back)
+    one.attach(loop, heard.append, heard.append)
+    two.attach(loop, heard.append, heard.append)
+    two.send(large)
+    two.send(ShownStatus({"n": 1}))
+    one.send(ShownStatus({"n": 2}))
+    deadline = loop.time() + LONG_S
+    while len(heard) < 3 and loop.time() < deadline:
+        loop.call_later(0.01, loop.stop)
+        loop.run_forever()
+    assert sorted(heard, key=str) == sorted(
+        [large, ShownStatus({"n": 1}), ShownStatus({"n": 2})], key=str
+    )
+    one.close()
+    while len(heard) < 4 and loop.time() < deadline:
+        loop.call_later(0.01, loop.stop)
+        loop.run_forever()
+    assert heard[3].why == "closed the line"  # which proves that its process has gone
+    two.close()
+    loop.close()
+
+
+def test_pem_files_and_passwords_in_files(job, job_authority, tmp_path):
+    for name in ("server", "client"):
+        job_authority.issue(name, is_pem=True)
+    (tmp_path / "word").write_text(f"{PASSWORD}\n")
+    environ = {
+        f"MSRUN_{side}_PASSWORD_FILE": str(tmp_path / "word") for side in ("SERVER", "CLIENT")
+    }
+    more = {"server_cert_path": "server.pem", "client_cert_path": "client.pem"}
+    controller, other = meet(job, *sides(job_authority, environ=environ, **more))
+    controller.result(LONG_S), other.result(LONG_S)
+
+
+def test_files_in_memory_travel_encrypted(job_authority):
+    server, client = sides(job_authority)
+    file = os.memfd_create("test")
+    os.truncate(file, 5 << 20)
+    os.pwrite(file, b"at the end", (5 << 20) - 10)
+    memory = MemoryServer([file], lambda: None, server)
+    (copy,) = fetch("127.0.0.1", memory.port, memory.key, [5 << 20], "test", client)
+    assert os.pread(copy, 100, (5 << 20) - 10) == b"at the end"
+    with pytest.raises(OSError):
+        fetch("127.0.0.1", memory.port, memory.key, [5 << 20], "test")  # in plain text
+    memory.close()
+    for each in (file, copy):
+        os.close(each)
+
+
+# --- who is not trusted ---------------------------------------------------------------------------
+
+
+def test_a_certificate_of_another_authority_is_refused(job, job_authority, tmp_path):
+    (tmp_path / "other").mkdir()
+    stranger = authority(tmp_path / "other")
+    server, _ = sides(job_authority)
+    _, client = sides(stranger)
+    controller, other = meet(job, server, client, timeout_s=3.0)
+    with pytest.raises(
+        RefusedError, match="shows a certificate that is not accepted here: "
+    ) as why:
+        other.result(LONG_S)
+    assert why.value.exit_code == 2
+    controller.exception(LONG_S)
+
+
+def test_who_is_not_accepted_there_is_told(job, job_authority):
+    job_authority.issue("client2")
+    job_authority.revoke("client2")
+    server, _ = sides(job_authority, crl_path="crl.pem")
+    _, client = sides(job_authority, client_cert_path="client2.p12")
+    controller, other = meet(job, server, client, timeout_s=3.0)
+    with pytest.raises(
+        RefusedError, match="does not accept this node's certificate: certificate revoked"
+    ):
+        other.result(LONG_S)
+    controller.exception(LONG_S)
+
+
+def test_a_node_without_certificates_is_told_what_to_give(job, job_authority):
+    server, _ = sides(job_authority)
+    controller = job.gather(nnodes=2, security=server, timeout_s=3.0)
+    with pytest.raises(RefusedError, match="by certificates: give --tls-config here, too"):
+        job.join(node("mn1")).result(LONG_S)
+    controller.exception(LONG_S)
+
+
+def test_strangers_disturb_nobody(job, job_authority):
+    server, client = sides(job_authority)
+    controller = job.gather(nnodes=2, security=server)
+    job.connect(b"GET / HTTP/1.0\r\n\r\n")
+    job.connect(b"\x16\x03\x01\x00\x05hello")
+    job.connect()
+    other = job.join(node("mn1"), security=client)
+    assert len(controller.result(LONG_S).roster.nodes) == 2
+    other.result(LONG_S)
+
+
+# --- what fails before anything starts ------------------------------------------------------------
+
+
+def nothing(_authority):
+    """The files are as they were made."""
+
+
+@pytest.mark.parametrize(
+    ("make", "more", "why"),
+    [
+        (lambda each: each.issue("server", -1), {}, r"server\.p12 expired on 20.*: renew it"),
+        (nothing, {"crl_path": "none.pem"}, r"none\.pem cannot be read \(No such file"),
+        (
+            lambda each: each.revoke("server"),
+            {"crl_path": "crl.pem"},
+            r"server\.p12 is revoked by ",
+        ),
+        (lambda each: each.revoke(days=-1), {"crl_path": "crl.pem"}, r"crl\.pem expired on 20"),
+        (nothing, {"crl_path": "ca.crt"}, r"ca\.crt is no list of revoked certificates"),
+        (nothing, {"ca_cert_path": "server.p12"}, r"server\.p12 has no certificate"),
+        (lambda each: Authority(each.folder, "x"), {}, r"server\.p12 was not issued by .*ca\.crt"),
+        (nothing, {"cipher_list": "TLS_AES_256_GCM_SHA384:NOPE"}, "none of the ciphers"),
+        (nothing, {"server_cert_path": "ca.crt"}, r"ca\.crt cannot be opened"),
+        (nothing, {"sever_cert_path": ""}, "'sever_cert_path' is none of server_cert_"),
+        (nothing, {"ca_cert_path": ""}, "lacks 'ca_cert_path'"),
+        (nothing, {"crl_path": 3}, "'crl_path' must be a text"),
+        (nothing, {"cert_expire_warning_time_in_day": "x"}, "must be a number of days"),
+    ],
+)
+def test_what_would_fail_later_is_one_sentence_at_once(job_authority, make, more, why):
+    make(job_authority)
+    with pytest.raises(UsageError, match=why):
+        sides(job_authority, **more)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", None])
+def test_what_is_no_configuration_is_refused(tmp_path, content):
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match="--tls-config "):
+        TlsConfig.read(path)
+
+
+@pytest.mark.parametrize("word", ["", "no-such-word"])
+def test_a_wrong_password_is_said_and_not_shown(job_authority, word):
+    with pytest.raises(UsageError, match=r"cannot be opened .*MSRUN_SERVER_PASSWORD") as raised:
+        sides(job_authority, environ={"MSRUN_SERVER_PASSWORD": word})
+    assert not word or word not in str(raised.value)
+
+
+def test_what_expires_soon_is_said(job_authority):
+    job_authority.issue("client", 50)
+    said = []
+    sides(job_authority, said)
+    (sentence,) = said
+    assert "client.p12 expires in 49 days" in sentence
+    said.clear()
+    sides(job_authority, said, cert_expire_warning_time_in_day=10)
+    assert said == []
+
+
+def test_without_the_package_one_sentence_says_what_to_install(job_authority, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography.x509", None)
+    with pytest.raises(UsageError, match=r"pip install 'msrun\[tls\]'"):
+        sides(job_authority)
+
+
+def test_no_key_is_left_in_a_file(job_authority, tmp_path):
+    job_authority.config()
+    before = sorted(tmp_path.iterdir())
+    descriptors = len(os.listdir("/proc/self/fd"))
+    sides(job_authority)
+    assert sorted(tmp_path.iterdir()) == before
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_connection_that_is_not_ready_blocks_as_a_plain_one_does(job_authority):
+    server, client = sides(job_authority)
+    one, two = socket.socketpair()
+    wrapped = server.accepted(one)
+    wrapped.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        wrapped.recv(10)
+    with pytest.raises(BlockingIOError):
+        wrapped.send(b"x")
+    two.close()
+    assert wrapped.recv(10) == b""
+    wrapped.close()
+    assert isinstance(client._context, ssl.SSLContext)
+
+
+def test_a_token_counts_beside_certificates(job, job_authority):
+    server, client = sides(job_authority)
+    controller = job.gather(nnodes=2, token=b"a", security=server, timeout_s=3.0)
+    with pytest.raises(RefusedError, match="token"):
+        job.join(node("mn1"), b"b", security=client).result(LONG_S)
+    controller.exception(LONG_S)
