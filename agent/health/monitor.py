@@ -1,8 +1,8 @@
 """Watches for ranks that make no progress, and for slow ones: the effects of hang and straggler.
 
 The status pages are read, which costs no message and no system call; a process is looked at only
-once its page does not change. The timer runs while the job does, from the first commits on, once
-every rank has registered.
+once its page does not change. Other nodes tell of theirs, see ``agent.hooks.rank_processes``. The
+timer runs while the job does, from the first commits on, once every rank has registered.
 """
 
 from __future__ import annotations
@@ -33,6 +33,13 @@ SHORTEST_S, LONGEST_S = 0.25, 5.0  # between two looks
 LOOKS = 4  # within the shortest limit
 LATE_S = 0.5  # a look that is so late says nothing about the ranks: the machine was late
 ANSWER_S, NODES_ANSWER_S = 1.0, 3.0  # from other nodes, too
+MOST_SILENT = 16  # of those that are asked, until the deadline: each answer costs a look at these
+OTHERS_S = 4.0  # longer than what another node told counts
+UNHEARD_S = 30.0
+UNHEARD = (
+    "the msrun of a node says nothing, though its machine is well: until it does, no rank that "
+    "hangs is noticed"
+)
 CANNOT_ANSWER = frozenset({STOPPED, *DEAD})
 
 PAUSED = (
@@ -95,7 +102,10 @@ class HealthMonitor:
         self._answers: dict[int, Inspection] | None = None  # while there is one
         self._asked: dict[int, int] = {}  # rank -> attempt
         self._deadline: Timer | None = None
-        self._asked_s = self._answers_due_s = 0.0
+        self._answers_due_s = 0.0
+        self._pending: set[int] = set()  # of those that were asked
+        self._others_since_s: float | None = None  # all that train are stopped, and others run
+        self._unheard_since_s: float | None = None  # a node says nothing
 
     def watch(self, state: JobState, ranks: Collection[int], *, are_all: bool) -> None:
         """The job is in this state, these ranks train; ``are_all``: none has exited already."""
@@ -124,6 +134,7 @@ class HealthMonitor:
             held = AT_PROMPT if message.is_at_prompt else ""
             answer = Inspection(message.is_in_collective, message.text, held)
             self._answers[message.rank] = answer
+            self._pending.discard(message.rank)
             self._judge_if_all_answered()
 
     def forget(self) -> None:
@@ -170,17 +181,19 @@ class HealthMonitor:
         self._set_timer()
         if not self._processes.are_known(self._ranks):  # a node's line may be cut
             self._detector.start_anew(now_s)
+            self._note_unheard(now_s)
             return
+        self._unheard_since_s = None
         seen = self._seen()
         if self._answers is not None:
             self._note(seen, now_s)
             return
-        left = {"have_left": not self._are_all, "others_run": self._do_others_run(seen)}
-        cases = self._detector.look(seen, now_s, **left)
-        if self._detector.is_paused and not self._was_paused:
+        cases = self._detector.look(seen, now_s, **self._left(seen, now_s))
+        is_paused = self._detector.is_paused and self._others_since_s is None
+        if is_paused and not self._was_paused:
             self._journal.event("JobPaused", ranks=sorted(self._ranks), reason=PAUSED)
             self._services.say(PAUSED)
-        self._was_paused = self._detector.is_paused
+        self._was_paused = is_paused
         self._end_standstill(now_s)
         if cases:
             self._inspect(cases)
@@ -197,21 +210,43 @@ class HealthMonitor:
         return found
 
     def _note(self, seen: Sequence[Observation], now_s: float) -> None:
-        left = {"have_left": not self._are_all, "others_run": self._do_others_run(seen)}
-        self._detector.note(seen, now_s, **left)
+        self._detector.note(seen, now_s, **self._left(seen, now_s))
+
+    def _left(self, seen: Sequence[Observation], now_s: float) -> dict[str, bool]:
+        """What ranks do that do not train any more."""
+        if not self._do_others_run(seen):
+            self._others_since_s = None
+        elif self._others_since_s is None:
+            self._others_since_s = now_s
+        since_s = self._others_since_s
+        # a person stops one after the other, and other nodes tell of theirs a little later
+        others_run = since_s is not None and now_s - since_s >= OTHERS_S
+        return {"have_left": not self._are_all, "others_run": others_run}
 
     def _do_others_run(self, seen: Sequence[Observation]) -> bool:
         """Whether every rank that trains is stopped, but one on its way out is not."""
         if self._are_all or not all(each.state == STOPPED for each in seen):
             return False
         others = self._pages.all().keys() - self._ranks
-        return any(self._processes.use(rank)[0] not in CANNOT_ANSWER for rank in others)
+        return any(
+            self._processes.are_known((rank,)) and self._processes.use(rank)[0] not in CANNOT_ANSWER
+            for rank in others
+        )
+
+    def _note_unheard(self, now_s: float) -> None:
+        """Say once that nobody is watched, if it lasts: the kernel of such a node is well."""
+        if self._unheard_since_s is None:
+            self._unheard_since_s = now_s
+        elif now_s - self._unheard_since_s >= UNHEARD_S:
+            self._unheard_since_s = float("inf")
+            self._services.say(UNHEARD)
 
     def _inspect(self, cases: list[StallKind]) -> None:
         self._inspection += 1
         self._answers = {}
         attempts = {rank: page.attempt for rank, page in self._pages.all().items()}
         self._asked = {rank: attempts[rank] for rank in sorted(self._ranks) if rank in attempts}
+        self._pending = set(self._asked)
         self._journal.event(
             "HangSuspected",
             ranks=[case.rank for case in cases],
@@ -219,8 +254,7 @@ class HealthMonitor:
             reason="; ".join(f"rank {case.rank} {case.words}" for case in cases),
         )
         answer_s = ANSWER_S if self._processes.are_here(self._asked) else NODES_ANSWER_S
-        self._asked_s = self._loop.time()
-        self._answers_due_s = self._asked_s + answer_s
+        self._answers_due_s = self._loop.time() + answer_s
         self._deadline = self._loop.call_at(self._answers_due_s, self._judge)
         for rank in self._asked:
             self._links.send(rank, protocol.Inspect(self._inspection))
@@ -228,10 +262,11 @@ class HealthMonitor:
 
     def _judge_if_all_answered(self) -> None:
         """All but those that cannot answer. What was known of other nodes before may be old."""
-        if self._answers is None or not self._processes.are_known(self._asked, self._asked_s):
+        if self._answers is None or len(self._pending) > MOST_SILENT:
+            return  # the deadline judges
+        if not all(self._processes.use(rank)[0] in CANNOT_ANSWER for rank in self._pending):
             return
-        silent = self._asked.keys() - self._answers.keys()
-        if all(self._processes.use(rank)[0] in CANNOT_ANSWER for rank in silent):
+        if self._processes.are_known(self._asked, self._inspection):
             self._judge()
 
     def _judge(self) -> None:
@@ -241,7 +276,7 @@ class HealthMonitor:
         answers, self._answers = self._answers or {}, None
         now_s, silent = self._loop.time(), self._asked.keys() - answers.keys()
         is_late = now_s - self._answers_due_s > LATE_S  # perhaps the ranks could not run, either
-        is_late = is_late or not self._processes.are_known(self._asked, self._asked_s)
+        is_late = is_late or not self._processes.are_known(self._asked, self._inspection)
         if is_late:
             self._detector.start_anew(now_s)
         frozen = [rank for rank in silent if self._processes.is_frozen(rank)]

@@ -35,7 +35,7 @@ class StoppedRanks:
         processes: RankProcesses,
         worker: Callable[[int], Worker],
         has_finished: Callable[[int], bool],
-        wake: Callable[[int, str], None],
+        wake: Callable[[int], None],
         services: Services,
     ) -> None:
         """Watch nothing yet.
@@ -45,7 +45,7 @@ class StoppedRanks:
             processes: theirs.
             worker: a rank's, in the present attempt.
             has_finished: whether a rank may exit, because its training is over.
-            wake: sends SIGCONT to a rank, for a reason.
+            wake: sends SIGCONT to a rank.
             services: of the agent.
         """
         self._ranks = tuple(ranks)
@@ -112,7 +112,7 @@ class StoppedRanks:
         why = f"rank {worker.rank} is stopped by a signal on its way out: msrun sends it SIGCONT"
         self._services.journal.event("ExitContinued", rank=worker.rank, reason=why)
         self._services.say(why)
-        self._wake(worker.rank, why)
+        self._wake(worker.rank)
 
     def _note_exiting(self, exiting: Sequence[int]) -> None:
         self._exiting = {rank: self._exiting.get(rank, 0) + 1 for rank in exiting}
@@ -120,7 +120,8 @@ class StoppedRanks:
         if slow and not self._is_slow_exit_said:
             self._is_slow_exit_said = True
             ago, pid = f"{LONG_LOOKS * LOOK_S:.0f} s ago", self._worker(slow[0]).pid
+            where = "" if self._processes.are_here(slow[:1]) else " on its node"
             self._services.say(
                 f"{listed(slow)} finished training {ago}, but still exists: `py-spy dump --pid "
-                f"{pid}` shows what its exit waits for"
+                f"{pid}`{where} shows what its exit waits for"
             )

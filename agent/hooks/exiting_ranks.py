@@ -136,6 +136,7 @@ class ExitingRanks:
             return
         used_s = self._used()
         is_idle = used_s - self._used_s < AT_WORK * LOOK_S
+        is_idle = is_idle and self._processes.are_known(self._training)
         self._idle_s = self._idle_s + LOOK_S if is_idle else 0.0
         self._used_s = used_s
         whom, others = ranged(finished), ranged(self._training)

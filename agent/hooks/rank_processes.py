@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from agent.hooks.rank_links import Loop
 from agent.machine.process_use import ProcessNews, process_use
@@ -10,6 +11,14 @@ from worker_hooks.machine.cgroup import is_frozen
 
 STALE_S = 3.0  # what a node told so long ago says nothing about its ranks now
 GONE = "X"  # as the kernel calls it, more or less
+
+
+class _Told(NamedTuple):
+    """What another node has said of a process."""
+
+    at_s: float
+    inspection: int  # the newest one that it had heard of when it looked
+    news: ProcessNews
 
 
 class RankProcesses:
@@ -24,7 +33,7 @@ class RankProcesses:
         """
         self._here = frozenset(here)
         self._pid = pid
-        self._told: dict[int, tuple[float, ProcessNews]] = {}
+        self._told: dict[int, _Told] = {}
 
     def attach(self, loop: Loop) -> None:
         """``loop``: has the time."""
@@ -40,32 +49,37 @@ class RankProcesses:
         if rank in self._here:
             pid = self._pid(rank) or pid
             return process_use(pid) if pid else (GONE, 0.0)
-        _, news = self._told.get(rank, (0.0, None))
-        return (GONE, 0.0) if news is None else (news.state, news.cpu_s)
+        told = self._told.get(rank)
+        return (GONE, 0.0) if told is None else (told.news.state, told.news.cpu_s)
 
     def is_frozen(self, rank: int) -> bool:
         """Whether a control group keeps a rank from running."""
         if rank in self._here:
             return is_frozen(self._pid(rank))
-        return rank in self._told and self._told[rank][1].is_frozen
+        return rank in self._told and self._told[rank].news.is_frozen
 
     def are_here(self, ranks: Iterable[int]) -> bool:
         """Whether all of these ranks run on this node."""
         return self._here.issuperset(ranks)
 
-    def are_known(self, ranks: Iterable[int], since_s: float | None = None) -> bool:
-        """Whether the nodes of these ranks have told of them lately, or since this time."""
+    def are_known(self, ranks: Iterable[int], inspection: int = 0) -> bool:
+        """Whether the nodes of these ranks have told of them lately.
+
+        Args:
+            ranks: of any node.
+            inspection: they must have looked after they were asked for this one.
+        """
         elsewhere = [rank for rank in ranks if rank not in self._here]
         if not elsewhere:
             return True
-        if since_s is None:
-            since_s = self._loop.time() - STALE_S
-        return all(rank in self._told and self._told[rank][0] >= since_s for rank in elsewhere)
+        since_s = self._loop.time() - STALE_S
+        told = [self._told.get(rank) for rank in elsewhere]
+        return all(each and each.at_s >= since_s and each.inspection >= inspection for each in told)
 
-    def tell(self, news: Mapping[int, ProcessNews]) -> None:
-        """Take what another node says of its ranks' processes."""
+    def tell(self, news: Mapping[int, ProcessNews], inspection: int) -> None:
+        """Take what another node says of its ranks' processes, and since when it looked."""
         now_s = self._loop.time()
-        self._told.update({rank: (now_s, each) for rank, each in news.items()})
+        self._told.update({rank: _Told(now_s, inspection, each) for rank, each in news.items()})
 
     def forget(self, ranks: Iterable[int]) -> None:
         """The processes of these ranks are gone."""

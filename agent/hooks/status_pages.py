@@ -11,12 +11,42 @@ import fcntl
 import os
 from collections.abc import Iterable, Mapping
 from time import monotonic_ns
+from typing import NamedTuple
 from weakref import finalize
 
 from worker_hooks.contract.status_page import Heartbeat, Pace, Page
 from worker_hooks.storage.private_records import UNSOUND
 
 STEADY_NS = 20_000_000  # what would move a heartbeat by less is no news
+_WINDOW_NS = 60_000_000_000
+
+
+class _Clock(NamedTuple):
+    """How far another node's clock is behind this one: what messages need is in it, so the least.
+
+    Of the last minute or two, as a clock may stand while its virtual machine does.
+    """
+
+    behind_ns: int  # as it is used
+    least_ns: int  # since ``since_ns``
+    before_ns: int  # the least of the time before that
+    since_ns: int
+
+    @staticmethod
+    def first(now_ns: int) -> _Clock:
+        """As of the first message."""
+        here = monotonic_ns()
+        return _Clock(here - now_ns, here - now_ns, here - now_ns, here)
+
+    def heard(self, now_ns: int) -> _Clock:
+        """As of another message."""
+        here = monotonic_ns()
+        behind, clock = here - now_ns, self
+        if here - self.since_ns > _WINDOW_NS:
+            clock = _Clock(self.behind_ns, behind, self.least_ns, here)
+        clock = clock._replace(least_ns=min(clock.least_ns, behind))
+        best = min(clock.least_ns, clock.before_ns)
+        return clock if abs(best - clock.behind_ns) <= STEADY_NS else clock._replace(behind_ns=best)
 
 
 def copied(page: bytes) -> int:
@@ -44,7 +74,7 @@ class StatusPages:
         self._files: dict[int, int] = {}  # the descriptors of the pages: open as long as they are
         self._known: dict[int, dict[int, int]] = {}  # rank -> slot -> record, as of the last news
         self._unshared: set[int] = set()  # ranks whose page is newer than what peers have
-        self._behind_ns: dict[int, int] = {}  # ranks of other nodes -> their clock, behind this one
+        self._clocks: dict[int, _Clock] = {}  # of ranks of other nodes
 
     def keep(self, rank: int, attempt: int, fd: int, *, is_copy: bool = False) -> None:
         """Map a rank's page; ``fd`` is kept, or closed.
@@ -81,10 +111,8 @@ class StatusPages:
 
     def _set_clock(self, rank: int, now_ns: int) -> None:
         """It was ``now_ns`` or later by the clock of a rank's node when this was sent."""
-        behind = monotonic_ns() - now_ns  # and the time that the message took
-        known = self._behind_ns.get(rank)
-        if known is None or behind < known - STEADY_NS:
-            self._behind_ns[rank] = behind
+        clock = self._clocks.get(rank)
+        self._clocks[rank] = _Clock.first(now_ns) if clock is None else clock.heard(now_ns)
 
     def content(self, rank: int) -> bytes:
         """The bytes of a rank's page; empty: it has none."""
@@ -155,7 +183,7 @@ class StatusPages:
             with contextlib.suppress(*UNSOUND):
                 page = self._pages.get(rank)
                 if page is not None and (commit := page.newest_commit()) is not None:
-                    found.append((commit[0], commit[1] + self._behind_ns.get(rank, 0)))
+                    found.append(commit)
         return found
 
     def position(self, ranks: Iterable[int], step: int) -> tuple[int, int] | None:
@@ -174,8 +202,8 @@ class StatusPages:
             if (page := self._pages.get(rank)) is not None:
                 with contextlib.suppress(*UNSOUND):
                     beat = page.heartbeat()
-                    if behind := self._behind_ns.get(rank):
-                        beat = beat._replace(at_ns=beat.at_ns + behind)
+                    if clock := self._clocks.get(rank):
+                        beat = beat._replace(at_ns=beat.at_ns + clock.behind_ns)
                     found[rank] = beat
         return found
 
@@ -195,11 +223,11 @@ class StatusPages:
     def drop(self, rank: int) -> None:
         """Forget the page of a rank that is gone for good."""
         self._pages.pop(rank, None)
-        self._behind_ns.pop(rank, None)
+        self._clocks.pop(rank, None)
         self._unshared.discard(rank)
 
     def clear(self) -> None:
         """Forget them: their attempt is over."""
         self._pages.clear()
-        self._behind_ns.clear()
+        self._clocks.clear()
         self._unshared.clear()

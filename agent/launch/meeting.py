@@ -6,6 +6,7 @@ node's rank, or else from whose address the meeting point has.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from agent.nodes.line import Line
 from agent.nodes.roster import OwnNode, Roster, WantedNodes
 from agent.nodes.tls import PLAIN, Security, TlsConfig, security
 from agent.spec.job_spec import ClusterSpec, JobSpec, NotStartedError, UsageError
+from agent.text.wording import other_world
 from agent.workers.master_port import is_loopback, is_of_this_host, listen, listen_for_nodes
 from worker_hooks.storage import manifest
 
@@ -153,6 +155,11 @@ def _gather(
         met = spec._replace(nodes=nodes, node_rank=0)
         prepared.append(prepare(met, environ, listen_for_nodes(spec.master_addr, 0)))
         dump = met.dump
+        if dump.resume is not None and cluster.world is None:  # else it was said before
+            with contextlib.suppress(ValueError):  # it was read a moment ago
+                saved = manifest.read(dump.resume).world_size
+                if saved != met.world_size:
+                    say(other_world(saved, met.world_size))
         told.update(
             {
                 "job_id": spec.record_id,

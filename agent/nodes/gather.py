@@ -124,9 +124,10 @@ class _Door:
             now = time.monotonic()
             enough_at = (enough_at or now) if self._gathering.is_enough else None
             due = end if enough_at is None else min(end, enough_at + self._last_call_s)
-            if self._gathering.is_complete or (enough_at is not None and now >= due):
+            is_over = enough_at is not None and now >= due
+            if self._gathering.is_complete or is_over:
                 self._turn(0.0)  # has one of them gone meanwhile?
-                if self._gathering.is_complete or self._gathering.is_enough:
+                if self._gathering.is_complete or (is_over and self._gathering.is_enough):
                     return
                 continue
             if now >= due:

@@ -2,7 +2,7 @@
 
 To the controller's node: Fact, FromRank, PageSeen, PageNews, RankUnlinked,
 FolderMarked, Beats, SweptNode, MemoryTaken.
-To the others: JobKnown, Order, ToRank, TakeMemory, ShownStatus, Ended.
+To the others: JobKnown, Order, ToRank, Wake, TakeMemory, ShownStatus, Ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PageSeen(NamedTuple):
 
 
 class PageNews(NamedTuple):
-    """What a rank has written to its status page: the newest records."""
+    """What a rank has written to its status page since the last time."""
 
     rank: int
     attempt: int
@@ -64,6 +64,7 @@ class Beats(NamedTuple):
     now_ns: int  # by the node's monotonic clock, of which the times of heartbeats are
     beats: dict[str, str]  # rank -> its heartbeat, base64; those that changed
     processes: dict[str, ProcessNews]  # by rank; all that live
+    inspection: int  # the newest one that its ranks were asked for before this was looked at
 
 
 class SweptNode(NamedTuple):
@@ -93,6 +94,12 @@ class ToRank(NamedTuple):
 
     rank: int
     message: dict[str, object]  # as :func:`pack_said`
+
+
+class Wake(NamedTuple):
+    """Send SIGCONT to a rank."""
+
+    rank: int
 
 
 class TakeMemory(NamedTuple):
@@ -128,7 +135,7 @@ class Ended(NamedTuple):
 # fmt: off
 RunMessage = (
     Fact | FromRank | PageSeen | PageNews | RankUnlinked | FolderMarked | Beats | SweptNode
-    | MemoryTaken | JobKnown | Order | ToRank | TakeMemory | ShownStatus | Ended
+    | MemoryTaken | JobKnown | Order | ToRank | Wake | TakeMemory | ShownStatus | Ended
 )
 # fmt: on
 

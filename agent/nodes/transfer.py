@@ -100,7 +100,10 @@ class MemoryServer:
             for file in files:
                 size, at = os.fstat(file.fileno()).st_size, 0
                 while at < size:
-                    at += connection.sendfile(file, at, min(_PIECE, size - at))
+                    sent = connection.sendfile(file, at, min(_PIECE, size - at))
+                    if not sent:
+                        return  # it was cut short: the other end sees that not all has come
+                    at += sent
                     self._progress()
             connection.shutdown(socket.SHUT_WR)
             connection.recv(1)  # until the other end has all of it, and closes

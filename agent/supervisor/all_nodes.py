@@ -284,13 +284,14 @@ class AllNodes:
         if join.run_id != wanted:
             return Refused(f"the job here is {wanted!r}, not {join.run_id!r}", WRONG)
         fitting = [rank for rank in self._vacant if self._facts[rank].nproc == join.nproc]
-        if join.node_rank >= 0:
+        cluster = spec.cluster
+        # a job that has begun with fewer nodes has numbered them anew
+        has_room = cluster is not None and bool(cluster.least) and spec.nnodes < cluster.nnodes
+        if join.node_rank >= 0 and not has_room:
             fitting = [rank for rank in fitting if rank == join.node_rank]
         if not self._wait_s:
             return NONE_AWAITED
         if not fitting:
-            cluster = spec.cluster
-            has_room = cluster is not None and bool(cluster.least) and spec.nnodes < cluster.nnodes
             return self._spared(join) if join.is_spare or has_room else FULL
         rank = min(fitting)
         self._facts[rank] = NodeFacts(rank, join.host, address, join.nproc, join.pid, join.torch)
@@ -381,13 +382,13 @@ class AllNodes:
         """If this msrun dies, a rank of this node gets its time to save."""
         self._own.protect(pid)
 
-    def wake(self, rank: int, why: str) -> None:
+    def wake(self, rank: int) -> None:
         """Send SIGCONT to a rank."""
         node = self._node_of.get(rank)
         if node is None:
-            self._own.wake(rank, why)
+            self._own.wake(rank)
         else:
-            node.wake(rank, why)
+            node.wake(rank)
 
     def watch(self, path: str) -> None:
         """A graceful exit may be asked for in this file."""

@@ -41,7 +41,7 @@ def guarding(
     processes: RankProcesses,
     worker: Callable[[int], Worker],
     has_finished: Callable[[int], bool],
-    wake: Callable[[int, str], None],
+    wake: Callable[[int], None],
     kept: KeptRecord,
     services: Services,
 ) -> Guarding:
@@ -55,7 +55,7 @@ def guarding(
         processes: the ranks'.
         worker: a rank's, in the present attempt.
         has_finished: whether a rank may exit, because its training is over.
-        wake: sends SIGCONT to a rank, for a reason.
+        wake: sends SIGCONT to a rank.
         kept: remembers where the run saves, and what it began from; does file work.
         services: shared by all.
     """

@@ -76,7 +76,7 @@ class AgentPort(Protocol):
     def watch(self, path: str) -> None:
         """A graceful exit may be asked for in this file."""
 
-    def wake(self, rank: int, why: str) -> None:
+    def wake(self, rank: int) -> None:
         """Send SIGCONT to a rank."""
 
 
@@ -340,12 +340,9 @@ class HooksBridge:
     def hear_relayed(self, message: Said, page: bytes) -> None:
         """Take in what a rank of another node has said, and its status page, if it sent that."""
         if page:
-            fd = copied(page)
-            if isinstance(message, protocol.Registered):
-                self._links.hear_relayed(message, [fd])
-                return
-            self._mirror(message.rank, message.attempt, fd)
-        self._links.hear_relayed(message, [])
+            self._links.hear_relayed(message, [copied(page)])
+        else:
+            self._links.hear_relayed(message, [])
 
     def mirror(self, rank: int, attempt: int, page: bytes) -> None:
         """Take a rank's status page as it was on its node."""
@@ -366,7 +363,11 @@ class HooksBridge:
         self._pages.mirror_news(rank, attempt, pieces)
 
     def mirror_beats(
-        self, now_ns: int, beats: Mapping[int, bytes], processes: Mapping[int, ProcessNews]
+        self,
+        now_ns: int,
+        beats: Mapping[int, bytes],
+        processes: Mapping[int, ProcessNews],
+        inspection: int,
     ) -> None:
         """Take how far the ranks of another node are at ``now_ns`` of its clock.
 
@@ -374,9 +375,10 @@ class HooksBridge:
             now_ns: monotonic.
             beats: those heartbeats that have changed.
             processes: those of all its ranks that live.
+            inspection: the newest one that had come there.
         """
         self._pages.mirror_beats(now_ns, beats)
-        self._processes.tell(processes)
+        self._processes.tell(processes, inspection)
 
     def folder_marked(
         self, message: FolderMarked, node: str, looks: int = shared_folders.LOOKS

@@ -1,7 +1,8 @@
 """The hooks of the ranks of one node, where the controller is on another one.
 
 What ranks say is handed on to the controller's node, and what that answers to them. Status pages
-stay here; their content goes along with what a rank says of it, and when a rank has ended.
+stay here; what is new on them is told before what a rank says of it, when it has ended, and now and
+then.
 """
 
 from __future__ import annotations
@@ -180,8 +181,10 @@ class HooksRelay:
         beats = self._pages.raw_beats()
         moved = {rank: beat for rank, beat in beats.items() if self._told.get(rank) != beat}
         self._told = beats
-        for rank in moved:
-            self._show(rank)
+        for rank in beats:
+            # a device writes whenever it comes to it
+            if rank in moved or self._pages.has_device_areas(rank):
+                self._show(rank)
         alive = [each for each in self._agent.workers() if each.pid and each.exit_code is None]
         if not (beats or alive):
             return
@@ -190,6 +193,7 @@ class HooksRelay:
                 monotonic_ns(),
                 {str(rank): b64encode(beat).decode() for rank, beat in moved.items()},
                 {str(w.rank): ProcessNews.of(self._links.pid(w.rank) or w.pid) for w in alive},
+                self._inspection,
             )
         )
 
@@ -276,6 +280,7 @@ class HooksRelay:
             if len(fds) != 1:
                 raise ValueError(f"rank {message.rank} sent {len(fds)} pages")  # noqa: TRY301
             self._pages.keep(message.rank, message.attempt, fds.pop())
+            self._large.discard(message.rank)
         except (ValueError, OSError) as error:
             for fd in fds:
                 os.close(fd)

@@ -22,6 +22,7 @@ from agent.nodes.run_messages import (
     SweptNode,
     TakeMemory,
     ToRank,
+    Wake,
     unpack_said,
 )
 from agent.nodes.tls import PLAIN, Security
@@ -120,6 +121,8 @@ class RemoteController:
                 self._node.decided(self.view, Holders())
             case Order():
                 self._obey(unpack_action(message.action), message.port)
+            case Wake():
+                self._node.wake(message.rank)
             case TakeMemory():
                 self._memory.take(message)
             case ToRank():

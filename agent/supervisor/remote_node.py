@@ -35,6 +35,7 @@ from agent.nodes.run_messages import (
     SweptNode,
     TakeMemory,
     ToRank,
+    Wake,
     pack_said,
     unpack_said,
 )
@@ -201,9 +202,9 @@ class RemoteNode:
         else:
             self._link.send(order)
 
-    def wake(self, rank: int, why: str) -> None:
+    def wake(self, rank: int) -> None:
         """Order that SIGCONT is sent to a rank."""
-        self._link.send(Order(pack_action(do.SignalRanks((rank,), signal.SIGCONT, why))))
+        self._link.send(Wake(rank))
 
     def take_memory(self, order: TakeMemory) -> None:
         """Order it to fetch a checkpoint in memory."""
@@ -299,7 +300,7 @@ class RemoteNode:
             case Beats():
                 beats = {int(rank): b64decode(beat) for rank, beat in message.beats.items()}
                 processes = {int(rank): each for rank, each in message.processes.items()}
-                self._hooks.mirror_beats(message.now_ns, beats, processes)
+                self._hooks.mirror_beats(message.now_ns, beats, processes, message.inspection)
             case SweptNode():
                 self._on_swept(message)
             case MemoryTaken():

@@ -189,7 +189,7 @@ class Supervisor:
         """A rank of the present attempt."""
         return self._workers[rank]
 
-    def wake(self, rank: int, why: str) -> None:  # noqa: ARG002  another node is told why
+    def wake(self, rank: int) -> None:
         """Send SIGCONT to a rank and what it has started."""
         processes.signal_group(self._workers[rank].pid, signal.SIGCONT)
 

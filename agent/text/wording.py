@@ -27,6 +27,14 @@ def signal_name(signum: int) -> str:
     return known_signal(signum) or f"signal {signum}"
 
 
+def other_world(saved: int, now: int) -> str:
+    """The sentence for a resume with another number of ranks."""
+    return (
+        f"{saved} ranks saved it, now there are {now}: training continues, but not bit for bit "
+        "as it would have"
+    )
+
+
 def listed(ranks: Collection[int]) -> str:
     """``rank 3``, ``ranks 0, 2``; a long list is cut."""
     more = ", ..." if len(ranks) > LISTED else ""

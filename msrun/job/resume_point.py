@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.spec.job_spec import DumpSpec, UsageError
-from agent.text.wording import listed
+from agent.text.wording import listed, other_world
 
 if TYPE_CHECKING:
     from worker_hooks.storage.find import FoundCheckpoint, SearchResult
@@ -61,10 +61,7 @@ def resume_origin(
         if ranks:
             say(f"the random numbers, buffers and data position of {listed(ranks)} {what}")
     if world_size not in {None, manifest.world_size}:
-        say(
-            f"{manifest.world_size} ranks saved it, now there are {world_size}: training "
-            "continues, but not bit for bit as it would have"
-        )
+        say(other_world(manifest.world_size, world_size))
     before = dict.fromkeys((*lineage[:1], *past(manifest, lineage[1:])))
     return dump._replace(resume=path.absolute(), resume_step=manifest.step, lineage=tuple(before))
 

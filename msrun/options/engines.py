@@ -76,16 +76,25 @@ def engine(environ: Mapping[str, str], settings: Settings) -> Engine | None:
 def _is_alone(settings: Settings, found: Engine) -> bool:
     """Whether another number of nodes is asked for: then each task is a job of its own."""
     wanted = _wanted(settings)
-    return wanted is not None and not 1 < wanted <= found.nnodes
+    return wanted is not None and (wanted.most <= 1 or wanted.least > found.nnodes)
 
 
-def _wanted(settings: Settings) -> int | None:
-    """The largest number of nodes that is given; ``None``: none, 0: it is no number."""
+class _Range(NamedTuple):
+    """How many nodes are asked for; 0: what is given is no number."""
+
+    least: int
+    most: int
+
+
+def _wanted(settings: Settings) -> _Range | None:
+    """The nodes that are asked for; ``None``: nobody says."""
     if "nnodes" not in settings.given:
         return None
     low, _, high = settings.given["nnodes"].text.partition(":")
-    most = high or low
-    return int(most) if low.isdecimal() and most.isdecimal() else 0
+    high = high or low
+    if not (low.isdecimal() and high.isdecimal()):
+        return _Range(0, 0)
+    return _Range(int(low), int(high))
 
 
 def _filled(found: Engine, settings: Settings) -> Engine:
@@ -99,7 +108,8 @@ def _filled(found: Engine, settings: Settings) -> Engine:
         hidden |= set(_SIZES)
     if found.team and "nnodes" in hidden:  # then nodes are numbered from 0 without a gap
         hidden.add("node_rank")
-    wanted, place = _wanted(settings), found.given.get("node_rank")
+    asked, place = _wanted(settings), found.given.get("node_rank")
+    wanted = 0 if asked is None else asked.most
     spares = {}
     if "spare_node" in settings.given:
         hidden.add("node_rank")
@@ -231,15 +241,14 @@ def _place(environ: Mapping[str, str], space: str, *, is_first: bool) -> dict[st
 
 def _kubernetes(environ: Mapping[str, str], settings: Settings) -> Engine | None:
     """A pod of an indexed Job, where options say how many nodes there are; an old PyTorchJob's."""
-    if "nnodes" in settings.given:
-        nodes = settings.given["nnodes"].text
-        if not nodes.isdecimal() or int(nodes) == 1:
+    if (asked := _wanted(settings)) is not None:
+        if asked.most <= 1:
             return None
         index = _numbers(environ, ("JOB_COMPLETION_INDEX",))
         if index is None:
             return None
         given = _settings(environ, {"node_rank": "JOB_COMPLETION_INDEX"})
-        return Engine("Kubernetes' Job", max(int(nodes), index[0] + 1), given)
+        return Engine("Kubernetes' Job", max(asked.most, index[0] + 1), given)
     named = {"nnodes": "WORLD_SIZE", "node_rank": "RANK", "master_addr": "MASTER_ADDR"}
     given = _settings(environ, named | {"master_port": "MASTER_PORT"})
     numbers = _numbers(environ, ("WORLD_SIZE", "RANK"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import pytest
 from support.engine_jobs import (
@@ -31,7 +32,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPytho
 def batch(slurm: Slurm, *words: object, options: tuple[str, ...] = ()) -> int:
     """A batch script of two nodes that runs msrun by srun; the job's number."""
     script = slurm.cluster.folder / "job.sh"
-    line = " ".join(map(str, ("exec srun", *ONE_A_NODE, *MSRUN, *words)))
+    line = "exec " + shlex.join(map(str, ("srun", *ONE_A_NODE, *MSRUN, *words)))
     script.write_text(f"#!/bin/sh\n{line}\n")
     said = slurm.say("sbatch", "-N2", "--output=job.out", "--open-mode=append", *options, script)
     return int(said.split()[-1])
@@ -59,7 +60,7 @@ def test_options_that_are_typed_count(four_nodes: Slurm) -> None:
 
 
 def test_each_task_by_itself(four_nodes: Slurm) -> None:
-    script = f'exec "$@" --nnodes=1 --log_dir=logs-$SLURM_PROCID {PLACE}'
+    script = f'exec "$@" --nnodes=1 --log_dir=logs-$SLURM_PROCID {shlex.quote(str(PLACE))}'
     job = four_nodes.run("srun", "-n4", "-N2", "sh", "-c", script, "sh", *MSRUN)
     assert job.wait(DEADLINE_S) == 0, job.errors()
     for task in range(4):

@@ -245,11 +245,13 @@ class Page:
                 pace; written to.
         """
         found = [(_BEAT_AT, self._map[_BEAT_AT : _BEAT_AT + _BEAT.size])]
-        told = known.get(_PACES_SLOT, 0)
-        for pace in self.paces():
-            if pace.step > told:
-                found.append((_PACES_AT + pace.step % PACES * _PACE.size, _PACE.pack(*pace)))
-                known[_PACES_SLOT] = pace.step
+        (newest,) = _END.unpack_from(found[0][1])
+        for step in range(max(known.get(_PACES_SLOT, 0), newest - PACES) + 1, newest + 1):
+            at = _PACES_AT + step % PACES * _PACE.size
+            octets = self._map[at : at + _PACE.size]
+            if _END.unpack_from(octets)[0] == step and octets == self._map[at : at + _PACE.size]:
+                found.append((at, octets))
+        known[_PACES_SLOT] = newest
         for slot in self._slots:
             head = self._head(slot)
             if head is None or known.get(slot) == head[0]:
@@ -270,7 +272,7 @@ class Page:
             ValueError: it is of another page.
         """
         for at, octets in pieces:
-            last = _TEXT_AT if at < _TEXT_AT else self._areas_at
+            last = _TEXT_AT if at < _TEXT_AT else min(self._areas_at, len(self._map))
             is_written = _BEAT_AT <= at < _TEXT_AT or self._records_at <= at
             if not (is_written and at + len(octets) <= last):
                 raise ValueError("it is no part of this page")

@@ -57,17 +57,22 @@ class Agent:
             self.pages.keep(rank, 0, fd)
         self.frozen = set()
         self.are_known = self.are_here = True
-        self.told_s = float("inf")  # when other nodes spoke
+        self.heard_of = 99  # the newest inspection that other nodes knew when they looked
+        self.unknown = set()
         processes = SimpleNamespace(
             use=lambda rank: (self.states[rank], 0.0),
             is_frozen=lambda rank: rank in self.frozen,
-            are_known=lambda _, since_s=0.0: self.are_known and self.told_s >= since_s,
+            are_known=self._are_known,
             are_here=lambda _: self.are_here,
         )
         journal = SimpleNamespace(event=lambda what, **more: self.events.append((what, more)))
         given = Services(self.loop, self.post, self.said.append, journal, files=None)
         self.monitor = HealthMonitor(hang_s, self.pages, self, processes, self.worker, given)
         self.monitor.watch(JobState.RUNNING, RANKS, are_all=True)
+
+    def _are_known(self, ranks, inspection=0):
+        is_new = self.heard_of >= inspection
+        return self.are_known and is_new and not self.unknown & set(ranks)
 
     def send(self, rank, message):
         self.asked.append(rank)
@@ -219,7 +224,7 @@ def test_other_nodes_have_longer_to_answer_and_are_not_judged_if_they_fall_silen
     agent.asked.clear()
     agent.events_posted.clear()
     until_asked(agent, 60)
-    agent.told_s = agent.loop.now - 1.0  # that it does nothing is no news since
+    agent.heard_of = agent.inspection - 1  # that it does nothing is no news since
     agent.answer(dict.fromkeys(RANKS, True) | {1: False})
     while len(agent.named("HangJudged")) < 2:
         agent.loop.fire()
@@ -301,9 +306,29 @@ def test_stopped_ranks_are_no_pause_while_one_on_its_way_out_runs(agent):
     agent.train(3)
     agent.monitor.watch(JobState.RUNNING, {1, 2}, are_all=False)
     agent.states |= {1: "T", 2: "T"}
-    assert until_asked(agent, 6) < 2.0
+    assert monitor.OTHERS_S < until_asked(agent, 20) < monitor.OTHERS_S + 3
     assert [hung.rank for hung in agent.events_posted] == [1, 2]  # who is stopped is not waited for
     assert (agent.said, agent.named("JobPaused")) == ([], [])
+
+
+def test_what_a_node_told_of_a_finished_rank_long_ago_does_not_count(agent):
+    agent.train(3)
+    agent.monitor.watch(JobState.RUNNING, {1, 2}, are_all=False)
+    agent.states |= {1: "T", 2: "T"}
+    for _ in range(5):
+        agent.loop.fire()
+    agent.unknown = {0}
+    for _ in range(20):
+        agent.loop.fire()
+    assert (len(agent.named("JobPaused")), agent.asked) == (1, [])
+
+
+def test_a_node_that_is_not_heard_for_long_is_said_once(agent):
+    agent.train(3)
+    agent.are_known = False
+    for _ in range(400):
+        agent.loop.fire()
+    assert agent.said == [monitor.UNHEARD]
 
 
 def test_the_last_ranks_that_train_can_be_paused(agent):

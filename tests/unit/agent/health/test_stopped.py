@@ -33,11 +33,13 @@ class Room:
         self.watch = StoppedRanks(
             RANKS,
             SimpleNamespace(
-                use=lambda rank, _: (self.states[rank], 0.0), are_known=lambda _: self.are_known
+                use=lambda rank, _: (self.states[rank], 0.0),
+                are_known=lambda _: self.are_known,
+                are_here=lambda _: True,
             ),
             self.workers.get,
             lambda rank: rank in self.finished,
-            lambda rank, _: self.woken.append(rank),
+            self.woken.append,
             services,
         )
 

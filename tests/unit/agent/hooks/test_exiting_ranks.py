@@ -17,12 +17,16 @@ class Room:
     def __init__(self):
         self.released, self.training, self.timers, self.said = [], {0}, [], []
         self.used = {0: 0.0}  # processor seconds, by rank
+        self.is_known = True
         self.exiting = ExitingRanks(self, self, self, self.training, self.said.append)
         self.exiting.attach(self.call_later)
 
     def send(self, rank, message):
         assert isinstance(message, Release)
         self.released.append(rank)
+
+    def are_known(self, _ranks):
+        return self.is_known
 
     def use(self, rank):
         return "S", self.used[rank]
@@ -77,6 +81,16 @@ def test_a_finished_rank_is_kept_as_long_as_another_works_and_that_is_said_once(
     room.training.clear()  # it wants to exit, too
     room.exiting.let_go()
     assert room.released == [1, 2]
+
+
+def test_who_is_not_heard_of_is_not_taken_to_be_idle():
+    room = Room()
+    room.exiting.decided(S.RUNNING)
+    room.exiting.add(1, is_done=True)
+    room.is_known = False  # the last that was heard stands still
+    for _ in range(60):
+        room.timers.pop()()
+    assert room.released == []
 
 
 def test_a_finished_rank_is_let_go_when_the_others_only_seem_to_wait_for_its_end():

@@ -35,7 +35,7 @@ def test_a_process_of_this_node_is_looked_at(known):
 
 def test_of_another_node_is_known_what_it_told_last(known):
     assert known.processes.use(7) == (GONE, 0.0)
-    known.processes.tell({7: AT_WORK, 8: ProcessNews("S", 0.0, is_frozen=True)})
+    known.processes.tell({7: AT_WORK, 8: ProcessNews("S", 0.0, is_frozen=True)}, 0)
     assert known.processes.use(7, 1234) == ("R", 2.5)
     assert [known.processes.is_frozen(rank) for rank in (6, 7, 8)] == [False, False, True]
     known.processes.forget([7])
@@ -46,12 +46,14 @@ def test_a_node_that_has_not_spoken_lately_is_not_known(known):
     assert known.processes.are_known((0, 1))
     assert [known.processes.are_here(ranks) for ranks in ((0, 1), (0, 7))] == [True, False]
     assert not known.processes.are_known((0, 7))
-    known.processes.tell({7: AT_WORK})
+    known.processes.tell({7: AT_WORK}, 4)
     assert known.processes.are_known((0, 7))
+    assert [known.processes.are_known((0, 7), at) for at in (4, 5)] == [True, False]
+    assert known.processes.are_known((0, 1), 5)
     known.clock.now += STALE_S + 0.1
     assert not known.processes.are_known((0, 7))
     assert known.processes.are_known((0,))
-    known.processes.tell({8: AT_WORK})
+    known.processes.tell({8: AT_WORK}, 0)
     assert not known.processes.are_known((7, 8))
 
 

@@ -254,7 +254,7 @@ def test_times_of_another_node_are_those_of_this_clock(monkeypatch, ahead_s):
     there, now = StatusPages(), monotonic_ns()
     clock = SimpleNamespace(ns=now)
     monkeypatch.setattr(module, "monotonic_ns", lambda: clock.ns)
-    monkeypatch.setattr(status_page, "monotonic_ns", lambda: clock.ns + ahead_s * 10**9)
+    monkeypatch.setattr(status_page, "monotonic_ns", lambda: clock.ns + ahead_s * 10**9)  # its own
 
     def told(after_s, latency_s):
         clock.ns = now + round(after_s * 1e9)
@@ -274,4 +274,11 @@ def test_times_of_another_node_are_those_of_this_clock(monkeypatch, ahead_s):
     assert told(4, 0.5) == pytest.approx(1.9)
     assert told(5, 0.49) == told(6, 2) == pytest.approx(1.9)  # what is the same stays the same
     assert told(7, 0.001) == pytest.approx(1.401)
+    # that machine stands still for a while, and its clock with it
+    ahead_s -= 8
+    assert told(20, 0.01) == pytest.approx(1.401)
+    for second in range(21, 200, 20):
+        told(second, 0.01)
+    page.beat(10, 1, 6, Phase.BACKWARD)  # at 181.01
+    assert told(182, 0.01) == pytest.approx(181.02, abs=0.05)
     there.clear()

@@ -99,9 +99,11 @@ def test_files_in_memory_travel_encrypted(job_authority):
     file = os.memfd_create("test")
     os.truncate(file, 5 << 20)
     os.pwrite(file, b"at the end", (5 << 20) - 10)
+    os.lseek(file, 12345, os.SEEK_SET)  # others read it at the same time
     memory = MemoryServer([file], lambda: None, server)
     (copy,) = fetch("127.0.0.1", memory.port, memory.key, [5 << 20], "test", client)
     assert os.pread(copy, 100, (5 << 20) - 10) == b"at the end"
+    assert os.lseek(file, 0, os.SEEK_CUR) == 12345
     with pytest.raises(OSError):
         fetch("127.0.0.1", memory.port, memory.key, [5 << 20], "test")  # in plain text
     memory.close()

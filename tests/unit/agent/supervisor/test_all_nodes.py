@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from base64 import b64encode
-from signal import SIGCONT, SIGKILL, SIGTERM
+from signal import SIGKILL, SIGTERM
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +33,7 @@ from agent.nodes.run_messages import (
     SweptNode,
     TakeMemory,
     ToRank,
+    Wake,
     pack_said,
     unpack_said,
 )
@@ -113,8 +114,8 @@ class FakeHooks:
     def mirror_news(self, rank, attempt, pieces):
         self.heard.append(("news", rank, attempt, pieces))
 
-    def mirror_beats(self, now_ns, beats, processes):
-        self.heard.append(("beats", now_ns, beats, processes))
+    def mirror_beats(self, *about):
+        self.heard.append(("beats", *about))
 
     def lost_elsewhere(self, rank, attempt):
         self.heard.append(("unlinked", rank, attempt))
@@ -140,7 +141,7 @@ class Cluster:
             workers=lambda: self.own_workers,
             worker=lambda rank: self.own_workers[rank],
             next_end=self._next_end,
-            wake=lambda rank, _: self.woken.append(rank),
+            wake=self.woken.append,
             finish=lambda: self.told.append("finish"),
             refresh_of=lambda _: False,
             reserve=lambda _: 4711,
@@ -309,24 +310,24 @@ def test_what_hooks_say_and_show_reaches_the_hooks_of_all_ranks(cluster):
     link.hear(PageSeen(3, 0, b64encode(b"newer").decode()))
     link.hear(PageNews(3, 1, {"128": b64encode(b"new").decode()}))
     does = ProcessNews("S", 1.5, is_frozen=False)
-    link.hear(Beats(70, {"4": b64encode(b"beat").decode()}, {"4": does}))
+    link.hear(Beats(70, {"4": b64encode(b"beat").decode()}, {"4": does}, 3))
     link.hear(RankUnlinked(2, 0))
     assert cluster.hooks.heard == [
         (leaving, b""),
         (leaving, b"page"),
         ("page", 3, 0, b"newer"),
         ("news", 3, 1, [(128, b"new")]),
-        ("beats", 70, {4: b"beat"}, {4: does}),
+        ("beats", 70, {4: b"beat"}, {4: does}, 3),
         ("unlinked", 2, 0),
     ]
 
 
 def test_a_stopped_rank_is_continued_where_it_runs(cluster):
     cluster.start()
-    cluster.all.wake(3, "it may exit")
-    assert cluster.links[0].orders() == [do.SignalRanks((3,), SIGCONT, "it may exit")]
+    cluster.all.wake(3)
+    assert cluster.links[0].said == [Wake(3)]
     assert cluster.woken == []
-    cluster.all.wake(1, "it may exit")
+    cluster.all.wake(1)
     assert cluster.woken == [1]
 
 
@@ -567,6 +568,14 @@ def test_a_node_that_comes_late_where_more_may_come_waits_as_a_spare(waiting):
     assert waiting.all._judge(late, "10.0.0.4") == Spare()
     waiting.spec.cluster = ClusterSpec(3, least=2)  # all have come
     assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)
+
+
+def test_a_job_that_began_with_fewer_nodes_numbered_them_anew(waiting, monkeypatch):
+    monkeypatch.setattr(waiting.all._door, "seat", lambda: None)
+    waiting.spec.cluster = ClusterSpec(9, least=2)
+    waiting.links[0].lose(GONE)
+    back = wish()._replace(is_spare=False, node_rank=7)  # as its command says
+    assert waiting.all._judge(back, "10.0.0.4").node_rank == 1
 
 
 def test_nobody_waits_for_the_place_of_the_only_node(waiting):

@@ -19,6 +19,7 @@ from agent.nodes.run_messages import (
     ShownStatus,
     SweptNode,
     ToRank,
+    Wake,
     pack_said,
 )
 from agent.supervisor import remote_controller as module
@@ -62,6 +63,9 @@ class FakeNode:
 
     def living(self):
         return self.alive
+
+    def wake(self, rank):
+        self.log.append(("wake", rank))
 
     def meet_at(self, port):
         self.log.append(("port", port))
@@ -127,6 +131,11 @@ def test_orders_are_carried_out_and_the_job_is_known_first(node):
 def test_a_message_for_a_rank_is_handed_on(node):
     node.link.hear(ToRank(3, pack_said(protocol.Release("go"))))
     assert node.hooks.log == [(3, protocol.Release("go"))]
+
+
+def test_a_stopped_rank_is_continued(node):
+    node.link.hear(Wake(3))
+    assert node.here.log == [("wake", 3)]
 
 
 def test_the_state_of_the_whole_job_is_shown_here(node):

@@ -99,6 +99,9 @@ PYTORCH_JOB = {
         ),
         (slurm(), "--nnodes 4", (ClusterSpec(4, None, 3), "gpu08", PORT, 1)),
         (slurm(), "--nnodes 4:4 --master-port 7", (ClusterSpec(4, None, 3), "gpu08", 7, 1)),
+        (slurm(), "--nnodes 2:4", (ClusterSpec(4, None, 3, least=2), "gpu08", PORT, 1)),
+        (slurm(), "--nnodes 1:8", (ClusterSpec(8, None, 3, least=1), "gpu08", PORT, 1)),
+        (slurm(), "--nnodes 5:8", (ClusterSpec(8, least=5), "127.0.0.1", 29500, 1)),
         (
             slurm(), "--rdzv-backend c10d --rdzv-endpoint h:7",
             (ClusterSpec(4), "h", 7, 1),
@@ -160,6 +163,10 @@ PYTORCH_JOB = {
         ),
         ({"JOB_COMPLETION_INDEX": "2"}, "", (None, "127.0.0.1", None, 1)),
         ({"JOB_COMPLETION_INDEX": "2"}, "--nnodes 1", (None, "127.0.0.1", None, 1)),
+        (
+            {"JOB_COMPLETION_INDEX": "2"}, "--nnodes 2:3 --master-addr h",
+            (ClusterSpec(3, None, 2, least=2), "h", 29500, 1),
+        ),
         (PYTORCH_JOB, "", (ClusterSpec(3, None, 2), "job-master-0", 23456, 1)),
         ({"MASTER_ADDR": "h", "WORLD_SIZE": "3", "RANK": "2"}, "", (None, "127.0.0.1", None, 1)),
         (
@@ -221,6 +228,7 @@ def test_where_a_node_has_the_number_of_its_first_rank_only_the_order_counts():
     [
         (slurm(SLURM_NODEID="2"), "--nnodes 3", ClusterSpec(3, None, 2)),
         (slurm(SLURM_NODEID="3"), "--nnodes 3", ClusterSpec(3, is_spare=True)),
+        (slurm(SLURM_NODEID="3"), "--nnodes 2:3", ClusterSpec(3, is_spare=True, least=2)),
         (slurm(SLURM_NODEID="0"), "--spare-node", ClusterSpec(4, is_spare=True)),
         (slurm(SLURM_NODEID="3"), "--nnodes 3 --master-addr h", ClusterSpec(3, is_spare=True)),
         (slurm(SLURM_NODEID="2"), "--nnodes 3 --master-addr h", ClusterSpec(3)),

@@ -1,0 +1,42 @@
+"""Nodes that know each other by certificates: a training whose rank dies, and a node without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from support.certificates import PASSWORDS, authority
+from support.cluster import Cluster
+from support.node_jobs import NodeJobs, check_nothing_left, static
+from support.node_trainings import SCRIPT, go, train, weights
+from support.warm_python import WarmPython
+
+Nodes = Callable[[int], Cluster]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_rank_is_replaced_over_encrypted_lines(
+    nodes: Nodes, warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    undisturbed = weights(warm_python.train(tmp_path_factory.mktemp("undisturbed"), 4, SCRIPT))
+    jobs = NodeJobs(cluster := nodes(3))
+    (folder := tmp_path_factory.mktemp("certificates")).chmod(0o755)
+    made = authority(folder)
+    made.issue("node2", is_pem=True)
+    made.revoke("node2")
+    option = f"--tls-config={made.config(crl_path='crl.pem')}"
+    job = train(jobs, option, "/", "--wait=5:3", environ=PASSWORDS)
+    job.await_lines("waits in step 5")
+    without = jobs.start_one(cluster.nodes[2], *static(1, 2, 2), SCRIPT, nproc=2)
+    assert without.wait().code == 2
+    assert "know each other by certificates: give --tls-config here, too" in without.errors
+    job.kill_rank(2, 3)  # all of node 1: the state travels there
+    job.head.await_error("keep running")
+    go(jobs)
+    job.succeed()
+    assert weights(job.logs().values()) == undisturbed
+    assert "training resumes at step 5, no step is lost" in job.head.errors
+    assert "the list" in job.head.errors and "expires in 29 days" in job.head.errors
+    assert "the nodes have no token" not in job.head.errors
+    check_nothing_left(cluster)
