@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from agent.launch.certificates import TlsConfig, tls_context
 from agent.launch.prepare import Prepared, StartedForkserver, prepare, start_early
 from agent.nodes.gather import MissingNodesError, gather
 from agent.nodes.join import NeverBegunError, RefusedError, join
 from agent.nodes.line import Line
 from agent.nodes.roster import OwnNode, Roster, WantedNodes
-from agent.nodes.tls import PLAIN, Security, TlsConfig, security
+from agent.nodes.tls import PLAIN, Security, Tls
 from agent.spec.job_spec import ClusterSpec, JobSpec, NotStartedError, UsageError
 from agent.text.wording import other_world
 from agent.workers.master_port import is_loopback, is_of_this_host, listen, listen_for_nodes
@@ -95,7 +96,8 @@ def _security(
 ) -> Security:
     if cluster.tls_config is None:
         return PLAIN
-    return security(TlsConfig.read(cluster.tls_config), environ, say, is_server=is_server)
+    config = TlsConfig.read(cluster.tls_config)
+    return Tls(tls_context(config, environ, say, is_server=is_server))
 
 
 def _token(cluster: ClusterSpec, environ: Mapping[str, str]) -> bytes:

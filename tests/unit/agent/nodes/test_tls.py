@@ -12,10 +12,11 @@ import pytest
 from support.certificates import PASSWORD, PASSWORDS, Authority, authority
 from support.meeting_nodes import LONG_S, node
 
+from agent.launch.certificates import TlsConfig, tls_context
 from agent.nodes.join import RefusedError
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import ShownStatus
-from agent.nodes.tls import TlsConfig, security
+from agent.nodes.tls import Tls
 from agent.nodes.transfer import MemoryServer, fetch
 from agent.spec.job_spec import UsageError
 
@@ -36,7 +37,7 @@ def sides(made, said=None, environ=None, **more):
     config = TlsConfig.read(made.config(**more))
     say = (said if said is not None else []).append
     environ = PASSWORDS if environ is None else environ
-    return [security(config, environ, say, is_server=each) for each in (True, False)]
+    return [Tls(tls_context(config, environ, say, is_server=each)) for each in (True, False)]
 
 
 def meet(job, server, client, **more):
