@@ -63,7 +63,7 @@ def mounts():
         (["--worker_num=-1", "hello.py"], "--worker_num=-1 must be at least 1"),
         (["--worker_num=1000000000", "hello.py"], "--worker_num=1000000000: a node runs at most"),
         (["--worker_num=1e9", "hello.py"], "--worker_num=1e9 is not a whole number"),
-        (["--nnodes=1:2", "hello.py"], "a range of nodes is not supported yet"),
+        (["--nnodes=2:1", "hello.py"], "MIN:MAX with MIN <= MAX"),
         (["--rdzv-backend=etcd", "hello.py"], "etcd"),
         (["--master_port=65536", "hello.py"], "--master_port=65536 must be at most 65535"),
         (["--master_port=-1", "hello.py"], "--master_port=-1 must be at least 0"),
