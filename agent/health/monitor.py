@@ -158,6 +158,7 @@ class HealthMonitor:
             if timer is not None:
                 timer.cancel()
         self._timer = self._deadline = self._answers = None
+        self._others_since_s = self._unheard_since_s = None
 
     def _name_stragglers(self) -> None:
         change = self._stragglers.look({r: t for r, t in self._paced.items() if r in self._ranks})

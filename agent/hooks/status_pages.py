@@ -105,7 +105,7 @@ class StatusPages:
         self._pages[rank], self._files[rank] = page, fd
         self._known.pop(rank, None)
         self._unshared.add(rank)
-        if is_copy:
+        if is_copy and rank not in self._clocks:  # later heartbeats come with the time
             with contextlib.suppress(*UNSOUND):
                 self._set_clock(rank, page.heartbeat().at_ns)
 

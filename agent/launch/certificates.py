@@ -27,6 +27,7 @@ _OTHERS = (
     *("crl_path", "cipher_list", "cert_expire_warning_time_in_day"),
     "cert_check_interval_in_hour",  # MindSpore looks again at certificates that are in use
 )
+_NEVER = ("!aNULL", "!eNULL", "!PSK", "!SRP")  # these know nobody, whatever the list says
 _NEEDED = "--tls-config needs a package for certificates: pip install 'msrun[tls]'"
 
 
@@ -96,14 +97,23 @@ def tls_context(
         UsageError: one of the files is of no use.
     """
     try:
-        import cryptography.x509  # noqa: F401  loaded only where it is needed
+        from cryptography.exceptions import UnsupportedAlgorithm
     except ImportError as error:
         raise UsageError(_NEEDED) from error
+    try:
+        return _context(config, environ, say, is_server=is_server)
+    except (ValueError, TypeError, OSError, UnsupportedAlgorithm) as error:
+        raise UsageError(f"--tls-config: a certificate is of no use ({error})") from error
+
+
+def _context(
+    config: TlsConfig, environ: Mapping[str, str], say: Callable[[str], None], *, is_server: bool
+) -> ssl.SSLContext:
     path = config.server_cert if is_server else config.client_cert
     own = _Identity.read(path, _password(environ, is_server=is_server))
     authorities = _certificates(config.ca_cert)
     crl = None if config.crl is None else _revocations(config.crl)
-    _check(own.certificate, path, authorities, config, crl, say)
+    _check(own, path, authorities, config, crl, say)
     kind = ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
     context = ssl.SSLContext(kind)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -112,7 +122,7 @@ def tls_context(
     own.load_into(context, path)
     context.load_verify_locations(cadata=_pem(authorities))
     if crl is not None:
-        context.load_verify_locations(str(config.crl))
+        _load_revocations(context, crl)
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     _set_ciphers(context, config)
     return context
@@ -124,7 +134,7 @@ def _set_ciphers(context: ssl.SSLContext, config: TlsConfig) -> None:
     if not names:
         return
     try:
-        context.set_ciphers(":".join(names))
+        context.set_ciphers(":".join((*names, *_NEVER)))
     except ssl.SSLError as error:
         raise UsageError(
             f"none of the ciphers of cipher_list is known here: {config.ciphers[:100]!r}"
@@ -138,7 +148,7 @@ def _password(environ: Mapping[str, str], *, is_server: bool) -> bytes | None:
             return Path(file).read_bytes().rstrip(b"\r\n")
         except OSError as error:
             raise UsageError(f"{name}_FILE={file} cannot be read ({error.strerror})") from error
-    return environ[name].encode() if environ.get(name) else None
+    return os.fsencode(environ[name]) if environ.get(name) else None
 
 
 # --- certificates ---------------------------------------------------------------------------------
@@ -223,6 +233,18 @@ def _revocations(path: Path) -> CertificateRevocationList:
         raise UsageError(f"{path} is no list of revoked certificates (PEM): {error}") from error
 
 
+def _load_revocations(context: ssl.SSLContext, crl: CertificateRevocationList) -> None:
+    """That list alone: certificates in the same file would be taken for authorities."""
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    file = os.memfd_create("msrun-revocations", os.MFD_CLOEXEC)
+    try:
+        os.write(file, crl.public_bytes(Encoding.PEM))
+        context.load_verify_locations(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)
+
+
 def _pem(certificates: Sequence[Certificate]) -> str:
     from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -230,7 +252,7 @@ def _pem(certificates: Sequence[Certificate]) -> str:
 
 
 def _check(
-    own: Certificate,
+    own: _Identity,
     path: Path,
     authorities: Sequence[Certificate],
     config: TlsConfig,
@@ -238,12 +260,19 @@ def _check(
     say: Callable[[str], None],
 ) -> None:
     """Raise UsageError for what the other side would refuse; say what expires soon."""
-    named = [(f"the certificate {path}", own)]
-    named += [(f"the authority's {config.ca_cert}", each) for each in authorities]
+    certificate, now = own.certificate, datetime.now(UTC)
+    issuers = [each for each in (*authorities, *own.chain) if _has_issued(each, certificate)]
+    if not issuers:
+        raise UsageError(f"the certificate {path} was not issued by {config.ca_cert}")
+    # while an authority is renewed, the file has the old one as well
+    newest = max(issuers, key=lambda each: each.not_valid_after_utc)
+    named = [
+        (f"the certificate {path}", certificate),
+        (f"its authority {config.ca_cert}", newest),
+    ]
     ends = [(what, each.not_valid_before_utc, each.not_valid_after_utc) for what, each in named]
     if crl is not None and crl.next_update_utc is not None:
         ends.append((f"the list {config.crl}", crl.last_update_utc, crl.next_update_utc))
-    now = datetime.now(UTC)
     for what, begin, end in ends:
         if now < begin:
             raise UsageError(f"{what} is not valid before {begin:%Y-%m-%d %H:%M} UTC")
@@ -251,7 +280,19 @@ def _check(
             raise UsageError(f"{what} expired on {end:%Y-%m-%d %H:%M} UTC: renew it")
         if (left := (end - now).days) < config.warning_days:
             say(f"{what} expires in {left} days, on {end:%Y-%m-%d}")
-    if not any(own.issuer == each.subject for each in authorities):
-        raise UsageError(f"the certificate {path} was not issued by {config.ca_cert}")
-    if crl is not None and crl.get_revoked_certificate_by_serial_number(own.serial_number):
+    if crl is None:
+        return
+    if crl.issuer != certificate.issuer:
+        raise UsageError(f"the list {config.crl} is not of the authority that has issued {path}")
+    if crl.get_revoked_certificate_by_serial_number(certificate.serial_number):
         raise UsageError(f"the certificate {path} is revoked by {config.crl}")
+
+
+def _has_issued(authority: Certificate, certificate: Certificate) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True

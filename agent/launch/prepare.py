@@ -28,6 +28,7 @@ from worker_hooks.contract.layout import RunLayout
 from worker_hooks.contract.protocol import WorkerOrder
 
 REPLACEMENTS = 1_000_000  # more than a job can have; only the length of the number counts
+_KEYS = ("MSRUN_TOKEN", "MSRUN_SERVER_PASSWORD", "MSRUN_CLIENT_PASSWORD")  # and their files
 FILES_NEEDED = 30  # 12 always, 10 more for a moment, some in reserve; log views come on top
 
 
@@ -146,7 +147,13 @@ def start_early(spec: JobSpec, environ: Mapping[str, str]) -> StartedForkserver:
     hooks_listener = _hooks_listener(spec)
     known = rank_plan.job_env(spec, 0, name_of(hooks_listener)).environ(environ, spec.record_id)
     argv = rank_plan.command(spec, 0)
-    return _started(spec, argv, environ, {**environ, **known}, None, hooks_listener)
+    workers_environ = {**without_keys(environ), **known}
+    return _started(spec, argv, environ, workers_environ, None, hooks_listener)
+
+
+def without_keys(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what opens the job's lines between nodes: no rank needs that."""
+    return {name: text for name, text in environ.items() if not name.startswith(_KEYS)}
 
 
 def _hooks_listener(spec: JobSpec) -> socket.socket:
@@ -224,7 +231,7 @@ def start_forkserver(
     orders = rank_plan.plan_ranks(
         spec, prepared.layout, 0, environ, prepared.bindings, resumes=resumes
     )
-    workers_environ = {**environ, **job_environ}
+    workers_environ = {**without_keys(environ), **job_environ}
     started = _started(spec, orders[0].argv, environ, workers_environ, log, hooks_listener)
     signals.hold(spec)  # only now: the forkserver and its children must not inherit the mask
     # only when it is ready is it known whether it may fork; and a node that another one controls

@@ -15,7 +15,7 @@ from agent.nodes.guest import WRONG
 from agent.nodes.line import LIMIT_S, RECEIVE_BYTES, Line, bytes_of, set_options
 from agent.nodes.messages import Admitted, Begin, Challenge, Join, Refused, Spare, unpack
 from agent.nodes.roster import OwnNode, Roster, named, why_other_version
-from agent.nodes.tls import PLAIN, Security, UntrustedError, why_untrusted
+from agent.nodes.tls import PLAIN, Security, UntrustedError, is_of_trust, why_untrusted
 from agent.nodes.token import Proofs, Side, new_nonce
 from agent.nodes.vocabulary import CodecError
 from agent.text.wording import duration
@@ -266,7 +266,9 @@ class _Dialling:
                 raise _DialError(f"is gone ({error.strerror})") from error
             return b""
         except ssl.SSLError as error:  # it has looked at this node's certificate only now
-            raise RefusedError(f"{self._where} {why_untrusted(error)}", WRONG) from error
+            if is_of_trust(error):
+                raise RefusedError(f"{self._where} {why_untrusted(error)}", WRONG) from error
+            raise _DialError(why_untrusted(error)) from error
         except OSError as error:
             raise _DialError(f"is gone ({error.strerror or error})") from error
         if not data:

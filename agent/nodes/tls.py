@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from socket import MSG_PEEK, socket
+from socket import MSG_PEEK, SO_ERROR, SOL_SOCKET, socket
 from typing import Any, Protocol
 
 from agent.nodes.frames import PREAMBLE
@@ -69,6 +69,9 @@ class TlsSocket(ssl.SSLSocket):
         if self.server_side and self.version() is None and self._is_plain():
             socket.send(self, bytes_of(Refused(NEEDS_TLS, WRONG)))
             return b""
+        if self.version() is not None and not self.pending():
+            # the kernel's error, of which OpenSSL and older Pythons make an end of the stream
+            socket.recv(self, 1, MSG_PEEK)
         try:
             data = super().recv(buflen, flags)
             while more := self.pending():
@@ -102,6 +105,8 @@ class TlsSocket(ssl.SSLSocket):
         Raises:
             BlockingIOError: the kernel takes nothing at present.
         """
+        if number := self.getsockopt(SOL_SOCKET, SO_ERROR):
+            raise OSError(number, os.strerror(number))
         try:
             return super().send(data, flags)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
@@ -132,11 +137,20 @@ class Tls:
             raise OSError("closed: perhaps it does not speak TLS") from error
         except ssl.SSLError as error:
             wrapped.close()
-            raise UntrustedError(why_untrusted(error)) from error
+            if is_of_trust(error):
+                raise UntrustedError(why_untrusted(error)) from error
+            raise OSError(why_untrusted(error)) from error
         except OSError:
             wrapped.close()
             raise
         return wrapped
+
+
+def is_of_trust(error: ssl.SSLError) -> bool:
+    """Whether this is about certificates, which another try would not change."""
+    reason = error.reason or ""
+    about = "CERTIFICATE" in reason or "UNKNOWN_CA" in reason
+    return about or isinstance(error, ssl.SSLCertVerificationError)
 
 
 def why_untrusted(error: ssl.SSLError) -> str:
@@ -145,7 +159,8 @@ def why_untrusted(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"shows a certificate that is not accepted here: {error.verify_message}"
     if "alert" in reason:
-        return f"does not accept this node's certificate: {reason.partition('alert ')[2]}"
+        said = reason.partition("alert ")[2]
+        return f"does not accept this node's certificate, or its own list has expired: {said}"
     if reason in {"wrong version number", "http request"}:
         return "does not speak TLS: all nodes need --tls-config, or none"
     return f"cannot agree with this node on TLS: {reason or error}"

@@ -269,6 +269,7 @@ class RemoteNode:
         """What the loss of this node means for its ranks."""
         self.lost_why = why
         self._waiting = None
+        self._memory = {}  # went with it: what is ordered from now on is for the next node
         for worker in tuple(self.workers.values()):
             if worker.exit_code is None and worker.ended_at is None:
                 if not worker.pid:

@@ -191,7 +191,9 @@ class Supervisor:
 
     def wake(self, rank: int) -> None:
         """Send SIGCONT to a rank and what it has started."""
-        processes.signal_group(self._workers[rank].pid, signal.SIGCONT)
+        worker = self._workers.get(rank)
+        if worker is not None and worker.pid in self._ranks_by_pid:  # another node's word is old
+            processes.signal_group(worker.pid, signal.SIGCONT)
 
     def protect(self, pid: int) -> None:
         """If the agent dies, ``pid`` gets its time to save."""

@@ -279,6 +279,8 @@ def test_times_of_another_node_are_those_of_this_clock(monkeypatch, ahead_s):
     assert told(20, 0.01) == pytest.approx(1.401)
     for second in range(21, 200, 20):
         told(second, 0.01)
+        there.keep(3, 0, copied(here.content(3)), is_copy=True)  # a device writes there: all of it
+        assert there.beats([3])[3].at_ns - now < 20e9
     page.beat(10, 1, 6, Phase.BACKWARD)  # at 181.01
     assert told(182, 0.01) == pytest.approx(181.02, abs=0.05)
     there.clear()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import select
 import socket
 import ssl
+import struct
 import sys
 
 import pytest
@@ -83,6 +86,42 @@ def test_nodes_with_certificates_of_one_authority_meet_and_speak(job, job_author
     loop.close()
 
 
+def connected(job, job_authority):
+    controller, other = meet(job, *sides(job_authority))
+    one, two = controller.result(LONG_S).lines[1].connection, other.result(LONG_S).line.connection
+    for each in (one, two):
+        each.settimeout(LONG_S)
+    return one, two
+
+
+def test_a_line_that_is_reset_tells_it_as_a_plain_one_does(job, job_authority):
+    one, two = connected(job, job_authority)
+    two.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    two.close()
+    select.select([one], [], [], LONG_S)
+    with pytest.raises(ConnectionResetError):
+        one.send(b"x")
+
+
+def test_that_it_was_reset_is_heard_by_who_only_listens(job, job_authority):
+    one, two = connected(job, job_authority)
+    two.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    two.close()
+    with pytest.raises(ConnectionResetError):
+        one.recv()
+
+
+def test_last_words_are_heard_though_sending_fails(job, job_authority):
+    one, two = connected(job, job_authority)
+    two.sendall(b"last words")
+    two.close()
+    select.select([one], [], [], LONG_S)
+    for _ in range(2):
+        with contextlib.suppress(OSError):
+            one.send(b"x")
+    assert one.recv() == b"last words"
+
+
 def test_pem_files_and_passwords_in_files(job, job_authority, tmp_path):
     for name in ("server", "client"):
         job_authority.issue(name, is_pem=True)
@@ -129,14 +168,19 @@ def test_a_certificate_of_another_authority_is_refused(job, job_authority, tmp_p
     controller.exception(LONG_S)
 
 
-def test_who_is_not_accepted_there_is_told(job, job_authority):
+def test_who_is_not_accepted_there_is_told(job, job_authority, tmp_path_factory):
     job_authority.issue("client2")
     job_authority.revoke("client2")
+    server, _ = sides(job_authority, crl_path="crl.pem")
+    # what else is in that file is no authority
+    other = Authority(tmp_path_factory.mktemp("other"), "another")
+    with open(job_authority.folder / "crl.pem", "ab") as file:
+        file.write((other.folder / "ca.crt").read_bytes())
     server, _ = sides(job_authority, crl_path="crl.pem")
     _, client = sides(job_authority, client_cert_path="client2.p12")
     controller, other = meet(job, server, client, timeout_s=3.0)
     with pytest.raises(
-        RefusedError, match="does not accept this node's certificate: certificate revoked"
+        RefusedError, match=r"does not accept this node's certificate, .*: certificate revoked"
     ):
         other.result(LONG_S)
     controller.exception(LONG_S)
@@ -164,6 +208,14 @@ def test_strangers_disturb_nobody(job, job_authority):
 # --- what fails before anything starts ------------------------------------------------------------
 
 
+def other_list(made):
+    """Of an authority with another name."""
+    path = made.folder / "ca.crt"
+    kept = path.read_bytes()
+    Authority(made.folder, "another").revoke()
+    path.write_bytes(kept)
+
+
 def nothing(_authority):
     """The files are as they were made."""
 
@@ -183,6 +235,9 @@ def nothing(_authority):
         (nothing, {"ca_cert_path": "server.p12"}, r"server\.p12 has no certificate"),
         (lambda each: Authority(each.folder, "x"), {}, r"server\.p12 was not issued by .*ca\.crt"),
         (nothing, {"cipher_list": "TLS_AES_256_GCM_SHA384:NOPE"}, "none of the ciphers"),
+        (nothing, {"cipher_list": "aNULL:@SECLEVEL=0"}, "none of the ciphers"),
+        (nothing, {"ca_cert_path": "a\0b"}, "--tls-config: a certificate is of no use"),
+        (other_list, {"crl_path": "crl.pem"}, "is not of the authority that has issued"),
         (nothing, {"server_cert_path": "ca.crt"}, r"ca\.crt cannot be opened"),
         (nothing, {"sever_cert_path": ""}, "'sever_cert_path' is none of server_cert_"),
         (nothing, {"ca_cert_path": ""}, "lacks 'ca_cert_path'"),
@@ -194,6 +249,18 @@ def test_what_would_fail_later_is_one_sentence_at_once(job_authority, make, more
     make(job_authority)
     with pytest.raises(UsageError, match=why):
         sides(job_authority, **more)
+
+
+def test_an_authority_is_renewed(job, job_authority):
+    """Both are in the file for a while; the old one may have expired."""
+    old = (job_authority.folder / "ca.crt").read_bytes()
+    new = Authority(job_authority.folder, "the new one")
+    for name in ("server", "client"):
+        new.issue(name)
+    path = new.folder / "ca.crt"
+    path.write_bytes(old + path.read_bytes())
+    controller, other = meet(job, *sides(new))
+    controller.result(LONG_S), other.result(LONG_S)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", None])
@@ -224,7 +291,7 @@ def test_what_expires_soon_is_said(job_authority):
 
 
 def test_without_the_package_one_sentence_says_what_to_install(job_authority, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cryptography.x509", None)
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
     with pytest.raises(UsageError, match=r"pip install 'msrun\[tls\]'"):
         sides(job_authority)
 

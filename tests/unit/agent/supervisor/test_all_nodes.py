@@ -493,6 +493,19 @@ def test_a_late_node_gets_the_state_before_it_starts_ranks(replacing):
     assert replacing.events == []
 
 
+def test_the_node_that_has_come_is_lost_as_well_and_another_one_gets_the_order(replacing):
+    replacing.all._admit(1, None)
+    lost = replacing.late
+    lost.hear(MemoryTaken(MEMORY, "/proc/7/fd/3", ""))
+    once = [do.ReplaceRanks(2, (0, 1, 5), (2, 3, 4), MEMORY, 7, "node 1 is gone again")]
+    replacing.controller.post = lambda _: once and replacing.all.act(once.pop())
+    lost.lose(GONE)
+    replacing.late = FakeLink()
+    replacing.all._admit(1, None)
+    replacing.late.hear(MemoryTaken(MEMORY, "/proc/6/fd/3", ""))
+    assert [each.attempt for each in replacing.late.orders()] == [2]
+
+
 def test_the_replacement_fails_where_a_late_node_cannot_get_the_state(replacing):
     replacing.all._admit(1, None)
     replacing.late.hear(MemoryTaken(MEMORY, "", "no memory is left"))
@@ -568,6 +581,9 @@ def test_a_node_that_comes_late_where_more_may_come_waits_as_a_spare(waiting):
     assert waiting.all._judge(late, "10.0.0.4") == Spare()
     waiting.spec.cluster = ClusterSpec(3, least=2)  # all have come
     assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)
+    waiting.all._facts = waiting.all._facts[:1]
+    why = waiting.all._judge(wish(), "10.0.0.4").why
+    assert why == "the job runs on one node, whose place no other one can take"
 
 
 def test_a_job_that_began_with_fewer_nodes_numbered_them_anew(waiting, monkeypatch):
@@ -576,12 +592,6 @@ def test_a_job_that_began_with_fewer_nodes_numbered_them_anew(waiting, monkeypat
     waiting.links[0].lose(GONE)
     back = wish()._replace(is_spare=False, node_rank=7)  # as its command says
     assert waiting.all._judge(back, "10.0.0.4").node_rank == 1
-
-
-def test_nobody_waits_for_the_place_of_the_only_node(waiting):
-    waiting.all._facts = waiting.all._facts[:1]
-    answer = waiting.all._judge(wish(), "10.0.0.4")
-    assert answer.why == "the job runs on one node, whose place no other one can take"
 
 
 def test_no_spare_node_waits_where_no_place_is_ever_free(cluster):
