@@ -102,7 +102,7 @@ def test_a_node_that_dies_is_replaced_by_a_spare_one(
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("how", ["requeued", "preempted"])
+@pytest.mark.parametrize("how", ["preempted", "requeued"])
 def test_a_job_that_slurm_begins_again_loses_no_step(
     four_nodes: Slurm, undisturbed: list[str], how: str
 ) -> None:
