@@ -92,6 +92,7 @@ def test_a_node_that_dies_is_replaced_by_a_spare_one(
     await_said(job, "the job is on 2 nodes, one waits as a spare")
     await_said(job, "a spare node has come (node2)")
     await_logs(folder, "waits in step 5")
+    await_said(job, "msrun: protected: ")  # its first steps were compared
     four_nodes.cluster.nodes[1].kill()
     await_said(job, "node 1 (node2) has come in the place of the lost one")
     (four_nodes.cluster.folder / "go").touch()

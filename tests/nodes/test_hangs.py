@@ -30,6 +30,7 @@ def jobs(nodes: Nodes) -> NodeJobs:
 def test_a_stopped_rank_is_replaced(jobs: NodeJobs, undisturbed: list[str], rank: int) -> None:
     job = train(jobs, "/", "--pause=0.05", "--wait=5:2")
     job.await_lines("waits in step 5")
+    job.head.await_error("protected")
     job.kill_rank(rank, signum=signal.SIGSTOP)
     go(jobs)
     job.head.await_error("stopped by a signal")
@@ -46,6 +47,7 @@ def test_a_rank_that_waits_for_ever_is_found_by_its_stack(
 ) -> None:
     job = train(jobs, "--hang-timeout=4", "/", "--wait=5:3")
     job.await_lines("waits in step 5")
+    job.head.await_error("protected")
     job.head.await_error("rank 3 made no progress")
     go(jobs)
     job.succeed()

@@ -37,6 +37,7 @@ def check_resumed(jobs: NodeJobs, killed: int) -> None:
 def test_the_other_node_is_killed_and_none_is_awaited(jobs: NodeJobs) -> None:
     job = train(jobs, *ALONE, "/", "--wait=3:1", nproc=1)
     job.await_lines("waits in step 3")
+    job.head.await_error("protected")
     jobs.cluster.nodes[1].kill()
     ended = job.head.wait()
     assert ended.code == 1, job.told()
@@ -53,6 +54,7 @@ def test_the_other_node_is_killed_and_none_is_awaited(jobs: NodeJobs) -> None:
 def test_the_first_node_is_killed(jobs: NodeJobs) -> None:
     job = train(jobs, "--max-restarts=1", "/", "--wait=3:1", nproc=1)
     job.await_lines("waits in step 3")
+    job.head.await_error("protected")
     began = time.monotonic()
     jobs.cluster.nodes[0].kill()
     ended = job.parts[1].wait()
@@ -71,6 +73,7 @@ def test_the_first_node_is_killed(jobs: NodeJobs) -> None:
 def test_the_first_node_is_silent(jobs: NodeJobs) -> None:
     job = train(jobs, "--max-restarts=1", "/", "--wait=3:1", nproc=1)
     job.await_lines("waits in step 3")
+    job.head.await_error("protected")
     jobs.cluster.nodes[0].poweroff()
     ended = job.parts[1].wait()
     assert ended.code == 1, job.told()
@@ -81,6 +84,7 @@ def test_the_first_node_is_silent(jobs: NodeJobs) -> None:
 def test_a_silent_node_is_noticed(jobs: NodeJobs) -> None:
     job = train(jobs, *ALONE, "/", "--wait=3:1", nproc=1)
     job.await_lines("waits in step 3")
+    job.head.await_error("protected")
     began = time.monotonic()
     jobs.cluster.nodes[1].poweroff()
     ended = job.head.wait()
@@ -95,6 +99,7 @@ def test_a_silent_node_is_noticed(jobs: NodeJobs) -> None:
 def test_only_msrun_of_a_node_is_killed(jobs: NodeJobs, at: int) -> None:
     job = train(jobs, *ALONE, "/", "--wait=3:1")
     job.await_lines("waits in step 3")
+    job.head.await_error("protected")
     began = time.monotonic()
     job.parts[at].signal(signal.SIGKILL)
     other = job.parts[1 - at].wait()
@@ -115,6 +120,7 @@ def test_a_folder_for_checkpoints_that_is_not_shared(jobs: NodeJobs, is_stopped:
         assert node.run(["mount", "-t", "tmpfs", "tmpfs", folder]).wait() == 0
     job = train(jobs, RESTARTS, "--max-restarts=1", "/", "--wait=3:1", nproc=1)
     job.await_lines("waits in step 3")
+    job.head.await_error("protected")
     no = f"{folder} is not one folder for all nodes: what node 1 (node1) writes there is not seen"
     job.head.await_error(f"msrun: not protected: {no} on the first; ")
     if is_stopped:

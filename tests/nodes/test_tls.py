@@ -28,6 +28,7 @@ def test_a_rank_is_replaced_over_encrypted_lines(
     option = f"--tls-config={made.config(crl_path='crl.pem')}"
     job = train(jobs, option, "/", "--wait=5:3", environ=PASSWORDS)
     job.await_lines("waits in step 5")
+    job.head.await_error("protected")
     without = jobs.start_one(cluster.nodes[2], *static(1, 2, 2), SCRIPT, nproc=2)
     assert without.wait().code == 2
     assert "know each other by certificates: give --tls-config here, too" in without.errors

@@ -71,6 +71,7 @@ DEATHS = {"on node 1": (3,), "rank 0": (0,), "one on each": (1, 2)}
 def test_ranks_are_replaced(jobs: NodeJobs, undisturbed: list[str], case: str) -> None:
     job = train(jobs, "/", "--wait=5:3")
     job.await_lines("waits in step 5")
+    job.head.await_error("protected")
     job.kill_rank(*DEATHS[case])
     job.head.await_error("keep running")
     go(jobs)  # a rank that waits for this cannot leave its training function
@@ -87,6 +88,7 @@ def test_another_node_takes_the_place_of_a_lost_one(
 ) -> None:
     job = train(jobs, "/", "--wait=5:1")
     job.await_lines("waits in step 5")
+    job.head.await_error("protected")
     node = jobs.cluster.nodes[1]
     (node.poweroff if is_silent else node.kill)()
     job.head.await_error("another node 1: start msrun again")
@@ -107,6 +109,7 @@ def test_a_spare_node_takes_the_place_of_a_lost_one(nodes: Nodes, undisturbed: l
     spare.await_error("this node waits as a spare")
     job.head.await_error("a spare node has come (node2)")
     job.await_lines("waits in step 5")
+    job.head.await_error("protected")
     jobs.cluster.nodes[1].kill()
     job.head.await_error("node 1 (node2) has come in the place of the lost one")
     go(jobs)
@@ -133,6 +136,7 @@ def test_the_msrun_that_decides_is_killed_and_the_job_is_resumed(
 ) -> None:
     job = train(jobs, "/", "--wait=5:1,3")
     job.await_lines("waits in step 5", 2)
+    job.head.await_error("protected")
     job.head.signal(signal.SIGKILL)
     assert job.parts[1].wait().code == 1, job.told()
     poll(lambda: not any(map(programs_on, jobs.cluster.nodes)))
@@ -149,6 +153,7 @@ def test_the_msrun_that_decides_is_killed_and_the_job_is_resumed(
 def test_all_ranks_restart(jobs: NodeJobs, undisturbed: list[str], case: str) -> None:
     job = train(jobs, RESTARTS, "--max-restarts=1", "/", "--wait=5:3")
     job.await_lines("waits in step 5")
+    job.head.await_error("protected")
     job.kill_rank(*DEATHS[case])
     job.head.await_seen("StartAttempt", 2)
     go(jobs)
@@ -163,11 +168,13 @@ def test_ranks_are_killed_again_and_while_all_restart(
 ) -> None:
     job = train(jobs, RESTARTS, "--max-restarts=3", "/", "--wait=3:1")
     job.await_lines("waits in step 3")
+    job.head.await_error("protected")
     job.kill_rank(2)
     job.head.await_seen("StartAttempt", 2)
     job.kill_rank(3)  # while it starts
     job.head.await_seen("StartAttempt", 3)
     job.await_lines("waits in step 3")
+    job.head.await_error("protected")
     job.kill_rank(0)
     job.head.await_seen("StartAttempt", 4)
     go(jobs)
@@ -178,6 +185,7 @@ def test_ranks_are_killed_again_and_while_all_restart(
 def test_a_stop_is_graceful_and_gone_on_with(jobs: NodeJobs, undisturbed: list[str]) -> None:
     job = train(jobs, "/", "--wait=3:0")
     job.await_lines("waits in step 3")
+    job.head.await_error("protected")
     job.parts[1].signal(signal.SIGTERM)
     job.head.await_state("holding")
     go(jobs)
@@ -201,6 +209,7 @@ def test_all_restart_from_a_periodic_checkpoint(jobs: NodeJobs, undisturbed: lis
     options = ("--on-failure=restart", "--max-restarts=1")
     job = train(jobs, *options, "/", "--periodic=saved", "--wait=6:2")
     job.await_lines("waits in step 6")
+    job.head.await_error("protected")
     poll((jobs.folder / "saved/Net-1_4/manifest.json").exists)
     job.kill_rank(1)
     job.head.await_seen("StartAttempt", 2)
@@ -215,6 +224,7 @@ def test_a_cable_that_is_cut_for_a_moment_disturbs_nobody(
 ) -> None:
     job = train(jobs, "/", "--pause=0.05", "--wait=3:1")
     job.await_lines("waits in step 3")
+    job.head.await_error("protected")
     jobs.cluster.nodes[1].cut()
     go(jobs)
     signal.sigtimedwait([], 5)  # the case: so long nothing is heard
@@ -229,6 +239,7 @@ def test_msrun_of_a_node_stands_still_for_a_while(
 ) -> None:
     job = train(jobs, "/", "--pause=0.05", "--wait=3:1")
     job.await_lines("waits in step 3")
+    job.head.await_error("protected")
     job.parts[at].signal(signal.SIGSTOP)
     go(jobs)
     signal.sigtimedwait([], 5)
@@ -242,6 +253,7 @@ def test_what_three_nodes_have_saved_is_gone_on_with_by_two(nodes: Nodes) -> Non
     words = (*where, "--rdzv-conf=last_call_timeout=2", SCRIPT, "--wait=5:1")
     job = job_of(*(jobs.start_one(node, *words) for node in jobs.cluster.nodes))
     job.await_lines("waits in step 5")
+    job.head.await_error("protected")
     assert job.world == 3
     jobs.cluster.nodes[2].kill()
     assert [part.wait().code for part in job.parts[:2]] == [1, 1], job.told()

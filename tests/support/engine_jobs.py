@@ -72,6 +72,7 @@ def check_replaced(
 ) -> None:
     """Kill a rank of node 1 in a training that waits in step 5: it is replaced, bitwise."""
     await_logs(folder, "waits in step 5")
+    await_said(job, "msrun: protected: ")  # its first steps were compared
     kill_rank(cluster, folder, rank, node=1)
     await_said(job, "replacing it")
     (cluster.folder / "go").touch()
