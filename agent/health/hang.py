@@ -60,6 +60,16 @@ class Inspection(NamedTuple):
         return self.text.rpartition("\n")[2]
 
 
+class OtherRanks(NamedTuple):
+    """Those that do not train any more."""
+
+    are_there: bool = False
+    run: bool = False  # while all that train are stopped: so nobody paused the job
+
+
+NO_OTHERS = OtherRanks()
+
+
 class HangFinding(NamedTuple):
     """Which ranks hang, and why; or why none does."""
 
@@ -113,14 +123,12 @@ class HangDetector:
         self,
         seen: Sequence[Observation],
         now_s: float,
-        *,
-        have_left: bool = False,
-        others_run: bool = False,
+        others: OtherRanks = NO_OTHERS,
     ) -> list[StallKind]:
         """Take in observations of all ranks that train; suspects, if all are to be inspected."""
-        self.note(seen, now_s, have_left=have_left, others_run=others_run)
+        self.note(seen, now_s, others)
         cases = self._cases()
-        if len(self._stalls) == 1 and not others_run:
+        if len(self._stalls) == 1 and not others.run:
             return []  # nobody waits for it
         is_reason = any(map(self._is_suspected, cases.values())) or self._is_stalemate(cases)
         return list(cases.values()) if is_reason else []
@@ -129,22 +137,18 @@ class HangDetector:
         self,
         seen: Sequence[Observation],
         now_s: float,
-        *,
-        have_left: bool = False,
-        others_run: bool = False,
+        others: OtherRanks = NO_OTHERS,
     ) -> None:
         """Only take in observations of the ranks that train.
 
         Args:
             seen: one a rank.
             now_s: monotonic.
-            have_left: some ranks do not train any more.
-            others_run: all that train are stopped, but one of these still runs: nobody paused the
-                job.
+            others: the ranks that do not train any more.
         """
-        self._have_left = have_left
+        self._have_left = others.are_there
         are_stopped = all(each.state == STOPPED for each in seen)
-        self.is_paused = bool(seen) and are_stopped and not others_run
+        self.is_paused = bool(seen) and are_stopped and not others.run
         if self.is_paused or any(each.state == TRACED for each in seen):
             before: dict[int, Stall] = {}  # a person debugs one, and its peers wait for that
             self._from_s = now_s

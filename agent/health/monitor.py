@@ -12,7 +12,7 @@ from typing import Protocol
 
 from agent.controller import events as ev
 from agent.controller.states import JobState
-from agent.health.hang import HangDetector, Inspection
+from agent.health.hang import HangDetector, Inspection, OtherRanks
 from agent.health.stall import (
     DEAD,
     STOPPED,
@@ -189,7 +189,7 @@ class HealthMonitor:
         if self._answers is not None:
             self._note(seen, now_s)
             return
-        cases = self._detector.look(seen, now_s, **self._left(seen, now_s))
+        cases = self._detector.look(seen, now_s, self._others(seen, now_s))
         is_paused = self._detector.is_paused and self._others_since_s is None
         if is_paused and not self._was_paused:
             self._journal.event("JobPaused", ranks=sorted(self._ranks), reason=PAUSED)
@@ -211,9 +211,9 @@ class HealthMonitor:
         return found
 
     def _note(self, seen: Sequence[Observation], now_s: float) -> None:
-        self._detector.note(seen, now_s, **self._left(seen, now_s))
+        self._detector.note(seen, now_s, self._others(seen, now_s))
 
-    def _left(self, seen: Sequence[Observation], now_s: float) -> dict[str, bool]:
+    def _others(self, seen: Sequence[Observation], now_s: float) -> OtherRanks:
         """What ranks do that do not train any more."""
         if not self._do_others_run(seen):
             self._others_since_s = None
@@ -221,8 +221,8 @@ class HealthMonitor:
             self._others_since_s = now_s
         since_s = self._others_since_s
         # a person stops one after the other, and other nodes tell of theirs a little later
-        others_run = since_s is not None and now_s - since_s >= OTHERS_S
-        return {"have_left": not self._are_all, "others_run": others_run}
+        run = since_s is not None and now_s - since_s >= OTHERS_S
+        return OtherRanks(are_there=not self._are_all, run=run)
 
     def _do_others_run(self, seen: Sequence[Observation]) -> bool:
         """Whether every rank that trains is stopped, but one on its way out is not."""
@@ -239,7 +239,7 @@ class HealthMonitor:
         if self._unheard_since_s is None:
             self._unheard_since_s = now_s
         elif now_s - self._unheard_since_s >= UNHEARD_S:
-            self._unheard_since_s = float("inf")
+            self._unheard_since_s = float("inf")  # said
             self._services.say(UNHEARD)
 
     def _inspect(self, cases: list[StallKind]) -> None:

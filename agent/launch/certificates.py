@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.spec.job_spec import UsageError
+from worker_hooks.contract.env import CLIENT_PASSWORD, SERVER_PASSWORD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,7 +143,7 @@ def _set_ciphers(context: ssl.SSLContext, config: TlsConfig) -> None:
 
 
 def _password(environ: Mapping[str, str], *, is_server: bool) -> bytes | None:
-    name = f"MSRUN_{'SERVER' if is_server else 'CLIENT'}_PASSWORD"
+    name = SERVER_PASSWORD if is_server else CLIENT_PASSWORD
     if file := environ.get(f"{name}_FILE"):
         try:
             return Path(file).read_bytes().rstrip(b"\r\n")
@@ -179,7 +180,7 @@ class _Identity(NamedTuple):
                 return _Identity(first, key, tuple(chain))
             key, found, more = pkcs12.load_key_and_certificates(data, password)
         except (ValueError, TypeError) as error:
-            names = "MSRUN_SERVER_PASSWORD or MSRUN_CLIENT_PASSWORD (or their _FILE)"
+            names = f"{SERVER_PASSWORD} or {CLIENT_PASSWORD} (or their _FILE)"
             raise UsageError(
                 f"{path} cannot be opened ({error}): is the password in {names} right?"
             ) from error

@@ -23,9 +23,9 @@ from agent.nodes.tls import PLAIN, Security, Tls
 from agent.spec.job_spec import ClusterSpec, JobSpec, NotStartedError, UsageError
 from agent.text.wording import other_world
 from agent.workers.master_port import is_loopback, is_of_this_host, listen, listen_for_nodes
+from worker_hooks.contract.env import TOKEN
 from worker_hooks.storage import manifest
 
-TOKEN_NAME = "MSRUN_TOKEN"  # noqa: S105  of the variable
 OPEN_DOOR = (
     "the nodes have no token: whoever reaches port {} may join the job (set {}, or --token-file)"
 )
@@ -85,7 +85,7 @@ def meet(
     if door is None:
         return _join(spec, environ, own, token, secured, say)
     if not (token or cluster.tls_config):
-        say(OPEN_DOOR.format(spec.master_port, TOKEN_NAME))
+        say(OPEN_DOOR.format(spec.master_port, TOKEN))
     for sentence in cluster.said:
         say(sentence)
     return _gather(spec, environ, own, token, secured, door, say)
@@ -103,7 +103,7 @@ def _security(
 def _token(cluster: ClusterSpec, environ: Mapping[str, str]) -> bytes:
     if cluster.token_file is None:
         engines = environ.get(cluster.token_variable, "") if cluster.token_variable else ""
-        return (environ.get(TOKEN_NAME) or engines).encode()
+        return (environ.get(TOKEN) or engines).encode()
     try:
         token = cluster.token_file.read_bytes().strip()
     except OSError as error:

@@ -23,12 +23,11 @@ from agent.spec.job_spec import JobSpec, UsageError
 from agent.workers.forkserver_client import ForkserverClient
 from agent.workers.master_port import listen
 from agent.workers.processes import become_subreaper
-from worker_hooks.contract.env import CUDA_VISIBLE_DEVICES
+from worker_hooks.contract.env import CUDA_VISIBLE_DEVICES, without_keys
 from worker_hooks.contract.layout import RunLayout
 from worker_hooks.contract.protocol import WorkerOrder
 
 REPLACEMENTS = 1_000_000  # more than a job can have; only the length of the number counts
-_KEYS = ("MSRUN_TOKEN", "MSRUN_SERVER_PASSWORD", "MSRUN_CLIENT_PASSWORD")  # and their files
 FILES_NEEDED = 30  # 12 always, 10 more for a moment, some in reserve; log views come on top
 
 
@@ -149,11 +148,6 @@ def start_early(spec: JobSpec, environ: Mapping[str, str]) -> StartedForkserver:
     argv = rank_plan.command(spec, 0)
     workers_environ = {**without_keys(environ), **known}
     return _started(spec, argv, environ, workers_environ, None, hooks_listener)
-
-
-def without_keys(environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what opens the job's lines between nodes: no rank needs that."""
-    return {name: text for name, text in environ.items() if not name.startswith(_KEYS)}
 
 
 def _hooks_listener(spec: JobSpec) -> socket.socket:

@@ -12,11 +12,11 @@ from socket import MSG_PEEK, SO_ERROR, SOL_SOCKET, socket
 from typing import Any, Protocol
 
 from agent.nodes.frames import PREAMBLE
+from agent.nodes.guest import WRONG
 from agent.nodes.line import bytes_of
 from agent.nodes.messages import Refused
 
 NEEDS_TLS = "the nodes of this job know each other by certificates: give --tls-config here, too"
-WRONG = 2  # the exit code of a node without
 _BLOCK_BYTES = 1 << 20  # of a file at a time
 _RECORD_BYTES = 16 << 10  # the longest that TLS has
 
@@ -31,8 +31,8 @@ class Security(Protocol):
         """For a connection that this node has opened.
 
         Raises:
-            OSError: it is gone.
-            UntrustedError: the other side is not trusted, or does not speak TLS.
+            OSError: it is gone, or does not speak TLS; another try may do.
+            UntrustedError: one side does not trust the other.
         """
 
 

@@ -346,17 +346,14 @@ class HooksBridge:
 
     def mirror(self, rank: int, attempt: int, page: bytes) -> None:
         """Take a rank's status page as it was on its node."""
-        self._mirror(rank, attempt, copied(page))
+        try:
+            self._pages.keep(rank, attempt, copied(page), is_copy=True)
+        except (ValueError, OSError) as error:
+            self._journal.event("LinkRefused", rank=rank, why=str(error))
 
     def spread_memory(self, spread: Spread) -> None:
         """Checkpoints in memory are complete once ``spread`` has them on all nodes."""
         self._spread = spread
-
-    def _mirror(self, rank: int, attempt: int, fd: int) -> None:
-        try:
-            self._pages.keep(rank, attempt, fd, is_copy=True)
-        except (ValueError, OSError) as error:
-            self._journal.event("LinkRefused", rank=rank, why=str(error))
 
     def mirror_news(self, rank: int, attempt: int, pieces: Iterable[tuple[int, bytes]]) -> None:
         """Take what a rank has written to its page."""

@@ -33,9 +33,7 @@ class Engine(NamedTuple):
     slurm_job: str = ""  # its number, if Slurm may end it for another one
     job: str = ""  # names the engine's job, whenever it is started
     is_requeued: bool = False  # it was started before
-    has_sparse_ranks: bool = (
-        False  # its node ranks are the numbers of ranks, of each node's first one
-    )
+    has_sparse_ranks: bool = False  # its node ranks are numbers of ranks, of each node's first
     team: str = ""  # names the msruns of this node, of which one takes the ranks of all
     followers: int = 0  # of that one
     is_follower: bool = False

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.cluster import Cluster, refusal
+from support.node_jobs import NodeJobs
+from support.node_trainings import SCRIPT, weights
+from support.warm_python import WarmPython
 
 
 @pytest.fixture
@@ -21,6 +24,18 @@ def nodes(tmp_path: Path) -> Iterator[Callable[[int], Cluster]]:
             return open_ones.enter_context(Cluster(count, folder))
 
         yield made
+
+
+@pytest.fixture
+def jobs(nodes: Callable[[int], Cluster]) -> NodeJobs:
+    """Jobs on two machines."""
+    return NodeJobs(nodes(2))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> list[str]:
+    """The final weights of the training on four ranks, without msrun."""
+    return weights(warm_python.train(tmp_path_factory.mktemp("undisturbed"), 4, SCRIPT))
 
 
 USUAL = re.compile(

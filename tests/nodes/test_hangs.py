@@ -8,22 +8,10 @@ from collections.abc import Callable
 import pytest
 from support.cluster import Cluster
 from support.node_jobs import NodeJobs, check_nothing_left
-from support.node_trainings import SCRIPT, go, train, weights
-from support.warm_python import WarmPython
+from support.node_trainings import go, train, weights
 
 Nodes = Callable[[int], Cluster]
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> list[str]:
-    """The final weights of the training without msrun."""
-    return weights(warm_python.train(tmp_path_factory.mktemp("undisturbed"), 4, SCRIPT))
-
-
-@pytest.fixture
-def jobs(nodes: Nodes) -> NodeJobs:
-    return NodeJobs(nodes(2))
 
 
 @pytest.mark.parametrize("rank", [3, 0])

@@ -19,11 +19,6 @@ ALONE = ("--max-restarts=1", "--node-wait=0")
 SOON_S = 25.0  # on a busy machine; without an answer ranks would get 30 s, and msrun more
 
 
-@pytest.fixture
-def jobs(nodes: Nodes) -> NodeJobs:
-    return NodeJobs(nodes(2))
-
-
 def check_resumed(jobs: NodeJobs, killed: int) -> None:
     """Nothing is left; the killed node comes back, and all go on after step 2."""
     check_nothing_left(jobs.cluster)

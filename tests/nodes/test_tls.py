@@ -9,7 +9,6 @@ from support.certificates import PASSWORDS, authority
 from support.cluster import Cluster
 from support.node_jobs import NodeJobs, check_nothing_left, static
 from support.node_trainings import SCRIPT, go, train, weights
-from support.warm_python import WarmPython
 
 Nodes = Callable[[int], Cluster]
 
@@ -17,9 +16,8 @@ Nodes = Callable[[int], Cluster]
 @pytest.mark.torch
 @pytest.mark.slow
 def test_a_rank_is_replaced_over_encrypted_lines(
-    nodes: Nodes, warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory
+    nodes: Nodes, undisturbed: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    undisturbed = weights(warm_python.train(tmp_path_factory.mktemp("undisturbed"), 4, SCRIPT))
     jobs = NodeJobs(cluster := nodes(3))
     (folder := tmp_path_factory.mktemp("certificates")).chmod(0o755)
     made = authority(folder)

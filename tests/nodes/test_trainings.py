@@ -27,21 +27,9 @@ from support.node_trainings import (
     train,
     weights,
 )
-from support.warm_python import WarmPython
 
 Nodes = Callable[[int], Cluster]
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> list[str]:
-    """The final weights of the training without msrun."""
-    return weights(warm_python.train(tmp_path_factory.mktemp("undisturbed"), 4, SCRIPT))
-
-
-@pytest.fixture
-def jobs(nodes: Nodes) -> NodeJobs:
-    return NodeJobs(nodes(2))
 
 
 def check_same(job: NodesJob, undisturbed: list[str], attempt: int) -> None:

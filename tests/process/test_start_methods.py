@@ -49,6 +49,16 @@ def test_a_workers_parent_is_msrun(msrun, tmp_path, method):
     assert started(job).startswith("cold" if method == "spawn" else "warm")
 
 
+@pytest.mark.parametrize("method", ["auto", "spawn"])
+def test_no_worker_has_what_opens_the_lines_between_nodes(msrun, tmp_path, method):
+    names = "MSRUN_TOKEN", "MSRUN_SERVER_PASSWORD", "MSRUN_CLIENT_PASSWORD_FILE"
+    script = write(tmp_path, f"import os; print([*filter(os.environ.get, {names})])")
+    environ = dict.fromkeys(names, "secret")
+    job = msrun.start(WARM, f"--start-method={method}", script, **environ)
+    assert job.wait().code == 0
+    assert set(job.logs().values()) == {"[]\n"}
+
+
 PROGRAMS = {  # flags, name of the program, source, the reason in the log
     "a script without torch": ((), "script.py", "print('ran')", "does not import torch"),
     "no python": (

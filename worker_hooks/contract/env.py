@@ -21,6 +21,13 @@ that of the run on the controller's node."""
 HOOKS = "MSRUN_HOOKS"
 """Name of the agent's socket for hooks, in Linux's abstract namespace (without the leading NUL)."""
 
+TOKEN, SERVER_PASSWORD, CLIENT_PASSWORD = (
+    "MSRUN_TOKEN",
+    "MSRUN_SERVER_PASSWORD",
+    "MSRUN_CLIENT_PASSWORD",
+)
+"""They open the lines between the nodes of a job; msrun reads them, ranks do not have them."""
+
 DRILL = "MSRUN_DRILL"
 """JSON: the faults that a drill injects, and where ranks record what they computed."""
 
@@ -252,6 +259,12 @@ def why_nccl_watchdog(environ: Mapping[str, str]) -> str:
         if environ.get(name, "").lower() in values:
             return f"{name} is {environ[name]}; unset it"
     return ""
+
+
+def without_keys(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what opens the job's lines between nodes: no rank needs that."""
+    keys = (TOKEN, SERVER_PASSWORD, CLIENT_PASSWORD)  # and the files that hold them
+    return {name: text for name, text in environ.items() if not name.startswith(keys)}
 
 
 def sets_omp_threads(local_world_size: int, inherited: Mapping[str, str]) -> bool:

@@ -245,11 +245,12 @@ class Page:
                 pace; written to.
         """
         found = [(_BEAT_AT, self._map[_BEAT_AT : _BEAT_AT + _BEAT.size])]
-        (newest,) = _END.unpack_from(found[0][1])
+        newest = _BEAT.unpack_from(self._map, _BEAT_AT)[0]
         for step in range(max(known.get(_PACES_SLOT, 0), newest - PACES) + 1, newest + 1):
             at = _PACES_AT + step % PACES * _PACE.size
             octets = self._map[at : at + _PACE.size]
-            if _END.unpack_from(octets)[0] == step and octets == self._map[at : at + _PACE.size]:
+            is_still = octets == self._map[at : at + _PACE.size]
+            if is_still and _PACE.unpack(octets)[0] == step:
                 found.append((at, octets))
         known[_PACES_SLOT] = newest
         for slot in self._slots:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from agent.health.hang import EVERYBODY_WAITS, HangDetector, Inspection
+from agent.health.hang import EVERYBODY_WAITS, HangDetector, Inspection, OtherRanks
 from agent.health.stall import Observation, TypicalSteps, limits, typical_steps
 from worker_hooks.contract.status_page import Heartbeat, Pace, Phase
 
@@ -41,7 +41,7 @@ class Ranks:
                 each if self.vigil.is_silent(each.rank, each.beat) else each._replace(state="")
                 for each in self.seen.values()
             ]
-            if cases := self.vigil.look(found, self.now_s, have_left=self.have_left):
+            if cases := self.vigil.look(found, self.now_s, OtherRanks(self.have_left)):
                 return sorted(case.rank for case in cases)
         return None
 
@@ -390,8 +390,8 @@ def test_a_job_that_is_stopped_as_a_whole_is_paused():
 def test_ranks_that_are_stopped_while_others_are_on_their_way_out_are_found():
     for ranks in ([rank(1, 99, state="T")], [rank(0, 99, state="T"), rank(1, 99, state="T")]):
         vigil = HangDetector(10.0)
-        left = {"have_left": True, "others_run": True}
-        looks = (vigil.look(ranks, 100 + n, **left) for n in range(20))
+        others = OtherRanks(are_there=True, run=True)
+        looks = (vigil.look(ranks, 100 + n, others) for n in range(20))
         found = next(filter(None, looks))
         assert not vigil.is_paused
         assert [case.rank for case in found] == [each.rank for each in ranks]
