@@ -6,15 +6,15 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from agent.spec.job_spec import JobSpec, UsageError
 from msrun.options.program import SUBCOMMANDS
 
 if TYPE_CHECKING:
-    from agent.launch.meeting import Met
-    from agent.launch.prepare import Prepared
+    from agent.launch.meeting import LostController, Met
+    from agent.launch.prepare import Prepared, StartedForkserver
     from msrun.job.request import Request
 
 STDERR = 2
@@ -76,10 +76,15 @@ def _prepared(job: JobSpec) -> tuple[Prepared, Met | None]:
 
     if job.cluster is None:
         return prepare(job, os.environ), None
-    from agent.launch.meeting import meet
+    from agent.launch.meeting import LostControllerError, meet
     from msrun import __version__
 
-    met = meet(job, os.environ, __version__, _say)
+    try:
+        met = meet(job, os.environ, __version__, _say)
+    except LostControllerError as error:
+        from agent.launch.succession import meet_again
+
+        met = meet_again(error.lost, os.environ, __version__, _say)
     return met.prepared, met
 
 
@@ -128,6 +133,33 @@ def _with_origin(request: Request) -> Request:
     return request._replace(job=request.job._replace(dump=dump))
 
 
+def _requeue(request: Request) -> None:
+    """Have Slurm start a job again that it has stopped, if Slurm started it."""
+    engine = request.engine
+    if engine is not None and engine.slurm_job:
+        from agent.machine.slurm_queue import requeue_preempted
+        from msrun.terminal.console import CONSOLE
+
+        requeue_preempted(engine.slurm_job, CONSOLE.say)
+
+
+def _next(
+    lost: LostController, say: Callable[[str], None]
+) -> tuple[Prepared, StartedForkserver, Met]:
+    """The job that follows one whose node 0 is lost."""
+    from agent.launch.prepare import abandon, start_forkserver
+    from agent.launch.succession import meet_again
+    from msrun import __version__
+
+    met = meet_again(lost, os.environ, __version__, say)
+    try:
+        started = start_forkserver(met.prepared, os.environ, met.interface, met.early)
+    except UsageError:
+        abandon(met.prepared)
+        raise
+    return met.prepared, started, met
+
+
 def _run(request: Request) -> int:
     from agent.launch import recover_arg
     from agent.spec.timeouts import describe
@@ -158,21 +190,29 @@ def _run(request: Request) -> int:
         if request.join:  # else the message is only in the log
             abandon(prepared)
         raise
+    return _run_to_its_end(request, prepared, started, met)
+
+
+def _run_to_its_end(
+    request: Request, prepared: Prepared, started: StartedForkserver, met: Met | None
+) -> int:
+    """Run the job, and the one that follows if its node 0 is lost; the exit code."""
     from agent.supervisor.run import run  # while the forkserver starts
     from msrun.terminal.console import CONSOLE, MESSAGES
 
+    record_id = request.job.record_id
     try:
         result = run(prepared, started, os.environ, CONSOLE, met)
-        engine = request.engine
-        is_asked = result.is_stopped and result.exit_code != INTERRUPTED  # not by a person
-        if is_asked and engine is not None and engine.slurm_job:
-            from agent.machine.slurm_queue import requeue_preempted
-
-            requeue_preempted(engine.slurm_job, CONSOLE.say)
+        while result.lost is not None:
+            prepared, started, met = _next(result.lost, CONSOLE.say)
+            record_id = prepared.spec.record_id
+            result = run(prepared, started, os.environ, CONSOLE, met)
+        if result.is_stopped and result.exit_code != INTERRUPTED:  # not by a person
+            _requeue(request)
         if request.report is not None:
             from msrun.report.report import report_at_end
 
-            report_at_end(os.environ, request.job.record_id, request.report, CONSOLE)
+            report_at_end(os.environ, record_id, request.report, CONSOLE)
         return result.exit_code
     finally:
         MESSAGES.close(LAST_MESSAGES_S)

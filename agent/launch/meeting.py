@@ -15,14 +15,22 @@ from typing import NamedTuple
 
 from agent.launch.certificates import TlsConfig, tls_context
 from agent.launch.prepare import Prepared, StartedForkserver, prepare, start_early
-from agent.nodes.gather import MissingNodesError, gather
-from agent.nodes.join import NeverBegunError, RefusedError, join
+from agent.nodes.gather import MissingNodesError, Succession, gather
+from agent.nodes.join import LostWhileSpareError, NeverBegunError, RefusedError, join
 from agent.nodes.line import Line
+from agent.nodes.messages import SurvivedStep
 from agent.nodes.roster import OwnNode, Roster, WantedNodes
+from agent.nodes.run_messages import NodeFacts
 from agent.nodes.tls import PLAIN, Security, Tls
 from agent.spec.job_spec import ClusterSpec, JobSpec, NotStartedError, UsageError
 from agent.text.wording import other_world
-from agent.workers.master_port import is_loopback, is_of_this_host, listen, listen_for_nodes
+from agent.workers.master_port import (
+    is_loopback,
+    is_of_this_host,
+    listen,
+    listen_for_nodes,
+    listen_in_reserve,
+)
 from worker_hooks.contract.env import TOKEN
 from worker_hooks.storage import manifest
 
@@ -37,13 +45,32 @@ class Met(NamedTuple):
     prepared: Prepared
     roster: Roster
     lines: Mapping[int, Line]  # node rank -> the connection to it; of other nodes only to node 0
-    door: socket.socket | None  # where nodes meet; None: on another node
+    door: socket.socket | None  # where nodes meet, or would if node 0 were lost
     version: str  # of msrun
     token: bytes
     security: Security  # of connections between nodes
     settings: Mapping[str, object]  # what all nodes are told, on the controller's node
     interface: str  # of this machine, at which other nodes are reached; empty: not known
     early: StartedForkserver | None = None  # that of a spare node is at work
+    asked: JobSpec | None = None  # the job as it was before they met
+
+
+class LostController(NamedTuple):
+    """Node 0 is lost, and this node takes part in what follows."""
+
+    job: JobSpec  # that begins
+    nodes: tuple[NodeFacts, ...]  # of the one that is over
+    saved: SurvivedStep | None  # None: this node was a spare one
+    door: socket.socket | None
+    early: StartedForkserver | None  # of the job that begins
+
+
+class LostControllerError(Exception):
+    """Node 0 is lost while this node waits as a spare."""
+
+    def __init__(self, lost: LostController) -> None:
+        super().__init__("node 0 is lost")
+        self.lost = lost
 
 
 def meet(
@@ -60,18 +87,69 @@ def meet(
     Raises:
         UsageError: the request is wrong, or another node's is.
         NotStartedError: not all nodes came.
+        LostControllerError: node 0 is lost while this node waits as a spare.
     """
     cluster = spec.cluster
     assert cluster is not None
-    assert spec.master_port is not None
-    token = _token(cluster, environ)
     door = _door(spec, cluster)
+    is_first = door is not None
+    if door is None and spec.replace.node_wait_s:
+        door = listen_in_reserve(spec.master_addr, spec.master_port)
     try:
-        secured = _security(cluster, environ, say, is_server=door is not None)
-    except UsageError:
+        side = own_side(spec, environ, version, say, door, is_first=is_first)
+        if not is_first:
+            return join_one(side)
+        if not (side.token or cluster.tls_config):
+            say(OPEN_DOOR.format(spec.master_port, TOKEN))
+        for sentence in cluster.said:
+            say(sentence)
+        return gather_all(side, spec.timeouts.start_s)
+    except LostControllerError:  # the door is needed now
+        raise
+    except BaseException:
         if door is not None:
             door.close()
         raise
+
+
+class OwnSide(NamedTuple):
+    """What a node brings along to meet the others."""
+
+    spec: JobSpec
+    environ: Mapping[str, str]  # msrun's
+    own: OwnNode
+    token: bytes
+    security: Security
+    door: socket.socket | None
+    say: Callable[[str], None]
+
+
+def own_side(
+    spec: JobSpec,
+    environ: Mapping[str, str],
+    version: str,
+    say: Callable[[str], None],
+    door: socket.socket | None,
+    *,
+    is_first: bool,
+    survived: SurvivedStep | None = None,
+) -> OwnSide:
+    """Put it together.
+
+    Args:
+        spec: the job.
+        environ: msrun's environment.
+        version: of msrun.
+        say: prints one sentence for people.
+        door: where this node listens; ``None``: nowhere.
+        is_first: the others come to it.
+        survived: where its job goes on, if that has lost node 0.
+
+    Raises:
+        UsageError: a file that it needs is unfit.
+    """
+    cluster = spec.cluster
+    assert cluster is not None
     own = OwnNode(
         node_rank=cluster.node_rank,
         nproc=spec.nproc,
@@ -81,14 +159,11 @@ def meet(
         record_id=spec.record_id,
         version=version,
         is_spare=cluster.is_spare,
+        door=0 if door is None else int(door.getsockname()[1]),
+        survived=survived,
     )
-    if door is None:
-        return _join(spec, environ, own, token, secured, say)
-    if not (token or cluster.tls_config):
-        say(OPEN_DOOR.format(spec.master_port, TOKEN))
-    for sentence in cluster.said:
-        say(sentence)
-    return _gather(spec, environ, own, token, secured, door, say)
+    secured = _security(cluster, environ, say, is_server=is_first)
+    return OwnSide(spec, environ, own, _token(cluster, environ), secured, door, say)
 
 
 def _security(
@@ -137,31 +212,43 @@ def _door(spec: JobSpec, cluster: ClusterSpec) -> socket.socket | None:
 # --- the controller's node ------------------------------------------------------------------------
 
 
-def _gather(
-    spec: JobSpec,
-    environ: Mapping[str, str],
-    own: OwnNode,
-    token: bytes,
-    secured: Security,
-    door: socket.socket,
-    say: Callable[[str], None],
+def gather_all(
+    side: OwnSide,
+    timeout_s: float | None,
+    succession: Succession | None = None,
+    early: StartedForkserver | None = None,
 ) -> Met:
+    """Wait for the other nodes: this is the controller's.
+
+    Args:
+        side: this node's.
+        timeout_s: for how long; ``None``: for ever.
+        succession: this node takes the part of a lost one.
+        early: its forkserver is at work.
+
+    Raises:
+        UsageError: the request is wrong, or another node's is.
+        NotStartedError: not all nodes came, or the job cannot go on from where it was saved.
+        NodeZeroBackError: the nodes meet at node 0 after all.
+    """
+    spec, environ, own, token, secured, door, say = side
+    assert door is not None
     cluster = spec.cluster
     assert cluster is not None
     prepared: list[Prepared] = []
     told: dict[str, object] = {}
 
-    def settings(roster: Roster) -> dict[str, object]:
+    def settings(roster: Roster, saved: SurvivedStep | None) -> dict[str, object]:
         """Prepare the run first: if that fails, no other node has begun."""
         nodes = tuple(node.nproc for node in roster.nodes)
-        met = spec._replace(nodes=nodes, node_rank=0)
+        met = _going_on(spec, saved, say)._replace(nodes=nodes, node_rank=0)
         prepared.append(prepare(met, environ, listen_for_nodes(spec.master_addr, 0)))
         dump = met.dump
         if dump.resume is not None and cluster.world is None:  # else it was said before
             with contextlib.suppress(ValueError):  # it was read a moment ago
-                saved = manifest.read(dump.resume).world_size
-                if saved != met.world_size:
-                    say(other_world(saved, met.world_size))
+                before = manifest.read(dump.resume).world_size
+                if before != met.world_size:
+                    say(other_world(before, met.world_size))
         told.update(
             {
                 "job_id": spec.record_id,
@@ -188,17 +275,14 @@ def _gather(
                 cluster.last_call_s,
             ),
             token,
-            spec.timeouts.start_s,
+            timeout_s,
             say,
             settings,
             security=secured,
+            succession=succession,
         )
     except MissingNodesError as error:
-        door.close()
         raise NotStartedError(str(error)) from error
-    except BaseException:
-        door.close()
-        raise
     reached = [line.connection.getsockname()[0] for line in gathered.lines.values()]
     # another msrun on this host is no other machine
     here = min(reached, key=is_loopback, default="")
@@ -212,26 +296,61 @@ def _gather(
         secured,
         told,
         _interface(here),
+        early,
+        spec,
     )
+
+
+def _going_on(spec: JobSpec, saved: SurvivedStep | None, say: Callable[[str], None]) -> JobSpec:
+    """The job, from the step at which other nodes have lost it; ``None``: it was not lost.
+
+    Raises:
+        NotStartedError: that checkpoint is not whole.
+    """
+    if saved is None or (spec.dump.resume is not None and saved.step <= spec.dump.resume_step):
+        return spec
+    path = Path(saved.path)
+    try:
+        found = manifest.read(path)
+        damages = manifest.verify(path, found)
+    except (ValueError, OSError) as error:
+        raise NotStartedError(f"the checkpoint {path} cannot be read here ({error})") from error
+    if damages:
+        raise NotStartedError(f"the checkpoint {path} is damaged: {damages[0]}")
+    say(f"resuming step {saved.step} of run {saved.job} from {path}: its node 0 was lost")
+    dump = spec.dump._replace(
+        resume=path.absolute(), resume_step=saved.step, lineage=tuple(saved.lineage)
+    )
+    return spec._replace(dump=dump)
 
 
 # --- the other nodes ------------------------------------------------------------------------------
 
 
-def _join(
-    spec: JobSpec,
-    environ: Mapping[str, str],
-    own: OwnNode,
-    token: bytes,
-    secured: Security,
-    say: Callable[[str], None],
+def join_one(
+    side: OwnSide, started: StartedForkserver | None = None, *, is_once: bool = False
 ) -> Met:
+    """Take part in the job whose nodes meet at its MASTER_ADDR: this is none of them yet.
+
+    Args:
+        side: this node's.
+        started: its forkserver is at work already.
+        is_once: whether to dial only once.
+
+    Raises:
+        UsageError: the request is wrong.
+        NotStartedError: the job does not take this node, or did not begin in time.
+        NobodyThereError: dialling once came to nothing.
+        LostControllerError: node 0 is lost while this node waits as a spare.
+    """
+    spec, environ, own, token, secured, door, say = side
     assert spec.master_port is not None
-    early: list[StartedForkserver] = []
+    early = [] if started is None else [started]
 
     def waits_as_spare() -> None:
         say("this node waits as a spare: it takes the place of a node that is lost")
-        early.append(start_early(spec, environ))
+        if not early:
+            early.append(start_early(spec, environ))
 
     try:
         joined = join(
@@ -243,7 +362,12 @@ def _join(
             say,
             waits_as_spare=waits_as_spare,
             security=secured,
+            is_once=is_once,
         )
+    except LostWhileSpareError as error:
+        say(error.why)
+        lost = LostController(spec, error.nodes, None, door, early[-1])
+        raise LostControllerError(lost) from error
     except RefusedError as error:
         raise NotStartedError(error.why, error.exit_code) from error
     except NeverBegunError as error:
@@ -270,13 +394,14 @@ def _join(
         prepared,
         joined.roster,
         {0: joined.line},
-        None,
+        door,
         own.version,
         token,
         secured,
         joined.settings,
         _interface(here),
         early[-1] if early else None,
+        spec,
     )
 
 

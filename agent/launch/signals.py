@@ -8,11 +8,13 @@ from agent.spec.job_spec import JobSpec
 
 FOR_WORKERS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # unless the user lists them as stops
 
+_IGNORES_SIGHUP = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as under nohup
+
 
 def stops(spec: JobSpec) -> frozenset[signal.Signals]:
     """Signals that request a stop; not SIGHUP where it is ignored, as under nohup."""
     listed = {signal.Signals[name] for name in spec.signals}
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    if _IGNORES_SIGHUP:
         listed.discard(signal.SIGHUP)
     return frozenset(listed - graceful(spec))
 
@@ -40,6 +42,14 @@ def take_from_shell(spec: JobSpec) -> None:
     for signum in stops(spec) | graceful(spec):
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
+
+
+def take_back(spec: JobSpec) -> None:
+    """Between two jobs of one msrun each signal means what it does to any program."""
+    for signum in all_of(spec) | {signal.SIGHUP}:
+        is_ignored = signum == signal.SIGHUP and _IGNORES_SIGHUP
+        signal.signal(signum, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def hold(spec: JobSpec) -> None:

@@ -11,8 +11,18 @@ from typing import NamedTuple
 
 from agent.nodes.guest import ANSWER_S, WRONG, Guest, StrangerError
 from agent.nodes.line import LIMIT_S, Line, bytes_of, plain_address, set_options
-from agent.nodes.messages import Admitted, Begin, Join, Refused
-from agent.nodes.roster import Gathering, NodeKey, OwnNode, Roster, WantedNodes, key_of, named
+from agent.nodes.messages import Admitted, Begin, Join, Refused, SurvivedStep
+from agent.nodes.roster import (
+    Doors,
+    Gathering,
+    NodeKey,
+    OwnNode,
+    Roster,
+    Survivors,
+    WantedNodes,
+    key_of,
+    named,
+)
 from agent.nodes.tls import PLAIN, Security
 from agent.text.wording import duration
 
@@ -22,6 +32,7 @@ MOST_UNKNOWN = 256  # guests that still have to say who they are
 PATIENCE_S = 1.0  # that a guest has in any case, however many others knock
 MOST_REFUSALS = 8  # that people hear of
 RETRY_S = 0.2  # after descriptors ran out
+KNOCK_S = 0.5  # between two looks at what came of knocking
 MISSING = 1  # the exit code of every node if some never came
 
 Progress = Callable[[str], object]
@@ -29,6 +40,17 @@ Progress = Callable[[str], object]
 
 class MissingNodesError(Exception):
     """The job cannot begin: one sentence that names who came and who is missing."""
+
+
+class NodeZeroBackError(Exception):
+    """Somebody listens where node 0 did: the nodes are to meet there."""
+
+
+class Succession(NamedTuple):
+    """How this node takes the part of node 0, which is lost."""
+
+    survivors: Survivors
+    knock: Callable[[set[int]], Doors]  # at the doors of these nodes; raises NodeZeroBackError
 
 
 class GatheredNodes(NamedTuple):
@@ -47,9 +69,10 @@ def gather(
     token: bytes,
     timeout_s: float | None,
     progress: Progress,
-    settings: Callable[[Roster], dict[str, object]],
+    settings: Callable[[Roster, SurvivedStep | None], dict[str, object]],
     limit_s: float = LIMIT_S,
     security: Security = PLAIN,
+    succession: Succession | None = None,
 ) -> GatheredNodes:
     """Wait until all nodes have joined, and tell them to begin.
 
@@ -62,19 +85,24 @@ def gather(
         token: the job's; empty: none.
         timeout_s: how long to wait; ``None``: for ever.
         progress: takes a line for people now and then.
-        settings: JSON for the other nodes.
+        settings: makes JSON for the other nodes of who is here, and of where the job goes on if
+            they were in it before.
         limit_s: of a line's silence.
         security: of the connections.
+        succession: node 0 is lost, and this node takes its part; ``None``: this is node 0.
 
     Raises:
         MissingNodesError: not all came in time.
+        NodeZeroBackError: the nodes meet at node 0 after all.
     """
-    door = _Door(listener, own, wanted, token, progress, limit_s, security)
+    door = _Door(listener, own, wanted, token, progress, limit_s, security, succession)
     try:
         door.wait(timeout_s)
         return door.begin(settings)
     except MissingNodesError as error:
         door.turn_away(Refused(str(error), MISSING))
+        raise
+    except NodeZeroBackError:  # those that have joined see the line end, and knock there first
         raise
     except BaseException:
         who = named(own.host, own.address)
@@ -96,10 +124,13 @@ class _Door:
         progress: Progress,
         limit_s: float,
         security: Security,
+        succession: Succession | None,
     ) -> None:
         self._security = security
         self._listener = listener
         self._own = own
+        self._succession = succession
+        self._doors = Doors()
         self._gathering = Gathering(own, wanted)
         self._token = token
         self._progress = progress
@@ -121,13 +152,14 @@ class _Door:
         word = begin + FIRST_WORD_S
         enough_at: float | None = None  # since then there are as many as needed
         while True:
+            self._knock()
             now = time.monotonic()
-            enough_at = (enough_at or now) if self._gathering.is_enough else None
+            enough_at = (enough_at or now) if self._is_enough else None
             due = end if enough_at is None else min(end, enough_at + self._last_call_s)
             is_over = enough_at is not None and now >= due
-            if self._gathering.is_complete or is_over:
+            if self._is_complete or is_over:
                 self._turn(0.0)  # has one of them gone meanwhile?
-                if self._gathering.is_complete or (is_over and self._gathering.is_enough):
+                if self._is_complete or (is_over and self._is_enough):
                     return
                 continue
             if now >= due:
@@ -140,12 +172,14 @@ class _Door:
                 word = now + NEXT_WORD_S
             self._turn(self._pause_s(now, min(word, due)))
 
-    def begin(self, settings: Callable[[Roster], dict[str, object]]) -> GatheredNodes:
+    def begin(
+        self, settings: Callable[[Roster, SurvivedStep | None], dict[str, object]]
+    ) -> GatheredNodes:
         """Tell every node who takes part; the connections are the caller's from now on."""
         reached_at = [guest.connection.getsockname()[0] for guest in self._joined.values()]
         roster = self._gathering.roster(plain_address(reached_at[0]) if reached_at else "")
         ranks = self._gathering.node_ranks()
-        begin = bytes_of(Begin(roster.nodes, settings(roster)))
+        begin = bytes_of(Begin(roster.nodes, settings(roster, self._gathering.saved())))
         for key, guest in self._joined.items():
             guest.say(bytes_of(Admitted(ranks[key], guest.proof(self._token))) + begin)
         lines = {ranks[key]: guest.line() for key, guest in self._joined.items()}
@@ -163,6 +197,26 @@ class _Door:
         for guest in (*self._guests, *self._joined.values()):
             guest.close()
 
+    def _knock(self) -> None:
+        """See which of the nodes that are missing may still come."""
+        if self._succession is not None:
+            here = self._gathering.survivors()
+            self._doors = self._succession.knock(self._succession.survivors.awaited(here))
+
+    @property
+    def _may_begin(self) -> bool:
+        if self._succession is None:
+            return True
+        return self._succession.survivors.may_begin(self._gathering.survivors(), self._doors)
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._gathering.is_complete and self._may_begin
+
+    @property
+    def _is_enough(self) -> bool:
+        return self._gathering.is_enough and self._may_begin
+
     def _turn(self, timeout_s: float) -> bool:
         """Wait for something to happen, and see to it; whether there was anything."""
         ready = self._selector.select(timeout_s)
@@ -177,6 +231,8 @@ class _Door:
     def _pause_s(self, now: float, word: float) -> float:
         """Until something has to be done though nothing happens."""
         due = [word]
+        if self._succession is not None:
+            due.append(now + KNOCK_S)
         if self._opens_at is not None:
             due.append(self._opens_at)
         due += [guest.since + ANSWER_S for guest in islice(self._guests, 1)]
@@ -222,7 +278,7 @@ class _Door:
             self._seat(guest, said)
 
     def _seat(self, guest: Guest, join: Join) -> None:
-        if join.is_spare:  # the job begins without it; it dials again until that has happened
+        if not self._is_wanted(join):  # it dials again
             del self._guests[guest]
             self._forget(guest)
             return
@@ -234,6 +290,16 @@ class _Door:
             self._forget(earlier)  # its process has lost that connection, and made this one
         del self._guests[guest]
         self._joined[key] = guest
+
+    def _is_wanted(self, join: Join) -> bool:
+        """Whether a node may have a place yet; a job begins without those that are spare."""
+        succession, survived = self._succession, join.survived
+        if succession is None:
+            return not join.is_spare
+        if survived is not None and survived.job == succession.survivors.job:
+            return True
+        here = self._gathering.survivors()
+        return succession.survivors.take_others(here, self._doors)
 
     def _refuse(self, guest: Guest, why: str) -> None:
         guest.refuse(Refused(why, WRONG))

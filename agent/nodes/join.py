@@ -15,6 +15,7 @@ from agent.nodes.guest import WRONG
 from agent.nodes.line import LIMIT_S, RECEIVE_BYTES, Line, bytes_of, set_options
 from agent.nodes.messages import Admitted, Begin, Challenge, Join, Refused, Spare, unpack
 from agent.nodes.roster import OwnNode, Roster, named, why_other_version
+from agent.nodes.run_messages import NodeFacts
 from agent.nodes.tls import PLAIN, Security, UntrustedError, is_of_trust, why_untrusted
 from agent.nodes.token import Proofs, Side, new_nonce
 from agent.nodes.vocabulary import CodecError
@@ -43,6 +44,19 @@ class NeverBegunError(Exception):
     exit_code = MISSING
 
 
+class NobodyThereError(Exception):
+    """The one that was to gather the nodes is gone, or does not do so."""
+
+
+class LostWhileSpareError(Exception):
+    """Node 0 is lost while this node waits as a spare; ``nodes``: those of the job."""
+
+    def __init__(self, nodes: tuple[NodeFacts, ...], why: str) -> None:
+        super().__init__(why)
+        self.nodes = nodes
+        self.why = why
+
+
 class JoinedNode(NamedTuple):
     """The node takes part."""
 
@@ -66,6 +80,7 @@ def join(
     limit_s: float = LIMIT_S,
     waits_as_spare: Callable[[], object] = lambda: None,
     security: Security = PLAIN,
+    is_once: bool = False,
 ) -> JoinedNode:
     """Join the job whose controller listens at ``host:port``, and wait until it begins.
 
@@ -84,15 +99,18 @@ def join(
         waits_as_spare: called once it is known that this node waits for another one to be lost, for
             as long as the job runs; ``timeout_s`` counts no more.
         security: of the connection.
+        is_once: dial once; of several nodes any may be the one that gathers the others.
 
     Raises:
         RefusedError: the job does not take this node, or is over and had no need of it.
         NeverBegunError: it did not begin in time.
+        NobodyThereError: this one connection came to nothing.
+        LostWhileSpareError: node 0 is lost, and other nodes may take its part.
     """
     dialling = _Dialling(
         host, port, own, token, timeout_s, progress, limit_s, waits_as_spare, security
     )
-    return dialling.until_begun()
+    return dialling.until_begun(is_once=is_once)
 
 
 class _Dialling:
@@ -125,8 +143,9 @@ class _Dialling:
         self._state = "has not answered yet"
         self._has_asked = False
         self._is_spare = False  # the job knows it
+        self._nodes: tuple[NodeFacts, ...] = ()  # of the job that knows it
 
-    def until_begun(self) -> JoinedNode:
+    def until_begun(self, *, is_once: bool) -> JoinedNode:
         """Dial until the job begins."""
         pause_s, end = SHORTEST_S, self._end
         while True:
@@ -135,7 +154,11 @@ class _Dialling:
             except _DialError as error:
                 if self._is_spare:
                     why = f"the job has ended, or node 0 is lost: {self._where} {error}"
+                    if any(node.door for node in self._nodes):
+                        raise LostWhileSpareError(self._nodes, why) from error
                     raise RefusedError(why, MISSING) from error
+                if is_once:
+                    raise NobodyThereError(f"{self._where} {error}") from error
                 self._state, self._end = str(error), end
                 if self._own.is_spare and self._has_asked:
                     self._state = "has not begun the job yet"
@@ -205,6 +228,8 @@ class _Dialling:
             nonce,
             proofs.proof(self._token, Side.NODE),
             own.is_spare,
+            own.door,
+            own.survived,
         )
         self._send(connection, bytes_of(wish))
         self._has_asked = True
@@ -212,9 +237,12 @@ class _Dialling:
         # the other end has begun to wait before now, so that it is the first to know who is missing
         self._end = time.monotonic() + self._patience_s + LATER_S
         admitted = self._next(connection, reader, float("inf"))
-        if isinstance(admitted, Spare):
+        while isinstance(admitted, Spare):
+            if not self._is_spare:
+                self._waits_as_spare()
             self._is_spare, self._end, self._word = True, float("inf"), float("inf")
-            self._waits_as_spare()
+            self._nodes = admitted.nodes
+            reader.limit = MOST_BYTES  # it is told of all nodes, and of each change
             admitted = self._next(connection, reader, float("inf"))
         if not isinstance(admitted, Admitted):
             raise _DialError(f"says {type(admitted).__name__} where the job should begin")

@@ -73,6 +73,11 @@ class LateGuests:
                 del self._spares[guest]
                 self._admit(guest, answer)
 
+    def tell_spares(self, spare: Spare) -> None:
+        """The nodes of the job are others now."""
+        for guest in self._spares:
+            guest.say(bytes_of(spare))
+
     def close(self, farewell: Refused) -> None:
         """Answer nobody any more; ``farewell``: for the spare nodes."""
         self._loop.remove_reader(self._listener)
@@ -121,7 +126,8 @@ class LateGuests:
         if isinstance(answer, Spare):
             assert isinstance(said, Join)
             self._spares[guest] = said
-            guest.say(bytes_of(answer))
+            # the nodes of a large job are more than it takes of who has proved nothing yet
+            guest.say(bytes_of(Spare(())) + bytes_of(answer))
         else:
             self._admit(guest, answer)
 

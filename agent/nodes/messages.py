@@ -11,21 +11,10 @@ from __future__ import annotations
 
 from typing import NamedTuple, get_args
 
-from agent.nodes.run_messages import RunMessage
+from agent.nodes.run_messages import NodeFacts, RunMessage
 from agent.nodes.vocabulary import Vocabulary
 
 ANY_RANK = -1  # a node rank that was not given
-
-
-class NodeFacts(NamedTuple):
-    """One node of the job."""
-
-    rank: int
-    host: str
-    address: str  # as the controller's node sees it
-    nproc: int
-    pid: int  # of its msrun
-    torch: str = ""  # its version; empty: not known
 
 
 class Challenge(NamedTuple):
@@ -33,6 +22,16 @@ class Challenge(NamedTuple):
 
     nonce: str
     version: str
+
+
+class SurvivedStep(NamedTuple):
+    """What a node that has lost the controller's node knows: where the job goes on."""
+
+    job: str  # its id
+    node_rank: int  # that the node had in it
+    path: str  # the checkpoint of that step, on a file system that all nodes share
+    step: int
+    lineage: tuple[str, ...]  # record ids: the job's, then those of the runs that it resumed
 
 
 class Join(NamedTuple):
@@ -49,6 +48,8 @@ class Join(NamedTuple):
     nonce: str
     proof: str  # empty: there is no token
     is_spare: bool = False  # it wants no place before another node is lost
+    door: int = 0  # the port at which it listens if it has to take node 0's part; 0: it does not
+    survived: SurvivedStep | None = None  # None: it comes for the first time
 
 
 class Refused(NamedTuple):
@@ -59,7 +60,9 @@ class Refused(NamedTuple):
 
 
 class Spare(NamedTuple):
-    """The node waits until another one is lost, or the job is over."""
+    """The node waits until another one is lost, or the job is over. Said again as nodes change."""
+
+    nodes: tuple[NodeFacts, ...]
 
 
 class Admitted(NamedTuple):

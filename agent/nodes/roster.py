@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from agent.nodes.messages import ANY_RANK, Join, NodeFacts
+from agent.nodes.messages import ANY_RANK, Join, SurvivedStep
+from agent.nodes.run_messages import NodeFacts
 from agent.text.wording import LISTED
 
 _MOST_WORKERS = 1 << 16  # of one node: more is nonsense
@@ -29,6 +30,8 @@ class OwnNode(NamedTuple):
     torch: str = ""
     address: str = ""  # at which others reach it; empty: not known
     is_spare: bool = False  # it wants no place before another node is lost
+    door: int = 0  # the port at which it listens if it has to take node 0's part; 0: it does not
+    survived: SurvivedStep | None = None  # it was a node of this job before node 0 was lost
 
 
 class WantedNodes(NamedTuple):
@@ -71,6 +74,40 @@ class Roster:
         if not 0 <= rank < self.world_size:
             raise IndexError(f"no rank {rank} in a job of {self.world_size}")
         return bisect_right(self._ends, rank)
+
+
+class Doors(NamedTuple):
+    """What came of knocking at the doors of a job's nodes, by their ranks."""
+
+    gone: frozenset[int] = frozenset()  # nobody listens: the msrun there has ended
+    silent: frozenset[int] = frozenset()  # nothing is heard for as long as a line may be silent
+    open: frozenset[int] = frozenset()  # somebody listens
+
+
+class Survivors:
+    """Whether the nodes that have lost node 0 may begin the job anew without it. Pure.
+
+    A node that is gone does not count any more. One that does not answer may live, and go on with
+    others; so more than half of those that may live have to be here, and no other half can.
+    """
+
+    def __init__(self, nodes: int, job: str) -> None:
+        """``nodes``: how many the job had, node 0 included; ``job``: its id."""
+        self._nodes = nodes
+        self.job = job
+
+    def may_begin(self, here: set[int], doors: Doors) -> bool:
+        """Whether these are enough. ``here``: the ranks that they had."""
+        return 2 * len(here) > self._nodes - len(doors.gone - here)
+
+    def take_others(self, here: set[int], doors: Doors) -> bool:
+        """Whether places are given to nodes that were not in the job: nobody else will come."""
+        away = here | doors.gone | doors.silent
+        return self.may_begin(here, doors) and len(away) >= self._nodes
+
+    def awaited(self, here: set[int]) -> set[int]:
+        """The nodes whose doors are to be knocked at."""
+        return set(range(self._nodes)) - here
 
 
 class NodeKey(NamedTuple):
@@ -121,6 +158,8 @@ class Gathering:
             own.torch,
             nonce="",
             proof="",
+            door=own.door,
+            survived=own.survived,
         )
         self.own_key = key_of(join, own.address)
         self._members = {self.own_key: _Member(join, own.address)}
@@ -187,10 +226,21 @@ class Gathering:
                     each.join.nproc,
                     each.join.pid,
                     each.join.torch,
+                    each.join.door,
                 )
                 for rank, each in enumerate(self._by_rank())
             )
         )
+
+    def saved(self) -> SurvivedStep | None:
+        """Where the job goes on, as nodes say that were in it; ``None``: it begins."""
+        told = (each.join.survived for each in self._members.values())
+        return max(filter(None, told), key=lambda each: each.step, default=None)
+
+    def survivors(self) -> set[int]:
+        """The ranks that nodes which are here had before node 0 was lost."""
+        told = (each.join.survived for each in self._members.values())
+        return {each.node_rank for each in told if each is not None}
 
     def node_ranks(self) -> dict[NodeKey, int]:
         """The rank of each node in that roster."""

@@ -2,7 +2,7 @@
 
 To the controller's node: Fact, FromRank, PageSeen, PageNews, RankUnlinked,
 FolderMarked, Beats, SweptNode, MemoryTaken.
-To the others: JobKnown, Order, ToRank, Wake, TakeMemory, ShownStatus, Ended.
+To the others: JobKnown, NodesKnown, Order, ToRank, Wake, TakeMemory, ShownStatus, Ended.
 """
 
 from __future__ import annotations
@@ -12,6 +12,18 @@ from typing import NamedTuple, get_args
 from agent.machine.process_use import ProcessNews
 from agent.nodes.vocabulary import Vocabulary
 from worker_hooks.contract import protocol
+
+
+class NodeFacts(NamedTuple):
+    """One node of the job."""
+
+    rank: int
+    host: str
+    address: str  # as the controller's node sees it
+    nproc: int
+    pid: int  # of its msrun
+    torch: str = ""  # its version; empty: not known
+    door: int = 0  # the port at which it listens to take node 0's part; 0: it does not
 
 
 class Fact(NamedTuple):
@@ -74,12 +86,19 @@ class SweptNode(NamedTuple):
     evidence: tuple[object, ...]  # as agent.failure.evidence_json
 
 
+class NodesKnown(NamedTuple):
+    """The nodes of the job, as another one has the place of a lost one."""
+
+    nodes: tuple[NodeFacts, ...]
+
+
 class JobKnown(NamedTuple):
     """The job as of the newest decision."""
 
     state: str
     attempt: int
     has_hooks: bool
+    is_asked: bool = False  # somebody has asked it to stop
 
 
 class Order(NamedTuple):
@@ -135,7 +154,8 @@ class Ended(NamedTuple):
 # fmt: off
 RunMessage = (
     Fact | FromRank | PageSeen | PageNews | RankUnlinked | FolderMarked | Beats | SweptNode
-    | MemoryTaken | JobKnown | Order | ToRank | Wake | TakeMemory | ShownStatus | Ended
+    | MemoryTaken | JobKnown | NodesKnown | Order | ToRank | Wake | TakeMemory | ShownStatus
+    | Ended
 )
 # fmt: on
 

@@ -8,6 +8,7 @@ import json
 import os
 import stat
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -51,6 +52,11 @@ class Record(NamedTuple):
     def is_alive(self) -> bool:
         """Whether the msrun process of this record still runs."""
         return birth(self.pid) == self.born
+
+
+def new_record_id() -> str:
+    """A new name for a run: unique on this host, sortable by its start."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
 
 
 def birth(pid: int) -> int | None:
@@ -151,6 +157,21 @@ class KeptRecord:
         with self._lock:
             self._record = self._record._replace(lineage=lineage, resumed_step=step)
             write(self._folder, self._record)
+
+    def end(self) -> None:
+        """The run is over though its msrun goes on, with another one.
+
+        Raises:
+            OSError: the record cannot be written.
+        """
+        with self._lock:
+            self._record = self._record._replace(pid=0, born=0)
+            write(self._folder, self._record)
+
+    @property
+    def present(self) -> Record:
+        """The record as it is now."""
+        return self._record
 
 
 def _prune(folder: Path) -> None:

@@ -19,7 +19,8 @@ from agent.nodes.guest import WRONG
 from agent.nodes.late import LateGuests, NodePlace
 from agent.nodes.line import Line, Loss, LossKind
 from agent.nodes.link import NodeLink
-from agent.nodes.messages import Begin, Join, NodeFacts, Refused, Spare
+from agent.nodes.messages import Begin, Join, Refused, Spare
+from agent.nodes.run_messages import NodeFacts
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.job_view import Holders, JobView
@@ -292,9 +293,13 @@ class AllNodes:
         if not self._wait_s:
             return NONE_AWAITED
         if not fitting:
-            return self._spared(join) if join.is_spare or has_room else FULL
+            # one that was taken for lost, and has ended its ranks, may be of use again
+            may_wait = join.is_spare or has_room or join.survived is not None
+            return self._spared(join) if may_wait else FULL
         rank = min(fitting)
-        self._facts[rank] = NodeFacts(rank, join.host, address, join.nproc, join.pid, join.torch)
+        self._facts[rank] = NodeFacts(
+            rank, join.host, address, join.nproc, join.pid, join.torch, join.door
+        )
         settings = {**self._met.settings, "is_late": True}
         return NodePlace(rank, Begin(tuple(self._facts), settings))
 
@@ -313,7 +318,7 @@ class AllNodes:
         if who not in self._spares:
             self._spares.add(who)
             self._say(f"a spare node has come ({join.host}): it takes the place of a lost one")
-        return Spare()
+        return Spare(tuple(self._facts))
 
     def _admit(self, rank: int, line: Line) -> None:
         self._vacant.pop(rank).cancel()
@@ -322,6 +327,11 @@ class AllNodes:
         node.renew(self._facts[rank], NodeLink(line))
         node.attach(self._loop, self, self._on_lost)
         self._say(f"{node.name} has come in the place of the lost one")
+        facts = tuple(self._facts)
+        for other in self._others:
+            if other is not node:
+                other.know_nodes(facts)
+        self._door.tell_spares(Spare(facts))
         if not self._bring(node):
             node.go_on(self._controller.view)
 

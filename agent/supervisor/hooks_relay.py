@@ -153,6 +153,10 @@ class HooksRelay:
             self._links.send(rank, protocol.SaveAlone(why) if alone else protocol.Release(why))
         return tuple(saving)
 
+    def newest_step(self) -> int:
+        """The newest step that a rank here has committed; 0: none."""
+        return max((self._pages.newest_step(rank) or 0 for rank in self._pages.all()), default=0)
+
     def hear_out(self, rank: int) -> int | None:
         """Hand on the last messages of a dead rank, and its page; its commit is read there."""
         self._links.hear_out(rank)

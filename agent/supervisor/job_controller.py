@@ -126,7 +126,8 @@ class JobController:
     def view(self) -> JobView:
         """What nodes know of the job, as of the newest decision."""
         job = self._job
-        return JobView(job.state, job.attempt, has_hooks=job.has_hooks)
+        is_asked = bool(job.stop.why)
+        return JobView(job.state, job.attempt, has_hooks=job.has_hooks, is_asked=is_asked)
 
     # --- events in -----------------------------------------------------------------------------
 

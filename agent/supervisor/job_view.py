@@ -16,6 +16,7 @@ class JobView(NamedTuple):
     state: JobState = JobState.NEW
     attempt: int = 0
     has_hooks: bool = False  # some rank's state could be saved, ever
+    is_asked: bool = False  # somebody has asked it to stop
 
 
 class Holders(NamedTuple):

@@ -17,6 +17,8 @@ from agent.nodes.run_messages import (
     Ended,
     Fact,
     JobKnown,
+    NodeFacts,
+    NodesKnown,
     Order,
     ShownStatus,
     SweptNode,
@@ -49,6 +51,7 @@ class RemoteController:
         say: Callable[[str], None],
         grace_s: float,
         host: str,
+        lost: Callable[[Loss, int], bool],
         security: Security = PLAIN,
     ) -> None:
         """Take the parts; nothing is heard before :meth:`begin`.
@@ -61,6 +64,8 @@ class RemoteController:
             say: prints one sentence for people.
             grace_s: for ranks to exit, if the controller's node is gone.
             host: address of that node.
+            lost: called once that node is lost, with why, and the newest step of a rank here:
+                whether this node takes part in what follows.
             security: of connections to it.
         """
         self._security = security
@@ -71,10 +76,15 @@ class RemoteController:
         self._say = say
         self._grace_s = grace_s
         self._host = host
+        self._take_part = lost
         self._is_hurried = False  # somebody wants the ranks, which save by themselves, to end
         self.view = JobView()
         self.ending: Ended | None = None
         """How the job ended; ``None``: it has not."""
+        self.goes_on = False
+        """Whether the controller's node is lost, and the job is to go on without it."""
+        self.nodes: tuple[NodeFacts, ...] = ()
+        """Those that take part, once others do than have begun."""
 
     def attach(self, loop: asyncio.AbstractEventLoop, node: Supervisor) -> None:
         """Act on ``node``, in ``loop``."""
@@ -117,8 +127,10 @@ class RemoteController:
         match message:
             case JobKnown():
                 state = JobState(message.state)
-                self.view = JobView(state, message.attempt, message.has_hooks)
+                self.view = JobView(state, message.attempt, message.has_hooks, message.is_asked)
                 self._node.decided(self.view, Holders())
+            case NodesKnown():
+                self.nodes = message.nodes
             case Order():
                 self._obey(unpack_action(message.action), message.port)
             case Wake():
@@ -150,6 +162,7 @@ class RemoteController:
         if not (living := self._node.living()):
             self._finish()
             return
+        can_go_on = self.view.has_hooks and not self.view.is_asked
         self.view = self.view._replace(state=JobState.STOPPING)
         saving = self._hooks.forsake(why)
         self._node.act(do.CancelStarts(why, now=True))
@@ -158,6 +171,7 @@ class RemoteController:
             # they hold from now on, so nothing is trained twice if others get their places
             self._say(f"{why}: the ranks of this node save their step by themselves, and end")
             self._loop.call_later(SAVE_S, self._kill, why)
+            self.goes_on = can_go_on and self._take_part(loss, self._hooks.newest_step())
         else:
             self._say(f"{why}: the ranks of this node are stopped")
         if others:
@@ -168,7 +182,7 @@ class RemoteController:
 
     def _hurry(self, *, is_now: bool) -> None:
         """Whoever ends the nodes of a job one by one gives each some time to save."""
-        self._is_hurried, why = True, "it is asked for"
+        self._is_hurried, self.goes_on, why = True, False, "it is asked for"
         if is_now:
             self._kill(why)
         else:

@@ -18,7 +18,6 @@ from agent.failure.evidence_json import as_heard, from_json
 from agent.nodes.codec import pack_action, unpack_event
 from agent.nodes.line import Loss
 from agent.nodes.link import NodeLink
-from agent.nodes.messages import NodeFacts
 from agent.nodes.run_messages import (
     Beats,
     Ended,
@@ -27,6 +26,8 @@ from agent.nodes.run_messages import (
     FromRank,
     JobKnown,
     MemoryTaken,
+    NodeFacts,
+    NodesKnown,
     Order,
     PageNews,
     PageSeen,
@@ -137,7 +138,11 @@ class RemoteNode:
         """Tell it what became of the job, if that is new to it."""
         if view != self._known:
             self._known = view
-            self._link.send(JobKnown(view.state.value, view.attempt, view.has_hooks))
+            self._link.send(JobKnown(view.state.value, view.attempt, view.has_hooks, view.is_asked))
+
+    def know_nodes(self, nodes: tuple[NodeFacts, ...]) -> None:
+        """Tell it who takes part."""
+        self._link.send(NodesKnown(nodes))
 
     def act(self, action: do.Action, view: JobView) -> None:
         """Order what concerns the processes of this node."""

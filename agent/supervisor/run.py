@@ -27,7 +27,7 @@ from worker_hooks.contract.layout import FALLBACK
 if TYPE_CHECKING:
     from agent.failure.post_mortem import PostMortem
     from agent.failure.resume_advice import ResumeAdvice
-    from agent.launch.meeting import Met
+    from agent.launch.meeting import LostController, Met
     from agent.supervisor.all_nodes import AllNodes
 
 
@@ -36,6 +36,7 @@ class RunResult(NamedTuple):
 
     exit_code: int
     is_stopped: bool = False  # because of a request; known on the controller's node
+    lost: LostController | None = None  # node 0 is: the job may go on with other nodes
 
 
 def run(
@@ -57,7 +58,8 @@ def run(
     if met is not None and prepared.spec.is_controlled:
         from agent.supervisor.run_controlled import run_controlled
 
-        return RunResult(run_controlled(prepared, ignited, environ, console, met))
+        code, lost = run_controlled(prepared, ignited, environ, console, met)
+        return RunResult(code, lost=lost)
     spec, layout = prepared.spec, prepared.layout
     parts = make_parts(prepared, ignited, environ, console)
     facts, journal, post_mortem = parts.facts, parts.journal, parts.post_mortem

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from agent.failure.evidence_json import as_json
-from agent.launch.meeting import Met
-from agent.launch.prepare import Prepared, StartedForkserver
+from agent.launch.meeting import LostController, Met
+from agent.launch.prepare import Prepared, StartedForkserver, start_early
+from agent.launch.succession import next_job, saved_step, why_over
+from agent.nodes.line import Loss
 from agent.nodes.link import NodeLink
+from agent.nodes.run_messages import NodeFacts
 from agent.spec.console import Console
+from agent.spec.job_spec import JobSpec, UsageError
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.remote_controller import FAILED_EXIT, RemoteController
-from agent.supervisor.run_parts import make_parts, take_apart
+from agent.supervisor.run_parts import RunParts, make_parts, take_apart
 from agent.text.wording import ranged
 from agent.workers.worker import Worker
 
@@ -22,14 +27,15 @@ def run_controlled(
     environ: Mapping[str, str],
     console: Console,
     met: Met,
-) -> int:
+) -> tuple[int, LostController | None]:
     """Run the ranks of this node until the controller's node says that the job is over.
 
     Returns:
-        The exit code, the same on every node.
+        The exit code, the same on every node; and what follows if the controller's node is lost.
     """
     spec, layout = prepared.spec, prepared.layout
     parts = make_parts(prepared, ignited, environ, console)
+    nexts = _NextJob(met, environ, console)
     host = met.lines[0].connection.getpeername()[0]
     link = NodeLink(met.lines[0])
     hooks = HooksRelay(spec, ignited.hooks_listener, parts.journal, parts.kept, link.send)
@@ -49,9 +55,10 @@ def run_controlled(
         say=console.say,
         grace_s=spec.timeouts.grace_s,
         host=host,
+        lost=lambda loss, reached: nexts.begin(loss, reached, controller.nodes),
         security=met.security,
     )
-    supervisor = parts.supervisor(hooks, console.say, frozenset)
+    supervisor = parts.supervisor(hooks, console.say, nexts.pids)
     head = met.roster.nodes[0]
     here = ranged(spec.ranks_here)
     place = ", in the place of a lost one" if prepared.is_late else ""
@@ -66,13 +73,75 @@ def run_controlled(
     controller.close()
     parts.finish_output(console.say)
     ending = controller.ending
+    lost = nexts.lost(parts) if controller.goes_on else None
     code = FAILED_EXIT if ending is None else ending.exit_code
     reason = (
         "the controller's node did not say how the job ended" if ending is None else ending.reason
     )
-    if code:
+    if code and lost is None:
         console.say(f"the job has failed, see the report of node 0 ({head.host}): {reason}")
     parts.journal.log(f"exit {code}: {reason}")
     parts.journal.close()
     take_apart(prepared, ignited)
-    return code
+    if lost is None:
+        nexts.call_off()
+    else:
+        with suppress(OSError):  # then it seems to be alive
+            parts.kept.end()
+    return code, lost
+
+
+class _NextJob:
+    """What begins if node 0 is lost: its forkserver is at work while the ranks save the step."""
+
+    def __init__(self, met: Met, environ: Mapping[str, str], console: Console) -> None:
+        assert met.asked is not None
+        self._met = met
+        self._environ = environ
+        self._console = console
+        self._nodes = met.roster.nodes
+        self._reached = 0
+        self._job: JobSpec | None = None
+        self._early: StartedForkserver | None = None
+
+    def begin(self, loss: Loss, reached: int, nodes: tuple[NodeFacts, ...]) -> bool:
+        """Node 0 is lost; whether this node may take part in what follows.
+
+        Args:
+            loss: of the line to it.
+            reached: the newest step that a rank here has committed.
+            nodes: that take part in the job; none: those that began it.
+        """
+        assert self._met.asked is not None
+        spec, self._reached = self._met.prepared.spec, reached
+        self._nodes = nodes or self._nodes
+        if why := why_over(spec, self._nodes, loss):
+            self._console.say(f"no node takes the part of node 0: {why}")
+            return False
+        self._job = next_job(self._met.asked)
+        with suppress(UsageError):  # no process can be started now: later, perhaps
+            self._early = start_early(self._job, self._environ)
+        return True
+
+    def pids(self) -> frozenset[int]:
+        """Processes that do not end with the ranks."""
+        return frozenset(() if self._early is None else (self._early.forkserver.pid,))
+
+    def lost(self, parts: RunParts) -> LostController | None:
+        """What is known, now that the ranks have ended; ``None``: the step is not saved."""
+        assert self._job is not None
+        saved = saved_step(parts.kept.present, self._met.prepared.spec, self._reached)
+        if saved is None:
+            self._console.say(
+                f"the job does not go on by itself: step {self._reached} is not saved"
+            )
+            return None
+        return LostController(self._job, self._nodes, saved, self._met.door, self._early)
+
+    def call_off(self) -> None:
+        """Nothing follows."""
+        if self._early is not None:
+            self._early.forkserver.forget()
+            self._early.hooks_listener.close()
+        if self._met.door is not None:
+            self._met.door.close()

@@ -68,6 +68,23 @@ def listen_for_nodes(host: str, port: int | None) -> socket.socket:
         raise UsageError(_why(error, host, wanted, cures)) from error
 
 
+def listen_in_reserve(host: str, port: int | None) -> socket.socket | None:
+    """Where another node than the first could be found if it had to take the first one's part.
+
+    Args:
+        host: the first node's; one that is this machine alone's is not left.
+        port: that is taken if it is free, so that the same one is open on all nodes.
+    """
+    for wanted in (port or 0, 0):
+        try:
+            if host == "localhost" or is_loopback(host):
+                return _bind(socket.AF_INET6 if ":" in host else socket.AF_INET, host, wanted)
+            return _bind_all(wanted)
+        except OSError:
+            continue
+    return None
+
+
 def is_of_this_host(host: str) -> bool:
     """Whether a name or an address is this machine's; not as long as it does not resolve."""
     try:

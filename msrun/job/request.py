@@ -6,11 +6,11 @@ import os
 import platform
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from agent.records.run_record import new_record_id
 from agent.spec.job_spec import ClusterSpec, CopyMode, JobSpec, StartMethod, UsageError
 from msrun import __version__
 from msrun.job.resume_point import ResumeOrigin
@@ -265,7 +265,7 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
     size = dialects.size(settings, environ)
     master = dialects.master(settings, warnings)
     _check_unused(settings)
-    record = record_id()
+    record = new_record_id()
     timeouts, dump = recovery_options(settings, environ)
     replace, dumps, max_restarts = on_failure(settings, environ)
     job = JobSpec(
@@ -359,11 +359,6 @@ def _check_unused(settings: Settings) -> None:
     settings.text("logs_specs")
     if not settings.number("monitor_interval") > 0:
         raise UsageError(f"{settings.of('monitor_interval').shown} must be above 0")
-
-
-def record_id() -> str:
-    """A new name for a run: unique on this host, sortable by its start."""
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
 
 
 def _run_id(setting: Setting, record: str) -> str:

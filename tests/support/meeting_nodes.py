@@ -61,7 +61,7 @@ class Job:
         own = own or node("mn0")
         self.listener.listen(100)
         told = settings or {"port": 1}
-        args = (token, timeout_s, say or self.lines.put, lambda _: told)
+        args = (token, timeout_s, say or self.lines.put, lambda *_: told)
         wanted = WantedNodes(nnodes, world, **wanted)
         return self._start(gather, self.listener, own, wanted, *args, security=security)
 

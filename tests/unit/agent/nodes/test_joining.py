@@ -30,9 +30,8 @@ from agent.nodes.messages import (
     Admitted,
     Begin,
     Challenge,
-    NodeFacts,
 )
-from agent.nodes.run_messages import Order, ShownStatus
+from agent.nodes.run_messages import NodeFacts, Order, ShownStatus
 from agent.nodes.token import Proofs, Side
 
 

@@ -25,10 +25,10 @@ from agent.nodes.messages import (
     Begin,
     Challenge,
     Join,
-    NodeFacts,
     Refused,
     Spare,
 )
+from agent.nodes.run_messages import NodeFacts
 from agent.nodes.token import Proofs, Side
 
 OVER = Refused("the job is over: all ranks succeeded", 0)
@@ -94,7 +94,7 @@ def spare(job, say=None, timeout_s=LONG_S):
 
 
 def test_a_spare_node_takes_a_place_that_becomes_free(job, late):
-    late.answers[0] = Spare()
+    late.answers[0] = Spare(())
     future, waits = spare(job)
     assert waits.wait(LONG_S)
     assert not future.done()
@@ -108,7 +108,7 @@ def test_a_spare_node_takes_a_place_that_becomes_free(job, late):
 
 
 def test_a_spare_node_waits_longer_than_nodes_of_the_job_may(job, late, monkeypatch):
-    late.answers[0] = Spare()
+    late.answers[0] = Spare(())
     clock = Clock()
     monkeypatch.setattr(joining, "time", clock)
     future, waits = spare(job, timeout_s=5.0)
@@ -121,7 +121,7 @@ def test_a_spare_node_waits_longer_than_nodes_of_the_job_may(job, late, monkeypa
 
 
 def test_a_spare_node_that_was_not_needed_ends_as_the_job(job, late):
-    late.answers[0] = Spare()
+    late.answers[0] = Spare(())
     future, waits = spare(job)
     assert waits.wait(LONG_S)
     late.loop.call_soon_threadsafe(late.close, OVER)
@@ -131,7 +131,7 @@ def test_a_spare_node_that_was_not_needed_ends_as_the_job(job, late):
 
 
 def test_a_spare_node_that_is_gone_gets_no_place(job, late):
-    late.answers[0] = Spare()
+    late.answers[0] = Spare(())
     connection = job.connect(PREAMBLE)
     reader = FrameReader()
     challenge = heard(connection, reader)
@@ -141,7 +141,7 @@ def test_a_spare_node_that_is_gone_gets_no_place(job, late):
     about = (own.run_id, own.record_id, ANY_RANK, 2, own.host, own.pid, own.version, "")
     wish = Join(*about, "00" * 16, proof, is_spare=True)
     connection.sendall(bytes_of(wish))
-    assert heard(connection, reader) == Spare()
+    assert heard(connection, reader) == Spare(())
     connection.close()
     future, waits = spare(job)
     assert waits.wait(LONG_S)  # by then the other end is known to be closed
@@ -156,7 +156,7 @@ def test_a_spare_node_that_loses_the_job_ends(job):
     future, waits = spare(job)
     connection = job.accept()
     connection.sendall(bytes_of(Challenge("00" * 16, "1.0")))
-    connection.sendall(bytes_of(Spare()))
+    connection.sendall(bytes_of(Spare(())))
     assert waits.wait(LONG_S)
     connection.close()
     error = future.exception(LONG_S)

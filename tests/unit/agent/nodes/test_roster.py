@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from agent.nodes.messages import ANY_RANK, Join, NodeFacts
+from agent.nodes.messages import ANY_RANK, Join
 from agent.nodes.roster import (
     Gathering,
     OwnNode,
@@ -15,6 +15,7 @@ from agent.nodes.roster import (
     key_of,
     natural,
 )
+from agent.nodes.run_messages import NodeFacts
 
 OWN = OwnNode(ANY_RANK, 2, "mn0", 100, "run", "own", "1.0", "2.13", "10.0.0.1")
 

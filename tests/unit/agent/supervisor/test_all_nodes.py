@@ -17,7 +17,7 @@ from agent.failure.evidence_json import as_json
 from agent.machine.process_use import ProcessNews
 from agent.nodes.codec import pack_event, unpack_action
 from agent.nodes.line import Loss, LossKind
-from agent.nodes.messages import ANY_RANK, Join, NodeFacts, Refused, Spare, pack, unpack
+from agent.nodes.messages import ANY_RANK, Join, Refused, Spare, pack, unpack
 from agent.nodes.run_messages import (
     Beats,
     Ended,
@@ -25,6 +25,7 @@ from agent.nodes.run_messages import (
     FromRank,
     JobKnown,
     MemoryTaken,
+    NodeFacts,
     Order,
     PageNews,
     PageSeen,
@@ -541,8 +542,8 @@ def waiting():
 
 
 def test_a_spare_node_waits_and_is_said_once(waiting):
-    for _ in range(2):
-        assert waiting.all._judge(wish(), "10.0.0.4") == Spare()
+    spare = Spare(tuple(waiting.all._facts))
+    assert [waiting.all._judge(wish(), "10.0.0.4") for _ in range(2)] == [spare, spare]
     assert waiting.said == ["a spare node has come (d): it takes the place of a lost one"]
 
 
@@ -552,7 +553,7 @@ def test_a_spare_node_gets_the_place_of_the_first_lost_one_of_its_size(waiting, 
         waiting.all._door, "seat", lambda: seated.append(waiting.all._judge(wish(), "10.0.0.4"))
     )
     waiting.links[1].lose(GONE)  # of one worker
-    assert seated.pop() == Spare()
+    assert seated.pop() == Spare(tuple(waiting.all._facts))
     waiting.links[0].lose(GONE)
     place = seated.pop()
     assert place.node_rank == 1
@@ -578,7 +579,7 @@ def test_a_node_that_comes_late_where_more_may_come_waits_as_a_spare(waiting):
     late = wish()._replace(is_spare=False)
     assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)
     waiting.spec.cluster = ClusterSpec(4, least=2)
-    assert waiting.all._judge(late, "10.0.0.4") == Spare()
+    assert waiting.all._judge(late, "10.0.0.4") == Spare(tuple(waiting.all._facts))
     waiting.spec.cluster = ClusterSpec(3, least=2)  # all have come
     assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)
     waiting.all._facts = waiting.all._facts[:1]
@@ -595,6 +596,5 @@ def test_a_job_that_began_with_fewer_nodes_numbered_them_anew(waiting, monkeypat
 
 
 def test_no_spare_node_waits_where_no_place_is_ever_free(cluster):
-    answer = cluster.all._judge(wish(), "10.0.0.4")
-    assert isinstance(answer, Refused)
+    assert isinstance(answer := cluster.all._judge(wish(), "10.0.0.4"), Refused)
     assert "--node-wait=0" in answer.why

@@ -85,6 +85,9 @@ class FakeHooks:
     def tell(self, rank, message):
         self.log.append((rank, message))
 
+    def newest_step(self):
+        return 7
+
     def forsake(self, why):
         self.log.append(("forsaken", why))
         return self.saving
@@ -94,7 +97,7 @@ class FakeHooks:
 def node():
     loop = asyncio.new_event_loop()
     link, hooks, here = FakeLink(), FakeHooks(), FakeNode(loop)
-    shown, said = [], []
+    shown, said, losses = [], [], []
     controller = RemoteController(
         link,
         hooks,
@@ -103,11 +106,19 @@ def node():
         say=said.append,
         grace_s=0.02,
         host="127.0.0.1",
+        lost=lambda *about: losses.append(about) or True,
     )
     controller.attach(loop, here)
     controller.begin()
     yield SimpleNamespace(
-        loop=loop, link=link, hooks=hooks, here=here, controller=controller, shown=shown, said=said
+        loop=loop,
+        link=link,
+        hooks=hooks,
+        here=here,
+        controller=controller,
+        shown=shown,
+        said=said,
+        losses=losses,
     )
     loop.close()
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.records.run_record import new_record_id
 from agent.spec.job_spec import BindSpec, DumpSpec, ProgramKind, StartMethod, Std, UsageError
 from msrun import __version__
-from msrun.job.request import parse, record_id
+from msrun.job.request import parse
 from msrun.options.rank_maps import words
 from msrun.options.settings import Setting
 
@@ -366,7 +367,7 @@ def test_help_and_version_are_printed_and_leave_with_0(capsys, flag, said):
 
 
 def test_a_record_id_is_unique_and_sorts_by_time():
-    ids = {record_id() for _ in range(50)}
+    ids = {new_record_id() for _ in range(50)}
     assert len(ids) == 50
     assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", name) for name in ids)
 

@@ -1,0 +1,210 @@
+"""Node 0 is lost: another node takes its part, and the job begins anew where it was saved.
+
+Each node has listened since it joined, and knows where the others do. Of those that live the first
+one gathers the others, and whoever takes the place of the lost one; all others join it. If node 0
+is there after all, or was started again, they meet at node 0.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from agent.launch.doors import Address, DoorWatch
+from agent.launch.meeting import (
+    LostController,
+    LostControllerError,
+    Met,
+    gather_all,
+    join_one,
+    own_side,
+)
+from agent.launch.signals import take_back
+from agent.nodes.gather import NodeZeroBackError, Succession
+from agent.nodes.join import NobodyThereError
+from agent.nodes.line import Loss, LossKind
+from agent.nodes.messages import SurvivedStep
+from agent.nodes.roster import Doors, Survivors
+from agent.nodes.run_messages import NodeFacts
+from agent.records.run_record import Record, new_record_id
+from agent.spec.job_spec import JobSpec, NotStartedError
+from agent.text.wording import duration
+
+LOOK_S = 0.1  # between two looks at who is there
+FIRST = 0  # the node that is lost
+
+Say = Callable[[str], None]
+
+
+def next_job(asked: JobSpec) -> JobSpec:
+    """The job that begins once node 0 is lost; ``asked``: as this node was started."""
+    record, cluster = new_record_id(), asked.cluster
+    assert cluster is not None
+    is_named = asked.run_id != asked.record_id
+    return asked._replace(
+        record_id=record,
+        run_id=asked.run_id if is_named else record,
+        cluster=cluster._replace(node_rank=-1, is_spare=False, said=()),
+    )
+
+
+def why_over(job: JobSpec, nodes: tuple[NodeFacts, ...], loss: Loss) -> str:
+    """Why nobody takes node 0's part; empty: perhaps somebody does.
+
+    Args:
+        job: as this node takes part in it.
+        nodes: of the job.
+        loss: of the line to node 0.
+    """
+    if not job.replace.node_wait_s:
+        return "no other node is waited for (--node-wait=0)"
+    if not nodes[job.node_rank].door:
+        return "this node has no port at which others would find it"
+    if loss.kind is LossKind.SILENCE and not Survivors(len(nodes), "").may_begin(
+        set(range(1, len(nodes))), Doors()
+    ):
+        return "it may be alive, and to go on without it takes more than half of the nodes"
+    return ""
+
+
+def saved_step(record: Record, job: JobSpec, reached: int) -> SurvivedStep | None:
+    """Where the job goes on; ``None``: what the ranks have reached is not saved.
+
+    Args:
+        record: of this node.
+        job: as this node took part in it.
+        reached: the newest step that a rank here has committed.
+    """
+    from worker_hooks.storage.find import Verify, search_of_run  # rarely needed
+
+    lineage = (record.saves_as, *record.lineage)
+    folders = map(Path, record.checkpoints)
+    found = search_of_run(folders, lineage, record.resumed_step, verify=Verify.QUICK).newest
+    if found is None or found.manifest.step < reached:
+        return None
+    step = found.manifest.step
+    return SurvivedStep(job.saves_as, job.node_rank, str(found.path.absolute()), step, lineage)
+
+
+def meet_again(lost: LostController, environ: Mapping[str, str], version: str, say: Say) -> Met:
+    """Wait until all nodes are here that the job needs, without node 0 or with a new one.
+
+    Args:
+        lost: what this node knows.
+        environ: msrun's environment.
+        version: of msrun.
+        say: prints one sentence for people.
+
+    Raises:
+        UsageError: the request is wrong on this node.
+        NotStartedError: not all nodes came.
+    """
+    take_back(lost.job)
+    while True:
+        watch = DoorWatch(_addresses(lost))
+        try:
+            return _Meeting(lost, environ, version, say, watch).met()
+        except LostControllerError as error:  # it waited as a spare, and that job's is lost as well
+            lost = error.lost
+        finally:
+            watch.close()
+
+
+def _addresses(lost: LostController) -> dict[int, Address]:
+    found = {node.rank: Address(node.address, node.door) for node in lost.nodes if node.door}
+    if FIRST in found:  # its name may mean another machine by now
+        found[FIRST] = Address(lost.job.master_addr, found[FIRST].port)
+    return found
+
+
+class _Meeting:
+    """The search for whom to meet, of one node."""
+
+    def __init__(
+        self,
+        lost: LostController,
+        environ: Mapping[str, str],
+        version: str,
+        say: Say,
+        watch: DoorWatch,
+    ) -> None:
+        self._lost = lost
+        self._environ = environ
+        self._version = version
+        self._say = say
+        self._watch = watch
+        self._addresses = _addresses(lost)
+        self._wait_s = lost.job.replace.node_wait_s
+        self._deadline_s = time.monotonic() + self._wait_s
+        # a spare one leads nobody: it was in no roster
+        self._before = len(lost.nodes) if lost.saved is None else lost.saved.node_rank
+
+    def met(self) -> Met:
+        """Join the first node that gathers others, or gather them."""
+        waited = set(range(self._before))
+        while time.monotonic() < self._deadline_s:
+            doors = self._watch.look(waited)
+            there = min(doors.open, default=None)
+            if there is not None and (met := self._joined(there)):
+                return met
+            away = doors.gone | doors.silent
+            if there is None and waited <= away and self._lost.saved is not None:
+                try:
+                    return self._gathered()
+                except NodeZeroBackError:
+                    self._say("node 0 is back: the nodes meet there")
+            time.sleep(LOOK_S)
+        raise NotStartedError(
+            f"no node has taken the part of node 0 within {duration(self._wait_s)}"
+        )
+
+    def _joined(self, node: int) -> Met | None:
+        address, lost = self._addresses[node], self._lost
+        job, cluster = lost.job, lost.job.cluster
+        assert cluster is not None
+        job = job._replace(master_addr=address.host, master_port=address.port)
+        if lost.saved is None:
+            job = job._replace(cluster=cluster._replace(is_spare=True))
+        try:
+            side = own_side(
+                job,
+                self._environ,
+                self._version,
+                self._say,
+                lost.door,
+                is_first=False,
+                survived=lost.saved,
+            )
+            return join_one(side, lost.early, is_once=True)
+        except NobodyThereError:
+            return None
+
+    def _gathered(self) -> Met:
+        lost = self._lost
+        assert lost.saved is not None
+        assert lost.door is not None
+        node = lost.nodes[lost.saved.node_rank]
+        job = lost.job._replace(master_addr=node.address, master_port=node.door)
+        self._say(
+            f"this node takes the part of node 0, which is lost; step {lost.saved.step} is saved. "
+            f"To give a node to the job, start msrun there with --master-addr={node.address} "
+            f"--master-port={node.door} and without --node-rank"
+        )
+        side = own_side(
+            job,
+            self._environ,
+            self._version,
+            self._say,
+            lost.door,
+            is_first=True,
+            survived=lost.saved,
+        )
+        succession = Succession(Survivors(len(lost.nodes), lost.saved.job), self._knock)
+        return gather_all(side, self._deadline_s - time.monotonic(), succession, lost.early)
+
+    def _knock(self, awaited: set[int]) -> Doors:
+        doors = self._watch.look(awaited | {FIRST})
+        if FIRST in doors.open:
+            raise NodeZeroBackError
+        return doors
