@@ -2,7 +2,8 @@
 
 To the controller's node: Fact, FromRank, PageSeen, PageNews, RankUnlinked,
 FolderMarked, Beats, SweptNode, MemoryTaken.
-To the others: JobKnown, NodesKnown, Order, ToRank, Wake, TakeMemory, ShownStatus, Ended.
+To the others: JobKnown, NodesKnown, Order, ToRank, Wake, TakeMemory, ShownStatus, Ended;
+to the next one also PageSeen and PageNews.
 """
 
 from __future__ import annotations

@@ -73,11 +73,13 @@ class AllNodes:
         self._wait_s = met.prepared.spec.replace.node_wait_s
         self._vacant: dict[int, asyncio.TimerHandle] = {}  # places of lost nodes
         self._said: set[int] = set()  # of those places
+        self._next: RemoteNode | None = None  # takes node 0's part if that is lost
         self._spares: set[tuple[str, int]] = set()  # nodes that wait, or waited: host, pid
         self._facts = list(met.roster.nodes)
         self._memory: tuple[str, Manifest] | None = None  # the newest checkpoint in memory
         self._say = say
         self._own = own
+        self._hooks = hooks
         self._others = tuple(others)
         self._node_of = {rank: node for node in others for rank in node.ranks}
         self._controller = controller
@@ -93,6 +95,7 @@ class AllNodes:
         self._door.attach(loop)
         for node in self._others:
             node.attach(loop, self, self._on_lost)
+        self._choose_next()
 
     # --- a node, for the controller -------------------------------------------------------------
 
@@ -243,10 +246,18 @@ class AllNodes:
             rank = node.facts.rank
             self._vacant[rank] = self._loop.call_later(self._wait_s, self._give_up, node)
             self._say_awaited()
+        self._choose_next()
         node.is_swept = True
         self.swept()
         self._sender.hear(node.facts.rank, "", "")
         self._door.seat()
+
+    def _choose_next(self) -> None:
+        """The node that would take this one's part keeps copies of what its ranks alone have."""
+        there = next((node for node in self._others if node.is_there), None)
+        if there is not self._next:
+            self._next = there
+            self._hooks.copy_pages(None if there is None else there.keep_page)
 
     def _spread(
         self, dump_id: int, path: str, manifest: Manifest, done: Callable[[str], None]
@@ -326,6 +337,7 @@ class AllNodes:
         node = next(each for each in self._others if each.facts.rank == rank)
         node.renew(self._facts[rank], NodeLink(line))
         node.attach(self._loop, self, self._on_lost)
+        self._choose_next()
         self._say(f"{node.name} has come in the place of the lost one")
         facts = tuple(self._facts)
         for other in self._others:

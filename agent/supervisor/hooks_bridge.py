@@ -19,6 +19,7 @@ from agent.controller.states import JobState
 from agent.dump.target import Spread
 from agent.hooks import shared_folders
 from agent.hooks.exiting_ranks import ExitingRanks
+from agent.hooks.page_copies import PageCopies
 from agent.hooks.peer_pages import SharedPages
 from agent.hooks.rank_links import Loop, RankLinks, Said
 from agent.hooks.rank_processes import RankProcesses
@@ -26,7 +27,7 @@ from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages, copied
 from agent.hooks.update_votes import UpdateVotes
 from agent.machine.process_use import ProcessNews
-from agent.nodes.run_messages import FolderMarked
+from agent.nodes.run_messages import FolderMarked, PageNews, PageSeen
 from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
@@ -153,6 +154,7 @@ class HooksBridge:
         self._links = RankLinks(listener, spec.ranks_here, journal)
         self._pages = StatusPages()
         self._shared = SharedPages(self._links, self._pages, spec.ranks_here)
+        self._copies = PageCopies(self._pages, spec.ranks_here, say)
         self._guarding: Guarding | None = None  # no rank has hooks yet
         self._state = JobState.NEW
         self._attempt = 0
@@ -351,6 +353,10 @@ class HooksBridge:
         except (ValueError, OSError) as error:
             self._journal.event("LinkRefused", rank=rank, why=str(error))
 
+    def copy_pages(self, send: Callable[[PageSeen | PageNews], None] | None) -> None:
+        """Keep copies of this node's pages on another one, by ``send``; ``None``: there is none."""
+        self._copies.begin(send, self._attempt)
+
     def spread_memory(self, spread: Spread) -> None:
         """Checkpoints in memory are complete once ``spread`` has them on all nodes."""
         self._spread = spread
@@ -459,6 +465,7 @@ class HooksBridge:
         for fd in fds:
             os.close(fd)
         if isinstance(message, protocol.PageWritten):
+            self._copies.tell(message.rank, self._attempt)
             return
         if isinstance(message, protocol.Unprotected):
             self._warn(message)
@@ -526,6 +533,7 @@ class HooksBridge:
         self._training.add(rank)
         if rank in self._spec.ranks_here:
             self._agent.protect(self._links.pid(rank))
+            self._copies.show(rank, self._attempt)
         self._shared.share(self._attempt, self._services.loop)
         self._agent.post(
             message._replace(not_replaceable_why=encodable(message.not_replaceable_why))

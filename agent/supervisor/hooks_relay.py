@@ -16,6 +16,7 @@ from time import monotonic_ns
 
 from agent.controller import actions as do
 from agent.controller.states import JobState
+from agent.hooks.page_copies import MOST_SHOWN, CopiedPages
 from agent.hooks.peer_pages import SharedPages
 from agent.hooks.rank_links import Loop, RankLinks, Said
 from agent.hooks.shared_folders import FolderMarks
@@ -44,8 +45,6 @@ from worker_hooks.contract import protocol
 
 CHANGED_BY = protocol.Frozen | protocol.Standing | protocol.Leaving
 """A rank says this once its page holds what matters."""
-
-MOST_SHOWN = 8 << 20  # of a page as base64: what fits a frame, with room for the rest
 
 LARGE = (
     "what rank {} alone holds (buffers, data position, variables) is too large to be kept on the "
@@ -76,6 +75,7 @@ class HooksRelay:
         self._links = RankLinks(listener, spec.ranks_here, journal)
         self._pages = StatusPages()
         self._shared = SharedPages(self._links, self._pages, spec.ranks_here)
+        self._copies = CopiedPages(self._links, spec.ranks_here)
         self._send = send
         self._record = kept
         self._mark_name = f".msrun-{spec.job_id}-node-{spec.node_rank}"
@@ -107,6 +107,7 @@ class HooksRelay:
         """Every rank is gone."""
         self._links.end()
         self._pages.clear()
+        self._copies.clear()
 
     def close(self) -> None:
         """The job is over."""
@@ -144,14 +145,23 @@ class HooksRelay:
                 pass
         self._links.send(rank, message)
 
-    def forsake(self, why: str) -> tuple[int, ...]:
-        """The controller's node is gone: no rank waits for an order; these save by themselves."""
+    def forsake(self, why: str, *, is_proven: bool) -> tuple[int, ...]:
+        """The controller's node is gone: no rank waits for an order; these save by themselves.
+
+        Args:
+            why: as text.
+            is_proven: its msrun has ended.
+        """
         self._forsaken = why
         saving = self._pages.all().keys() if self._may_save else set()
         for rank in self._ranks:
-            alone = rank in saving
-            self._links.send(rank, protocol.SaveAlone(why) if alone else protocol.Release(why))
+            alone = protocol.SaveAlone(why, is_proven)
+            self._links.send(rank, alone if rank in saving else protocol.Release(why))
         return tuple(saving)
+
+    def keep(self, message: PageSeen | PageNews) -> None:
+        """Keep a copy of a page of the controller's node, for the ranks here."""
+        self._copies.take(message, self._loop)
 
     def newest_step(self) -> int:
         """The newest step that a rank here has committed; 0: none."""
@@ -246,6 +256,7 @@ class HooksRelay:
         if isinstance(message, protocol.Registered):
             self._mark(message)
             self._shared.share(self._attempt, self._loop)
+            self._copies.share(self._loop)
 
     def _learn(self, hello: protocol.Hello) -> None:
         if hello.exit_file:

@@ -20,6 +20,8 @@ from agent.nodes.run_messages import (
     NodeFacts,
     NodesKnown,
     Order,
+    PageNews,
+    PageSeen,
     ShownStatus,
     SweptNode,
     TakeMemory,
@@ -129,6 +131,8 @@ class RemoteController:
                 state = JobState(message.state)
                 self.view = JobView(state, message.attempt, message.has_hooks, message.is_asked)
                 self._node.decided(self.view, Holders())
+            case PageSeen() | PageNews():
+                self._hooks.keep(message)
             case NodesKnown():
                 self.nodes = message.nodes
             case Order():
@@ -164,7 +168,7 @@ class RemoteController:
             return
         can_go_on = self.view.has_hooks and not self.view.is_asked
         self.view = self.view._replace(state=JobState.STOPPING)
-        saving = self._hooks.forsake(why)
+        saving = self._hooks.forsake(why, is_proven=loss.kind is LossKind.PROOF)
         self._node.act(do.CancelStarts(why, now=True))
         others = tuple(rank for rank in living if rank not in saving)
         if saving:

@@ -140,6 +140,10 @@ class RemoteNode:
             self._known = view
             self._link.send(JobKnown(view.state.value, view.attempt, view.has_hooks, view.is_asked))
 
+    def keep_page(self, message: PageSeen | PageNews) -> None:
+        """Have it keep a copy of a page of this node."""
+        self._link.send(message)
+
     def know_nodes(self, nodes: tuple[NodeFacts, ...]) -> None:
         """Tell it who takes part."""
         self._link.send(NodesKnown(nodes))

@@ -2,32 +2,89 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import Callable, Sequence
 
 import pytest
 from support.cluster import Cluster
-from support.jobs import poll
-from support.node_jobs import PORT, NodeJobs, check_nothing_left
-from support.node_trainings import SCRIPT, go, saved, train, weights
+from support.node_jobs import PORT, NodeJobs, NodeMsrun, NodesJob, check_nothing_left, static
+from support.node_trainings import SCRIPT, go, train, weights
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 Nodes = Callable[[int], Cluster]
-AS_SPARE = ("--spare-node", "--nnodes=2", "--master-addr=node0", f"--master-port={PORT}")
+WAITS = (SCRIPT, "--wait=3:1")
+TAKES_PART = "this node takes the part of node 0, which is lost; step "
+
+
+def add(jobs: NodeJobs, node: int, *words: object, nproc: int = 2, head: int = 0) -> NodeMsrun:
+    """Another msrun on a machine that has no part in the job yet."""
+    meeting = (f"--master-addr=node{head}", f"--master-port={PORT}", f"--nproc-per-node={nproc}")
+    log_dir = jobs.cluster.nodes[node].folder / "added"
+    return jobs.start_one(
+        jobs.cluster.nodes[node], *meeting, *words, *WAITS, nproc=nproc, log_dir=log_dir
+    )
+
+
+def begun(job: NodesJob) -> None:
+    """All ranks wait in step 3, and are protected."""
+    job.await_lines("waits in step 3")
+    job.head.await_error("protected")
+
+
+def logs_of(*parts: NodeMsrun) -> list[str]:
+    """Those of the ranks in the last job of these msruns."""
+    return [path.read_text() for part in parts for path in part.folder.glob("worker_*.log")]
+
+
+def check_bitwise(undisturbed: Sequence[str], *parts: NodeMsrun) -> None:
+    """The job is over, and its weights are those of one that nothing befell."""
+    for part in parts:
+        assert part.wait().code == 0, "".join(each.errors for each in parts)
+    assert weights(logs_of(*parts)) == undisturbed
 
 
 def test_a_spare_node_takes_the_place_of_the_first(
     nodes: Nodes, undisturbed: Sequence[str]
 ) -> None:
     jobs = NodeJobs(nodes(3))
-    words = (SCRIPT, "--wait=3:1")
-    job = jobs.start(*words, nproc=2)
-    spare = jobs.start_one(jobs.cluster.nodes[2], *AS_SPARE, "--nproc-per-node=2", *words, nproc=2)
+    job = jobs.start(*WAITS, nproc=2)
+    spare = add(jobs, 2, "--spare-node", "--nnodes=2")
     spare.await_error("this node waits as a spare")
-    job.await_lines("waits in step 3")
-    job.head.await_error("protected")
+    begun(job)
     go(jobs)
     jobs.cluster.nodes[0].kill()
-    assert job.parts[1].wait().code == 0, job.told()
-    assert spare.wait().code == 0, spare.errors
-    print(job.parts[1].errors, spare.errors)
+    job.parts[1].await_error(TAKES_PART)
+    check_bitwise(undisturbed, job.parts[1], spare)
+    check_nothing_left(jobs.cluster)
+
+
+def test_the_first_node_is_started_again(jobs: NodeJobs, undisturbed: Sequence[str]) -> None:
+    job = train(jobs, "/", "--wait=3:1")
+    begun(job)
+    go(jobs)
+    jobs.cluster.nodes[0].kill()
+    job.parts[1].await_error(TAKES_PART)
+    jobs.cluster.nodes[0].boot()
+    again = jobs.start_one(
+        jobs.cluster.nodes[0],
+        *static(0, 2, 2),
+        *WAITS,
+        nproc=2,
+        log_dir=jobs.cluster.nodes[0].folder / "again",
+    )
+    check_bitwise(undisturbed, job.parts[1], again)
+    assert "msrun: node 0 is back: the nodes meet there" in job.parts[1].errors
+    assert re.search(r"msrun: resuming step \d of run .*: its node 0 was lost", again.errors)
+    check_nothing_left(jobs.cluster)
+
+
+def test_only_its_msrun_is_killed(jobs: NodeJobs, undisturbed: Sequence[str]) -> None:
+    job = train(jobs, "/", "--wait=3:1")
+    begun(job)
+    go(jobs)
+    job.head.signal(signal.SIGKILL)
+    job.parts[1].await_error(TAKES_PART)
+    other = add(jobs, 0, "--nnodes=2", head=1)
+    check_bitwise(undisturbed, job.parts[1], other)
     check_nothing_left(jobs.cluster)

@@ -313,9 +313,13 @@ class Release(NamedTuple):
 
 
 class SaveAlone(NamedTuple):
-    """The job's controller, on another node, is gone: save as if msrun had died, and exit."""
+    """The job's controller, on another node, is gone: save as if msrun had died, and exit.
+
+    ``is_proven``: its msrun has ended; else it is only not heard.
+    """
 
     why: str
+    is_proven: bool = False
 
 
 class Rejoin(NamedTuple):
@@ -348,7 +352,7 @@ class PeerPages(NamedTuple):
     """What a rank needs of others if the agent dies; their status pages travel beside this."""
 
     ranks: list[int]
-    pids: list[int]  # of the same ranks
+    pids: list[int]  # of the same ranks; 0: on another node, of which this is a copy
 
 
 class Replicated(NamedTuple):

@@ -111,6 +111,8 @@ class Guard:
         self._when_agent_died = when_agent_died
         self.is_forsaken = False
         """Whether the job's controller, on another node, is gone."""
+        self.is_loss_proven = False
+        """Whether its msrun has ended, so that its ranks know as much as this one."""
         self.why_not_replicated = "msrun had not said whether the ranks hold the same"
         self._last_signal: int | None = None
         self._link: AgentLink | None = None
@@ -428,8 +430,8 @@ class Guard:
             case protocol.Release():
                 self._copier.give_up("the process exits")
                 self._released.set()
-            case protocol.SaveAlone():
-                self.is_forsaken = True
+            case protocol.SaveAlone(is_proven=is_proven):
+                self.is_forsaken, self.is_loss_proven = True, is_proven
             case protocol.Rejoin():
                 self._copier.give_up("the rank joins another process group")
                 self._eject(message)

@@ -37,10 +37,16 @@ class KnownPeers:
     def __init__(self) -> None:
         """None yet."""
         self._known: dict[int, _Peer] = {}
+        self._copies: dict[int, int] = {}  # of pages on another node: rank -> a descriptor
 
     def learn(self, ranks: Sequence[int], pids: Sequence[int], pages: Sequence[int]) -> None:
         """Take in what the agent told; the pages' descriptors belong to this object then."""
         for rank, pid, page in zip(ranks, pids, pages, strict=False):  # descriptors may run out
+            if not pid:
+                if (copy := self._copies.pop(rank, None)) is not None:
+                    os.close(copy)
+                self._copies[rank] = page
+                continue
             if (old := self._known.pop(rank, None)) is not None:
                 os.close(old.page)
             found = read_stat(pid)
@@ -76,20 +82,27 @@ class KnownPeers:
                     ended.append(rank)
         return ended
 
+    @property
+    def copied(self) -> set[int]:
+        """Ranks on another node of whose pages the agent keeps copies."""
+        return set(self._copies)
+
     def __iter__(self) -> Iterator[int]:
-        """Their ranks."""
+        """The ranks of those on this node."""
         return iter(tuple(self._known))
 
     def pages(self) -> dict[int, Page]:
         """Their status pages; one that cannot be read counts as missing."""
         found = {}
-        for rank, peer in self._known.items():
+        files = self._copies | {rank: peer.page for rank, peer in self._known.items()}
+        for rank, page in files.items():
             with contextlib.suppress(OSError, *UNSOUND):
-                found[rank] = Page(peer.page)
+                found[rank] = Page(page)
         return found
 
     def forget(self) -> None:
         """Close the pages; in a forked child, for that child alone."""
         known, self._known = self._known, {}
-        for peer in known.values():
-            os.close(peer.page)
+        copies, self._copies = self._copies, {}
+        for page in (*(peer.page for peer in known.values()), *copies.values()):
+            os.close(page)

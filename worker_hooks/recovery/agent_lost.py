@@ -11,7 +11,8 @@ leader writes it. If the leader dies, stops or hangs, the next one takes over in
 On several nodes the same happens when the controller's node is gone, or its msrun: its own ranks
 find their connection closed, those of other nodes are told by their msrun. The folder next to the
 checkpoints is the same for all. Of ranks on other nodes only their notes are known; those of a node
-that is gone write none. Their private states are lost with it.
+that is gone write none. Of the controller's node the msrun of the next one keeps copies of the
+pages, which its ranks have open; other private states are lost with their node.
 
 While a rank is being replaced, the dump in memory is the state that all resume from. Each rank that
 was sent there has it open, and one of them writes it to the disk.
@@ -43,6 +44,7 @@ log = logging.getLogger("msrun")
 
 LOOK_S = 0.01  # between two looks at the notes: not every file system reports changes
 LATE_S = 5.0  # without a note: no thread of that rank runs, its page has what it did last
+LATE_COPIED_S = 1.0  # the same of a rank on another node, if a copy of its page is here
 LAST_LOOK_S = 1.0  # at a main thread that may be blocked after a complete update
 LEAVE_S = 5.0  # for the others, to see that the dump is complete
 EXIT = 1
@@ -77,6 +79,15 @@ def _elsewhere(guard: Guard) -> set[int]:
     if guard.env.local_world_size >= guard.env.world_size:
         return set()
     return set(range(guard.env.world_size)) - {guard.env.rank, *guard.peers}
+
+
+def _late_s(guard: Guard, missing: set[int]) -> float:
+    """How long the notes of these ranks are awaited.
+
+    If a rank lives whose page is copied here, and its note comes too late, nothing is lost by that.
+    """
+    is_soon = guard.is_loss_proven and missing <= guard.peers.copied
+    return LATE_COPIED_S if is_soon else LATE_S
 
 
 def _fallbacks(guard: Guard) -> list[str]:
@@ -151,8 +162,9 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
             break  # that peer holds: no collective after this commit can be finished
         if not gate.is_torn and not guard.peers.are_all_awake:
             break  # a peer is dead or stopped: the same
-        is_late = time.monotonic() > began_s + LATE_S
-        if not gate.is_torn and is_late and everyone - told.keys():
+        missing = everyone - told.keys()
+        is_late = time.monotonic() > began_s + _late_s(guard, missing)
+        if not gate.is_torn and is_late and missing:
             break  # a peer does not run, or is on a node that is gone: the same
         if step != notes.mine.step:
             notes.tell(step=step)
@@ -169,12 +181,12 @@ def _await_all(guard: Guard, notes: PeerNotes, began_s: float, grace_s: float) -
     that is gone.
     """
     elsewhere = _elsewhere(guard)
-    late_s = began_s + LATE_S
-    until_s = late_s + grace_s + LAST_LOOK_S
+    until_s = began_s + LATE_S + grace_s + LAST_LOOK_S
     while True:
         notes.touch()
         told = notes.read()
         now_s = time.monotonic()
+        late_s = began_s + _late_s(guard, elsewhere - told.keys())
         awaited = guard.peers.awake() | (elsewhere & told.keys() if now_s > late_s else elsewhere)
         unsettled = awaited - {rank for rank, note in told.items() if note.is_settled}
         if not unsettled or now_s > until_s or (now_s > late_s and not unsettled & told.keys()):

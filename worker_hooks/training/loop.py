@@ -504,7 +504,8 @@ class DataLoop:
 
     def _make_page(self, feed: Feed) -> None:
         env = self._guard.env
-        self.tracker.page_written = self._guard.tell_page if env.is_controlled else None
+        has_others = env.local_world_size < env.world_size  # which keep copies of the page
+        self.tracker.page_written = self._guard.tell_page if has_others else None
         page = self._committed.open(env.rank, env.attempt, feed, self._position())
         self._guard.register(page, self._committed.step)
         os.close(page)

@@ -1,0 +1,125 @@
+"""Copies of the status pages of node 0, which die with it, on the node that would take its part.
+
+On node 0 what its ranks write is sent on; on the other node it is kept in memory that the ranks
+there have open, so that they can save it when node 0 and their own msrun's orders are gone.
+"""
+
+from __future__ import annotations
+
+import os
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+
+from agent.hooks.rank_links import Loop, RankLinks
+from agent.hooks.status_pages import StatusPages, copied
+from agent.nodes.run_messages import PageNews, PageSeen
+from agent.text.wording import sized
+from worker_hooks.contract import protocol, wire
+
+MOST_SHOWN = 8 << 20  # of a page as base64: what fits a frame, with room for the rest
+RESEND_S = 0.05  # until the kernel takes more descriptors
+
+LARGE = (
+    "what rank {} alone holds (buffers, data position, variables) is too large to be kept on "
+    "another node ({}): if node 0 dies, it begins anew"
+)
+
+
+class PageCopies:
+    """On node 0: has copies kept of the pages of its ranks."""
+
+    def __init__(
+        self, pages: StatusPages, ranks: tuple[int, ...], say: Callable[[str], None]
+    ) -> None:
+        """Take the parts; ``ranks``: of this node."""
+        self._pages = pages
+        self._ranks = ranks
+        self._say = say
+        self._send: Callable[[PageSeen | PageNews], None] | None = None
+        self._large: set[int] = set()  # of which no copy is kept, which was said
+
+    def begin(self, send: Callable[[PageSeen | PageNews], None] | None, attempt: int) -> None:
+        """Another node keeps them from now on."""
+        self._send = send
+        for rank in self._ranks:
+            self.show(rank, attempt)
+
+    def show(self, rank: int, attempt: int) -> None:
+        """A rank has another page than before."""
+        if self._send is None or not (content := self._pages.content(rank)):
+            return
+        self._pages.news(rank)  # what the page has, and perhaps less
+        page = b64encode(content).decode()
+        if len(page) > MOST_SHOWN:
+            if rank not in self._large:
+                self._large.add(rank)
+                self._say(LARGE.format(rank, sized(len(page))))
+            return
+        self._large.discard(rank)
+        self._send(PageSeen(rank, attempt, page))
+
+    def tell(self, rank: int, attempt: int) -> None:
+        """A rank has written to its page."""
+        if self._send is None or rank in self._large:
+            return
+        if self._pages.has_device_areas(rank):  # of those there is no news
+            self.show(rank, attempt)
+            return
+        pieces = {str(at): b64encode(one).decode() for at, one in self._pages.news(rank)}
+        if pieces:
+            self._send(PageNews(rank, attempt, pieces))
+
+
+class CopiedPages:
+    """On the other node: the copies, in the hands of its ranks."""
+
+    def __init__(self, links: RankLinks, ranks: tuple[int, ...]) -> None:
+        """Take the parts; ``ranks``: of this node."""
+        self._links = links
+        self._ranks = ranks
+        self._pages = StatusPages()
+        self._files: dict[int, int] = {}  # rank of node 0 -> a descriptor of its page
+        self._lacking: dict[int, set[int]] = {}  # rank here -> those whose pages it was not sent
+
+    def take(self, message: PageSeen | PageNews, loop: Loop) -> None:
+        """Keep what was sent."""
+        rank = message.rank
+        if isinstance(message, PageNews):
+            pieces = [(int(at), b64decode(one)) for at, one in message.pieces.items()]
+            self._pages.mirror_news(rank, message.attempt, pieces)
+            return
+        try:
+            page = copied(b64decode(message.page))
+            shared = os.dup(page)
+            self._pages.keep(rank, message.attempt, page, is_copy=True)
+        except (ValueError, OSError):
+            return  # no memory, or no descriptor: then it is lost with node 0
+        if (old := self._files.pop(rank, None)) is not None:
+            os.close(old)
+        self._files[rank] = shared
+        for here in self._ranks:
+            self._lacking.setdefault(here, set()).add(rank)
+        self.share(loop)
+
+    def share(self, loop: Loop) -> None:
+        """Hand the pages to the ranks here that lack them, and have a link."""
+        for here, lacking in self._lacking.items():
+            if lacking and self._links.has(here):
+                self._send(here, sorted(lacking), loop)
+
+    def clear(self) -> None:
+        """Every rank is gone."""
+        self._pages.clear()
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+        self._lacking.clear()
+
+    def _send(self, here: int, ranks: list[int], loop: Loop) -> None:
+        for start in range(0, len(ranks), wire.MOST_FDS):
+            part = ranks[start : start + wire.MOST_FDS]
+            message = protocol.PeerPages(part, [0] * len(part))
+            if not self._links.send(here, message, [self._files[rank] for rank in part]):
+                loop.call_later(RESEND_S, self.share, loop)
+                return
+            self._lacking[here] -= set(part)
