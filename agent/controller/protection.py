@@ -107,10 +107,12 @@ def _of_nodes(job: Job) -> str:
     """What the death of a whole node costs, if there are several."""
     if not job.policy.replace.near:
         return ""
-    once = "likewise a node, once another takes its place"
     if not job.policy.replace.node_wait_s:
-        once = "a node that dies ends the job, its step is saved"
-    return f"; {once}, but node 0: the others save the step, and the job ends"
+        return "; a node that dies ends the job, its step is saved"
+    return (
+        "; likewise a node, once another takes its place (if it is node 0, all ranks start again "
+        "from that step)"
+    )
 
 
 def cure_of(why: str) -> str:

@@ -27,7 +27,7 @@ def decide_restart(job: Job) -> RestartVerdict:
     if job.now.refusal:
         return RestartVerdict(job, Condition.HOPELESS, f"{job.now.refusal}{outcome}")
     if job.lost_node:
-        why = "the job needs all its nodes, and a lost one does not come back by itself yet"
+        why = "the job needs all its nodes, and none has taken the place of the lost one"
         return _give_up(job, why, f"{failure}: {why}{outcome}")
     if job.is_disputed:
         why = "the replicas disagree without a majority, so nothing is resumed from"

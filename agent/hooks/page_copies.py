@@ -80,6 +80,7 @@ class CopiedPages:
         self._pages = StatusPages()
         self._files: dict[int, int] = {}  # rank of node 0 -> a descriptor of its page
         self._lacking: dict[int, set[int]] = {}  # rank here -> those whose pages it was not sent
+        self._ready: set[int] = set()  # ranks here that have registered: before, none is expected
 
     def take(self, message: PageSeen | PageNews, loop: Loop) -> None:
         """Keep what was sent."""
@@ -101,10 +102,16 @@ class CopiedPages:
             self._lacking.setdefault(here, set()).add(rank)
         self.share(loop)
 
+    def registered(self, here: int, loop: Loop) -> None:
+        """A rank of this node takes pages from now on, all of them if it is a new process."""
+        self._ready.add(here)
+        self._lacking[here] = set(self._files)
+        self.share(loop)
+
     def share(self, loop: Loop) -> None:
-        """Hand the pages to the ranks here that lack them, and have a link."""
-        for here, lacking in self._lacking.items():
-            if lacking and self._links.has(here):
+        """Hand the pages to the ranks here that lack them."""
+        for here in self._ready:
+            if lacking := self._lacking.get(here):
                 self._send(here, sorted(lacking), loop)
 
     def clear(self) -> None:
@@ -114,6 +121,11 @@ class CopiedPages:
             os.close(file)
         self._files.clear()
         self._lacking.clear()
+        self._ready.clear()
+
+    def drop(self, here: int) -> None:
+        """A rank here has ended, another will register."""
+        self._ready.discard(here)
 
     def _send(self, here: int, ranks: list[int], loop: Loop) -> None:
         for start in range(0, len(ranks), wire.MOST_FDS):

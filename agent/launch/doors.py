@@ -26,11 +26,11 @@ class Address(NamedTuple):
 class _Knock:
     """One door; the connection serves for nothing but to see whether somebody listens."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, *, is_silent: bool) -> None:
         self._address = address
         self._connection: socket.socket | None = None
         self._next_s = 0.0
-        self._unheard_since_s = time.monotonic()
+        self._unheard_since_s = -LIMIT_S if is_silent else time.monotonic()
         self.is_open: bool | None = None  # None: not known
         self.is_silent = False
 
@@ -91,9 +91,18 @@ class _Knock:
 class DoorWatch:
     """Knocks at doors now and then."""
 
-    def __init__(self, addresses: Mapping[int, Address]) -> None:
-        """``addresses``: by the nodes' ranks."""
-        self._knocks = {rank: _Knock(address) for rank, address in addresses.items()}
+    def __init__(
+        self, addresses: Mapping[int, Address], silent: frozenset[int] = frozenset()
+    ) -> None:
+        """Begin.
+
+        Args:
+            addresses: by the nodes' ranks.
+            silent: of these nothing has been heard for a while.
+        """
+        self._knocks = {
+            rank: _Knock(address, is_silent=rank in silent) for rank, address in addresses.items()
+        }
 
     def look(self, ranks: set[int]) -> Doors:
         """What is known of the msruns of these nodes; the others are let alone. Never waits."""

@@ -63,6 +63,7 @@ class LostController(NamedTuple):
     saved: SurvivedStep | None  # None: this node was a spare one
     door: socket.socket | None
     early: StartedForkserver | None  # of the job that begins
+    is_silent: bool = False  # node 0 may be alive
 
 
 class LostControllerError(Exception):
@@ -318,6 +319,8 @@ def _going_on(spec: JobSpec, saved: SurvivedStep | None, say: Callable[[str], No
     if damages:
         raise NotStartedError(f"the checkpoint {path} is damaged: {damages[0]}")
     say(f"resuming step {saved.step} of run {saved.job} from {path}: its node 0 was lost")
+    for sentence in manifest.describe_private(found):
+        say(sentence)
     dump = spec.dump._replace(
         resume=path.absolute(), resume_step=saved.step, lineage=tuple(saved.lineage)
     )

@@ -33,6 +33,8 @@ from agent.text.wording import duration
 
 LOOK_S = 0.1  # between two looks at who is there
 FIRST = 0  # the node that is lost
+FRUITLESS = 3  # losses in a row at one step: the step itself may be what kills the node
+NOBODY_S = 3.0  # that a spare node goes on looking though all others are gone
 
 Say = Callable[[str], None]
 
@@ -49,14 +51,19 @@ def next_job(asked: JobSpec) -> JobSpec:
     )
 
 
-def why_over(job: JobSpec, nodes: tuple[NodeFacts, ...], loss: Loss) -> str:
+def why_over(job: JobSpec, nodes: tuple[NodeFacts, ...], loss: Loss, reached: int) -> str:
     """Why nobody takes node 0's part; empty: perhaps somebody does.
 
     Args:
         job: as this node takes part in it.
         nodes: of the job.
         loss: of the line to node 0.
+        reached: the newest step that a rank here has committed.
     """
+    assert job.cluster is not None
+    before = job.cluster.lost_at[1 - FRUITLESS :]
+    if len(before) == FRUITLESS - 1 and set(before) == {reached}:
+        return f"it is lost after step {reached} for the {FRUITLESS}rd time in a row"
     if not job.replace.node_wait_s:
         return "no other node is waited for (--node-wait=0)"
     if not nodes[job.node_rank].door:
@@ -102,7 +109,8 @@ def meet_again(lost: LostController, environ: Mapping[str, str], version: str, s
     """
     take_back(lost.job)
     while True:
-        watch = DoorWatch(_addresses(lost))
+        silent = frozenset({FIRST} if lost.is_silent else ())
+        watch = DoorWatch(_addresses(lost), silent)
         try:
             return _Meeting(lost, environ, version, say, watch).met()
         except LostControllerError as error:  # it waited as a spare, and that job's is lost as well
@@ -135,21 +143,25 @@ class _Meeting:
         self._say = say
         self._watch = watch
         self._addresses = _addresses(lost)
+        # a spare one comes after all: it was in no roster
+        self._own = len(lost.nodes) if lost.saved is None else lost.saved.node_rank
         self._wait_s = lost.job.replace.node_wait_s
         self._deadline_s = time.monotonic() + self._wait_s
-        # a spare one leads nobody: it was in no roster
-        self._before = len(lost.nodes) if lost.saved is None else lost.saved.node_rank
+        self._others = {rank for rank in self._addresses if rank != self._own}
+        self._needs_others = lost.saved is None or lost.is_silent
+        self._alone_since_s = time.monotonic()
 
     def met(self) -> Met:
         """Join the first node that gathers others, or gather them."""
-        waited = set(range(self._before))
+        before = set(range(self._own))
         while time.monotonic() < self._deadline_s:
-            doors = self._watch.look(waited)
-            there = min(doors.open, default=None)
+            doors = self._watch.look(self._others if self._needs_others else before)
+            self._check_others(doors)
+            there = min(doors.open & before, default=None)
             if there is not None and (met := self._joined(there)):
                 return met
             away = doors.gone | doors.silent
-            if there is None and waited <= away and self._lost.saved is not None:
+            if there is None and before <= away and self._lost.saved is not None:
                 try:
                     return self._gathered()
                 except NodeZeroBackError:
@@ -158,6 +170,20 @@ class _Meeting:
         raise NotStartedError(
             f"no node has taken the part of node 0 within {duration(self._wait_s)}"
         )
+
+    def _check_others(self, doors: Doors) -> None:
+        """Whether a node goes on alone.
+
+        What was silent may have gone on without this node, and come to its end. A spare one has
+        nothing to go on from.
+
+        Raises:
+            NotStartedError: it does not.
+        """
+        if not (self._needs_others and self._others <= doors.gone):
+            self._alone_since_s = time.monotonic()
+        elif time.monotonic() > self._alone_since_s + NOBODY_S:
+            raise NotStartedError("the job is over, or all of its other nodes are lost")
 
     def _joined(self, node: int) -> Met | None:
         address, lost = self._addresses[node], self._lost
@@ -207,4 +233,5 @@ class _Meeting:
         doors = self._watch.look(awaited | {FIRST})
         if FIRST in doors.open:
             raise NodeZeroBackError
+        self._check_others(doors)
         return doors

@@ -202,6 +202,7 @@ class ClusterSpec(NamedTuple):
     tls_config: Path | None = None  # --tls-config; None: what the nodes say is not encrypted
     token_variable: str = ""  # of the environment: holds it, too
     said: tuple[str, ...] = ()  # sentences for the first line, as what several nodes do without
+    lost_at: tuple[int, ...] = ()  # the steps after which the job has lost node 0
 
 
 class JobSpec(NamedTuple):

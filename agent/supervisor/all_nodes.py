@@ -38,6 +38,7 @@ FULL = Refused(
     WRONG,
 )
 NONE_AWAITED = Refused("the job runs, and waits for no node, as it has --node-wait=0", WRONG)
+OUTVOTED = "more than half of the nodes are silent, and may go on without this one"
 FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at about that time
 SWEEP_S = 10.0  # until a node has swept, and told what it found
 CLOSE_S = 5.0  # until all nodes have heard that the job is over
@@ -73,6 +74,7 @@ class AllNodes:
         self._wait_s = met.prepared.spec.replace.node_wait_s
         self._vacant: dict[int, asyncio.TimerHandle] = {}  # places of lost nodes
         self._said: set[int] = set()  # of those places
+        self._silent: set[int] = set()  # of those, of nodes that may be alive
         self._next: RemoteNode | None = None  # takes node 0's part if that is lost
         self._spares: set[tuple[str, int]] = set()  # nodes that wait, or waited: host, pid
         self._facts = list(met.roster.nodes)
@@ -133,10 +135,15 @@ class AllNodes:
     def _order_all(self, action: do.Action) -> None:
         for node in self._others:
             node.act(action, self._controller.view)
-            if node.lost_why and node.facts.rank not in self._vacant:  # and nobody is awaited
+        self._give_up_unawaited()
+        self._say_awaited()
+
+    def _give_up_unawaited(self) -> None:
+        """No rank starts on a node that is lost, and for which no other one is awaited."""
+        for node in self._others:
+            if node.lost_why and node.facts.rank not in self._vacant:
                 for event in node.give_up(node.lost_why, is_lost=True):
                     self._controller.post(event)
-        self._say_awaited()
 
     def _cancel(self, action: do.CancelStarts) -> None:
         for node in self._others:
@@ -161,6 +168,7 @@ class AllNodes:
             node.replace(action, self._own.port, self._controller.view)
             if node.is_there:
                 self._bring(node)
+        self._give_up_unawaited()
         self._say_awaited()
         told, self._held = self._held, None
         for rank, message in told:
@@ -245,6 +253,9 @@ class AllNodes:
         if self._wait_s:
             rank = node.facts.rank
             self._vacant[rank] = self._loop.call_later(self._wait_s, self._give_up, node)
+            if loss.kind is LossKind.SILENCE:
+                self._silent.add(rank)
+            self._give_up_if_outvoted()
             self._say_awaited()
         self._choose_next()
         node.is_swept = True
@@ -333,6 +344,7 @@ class AllNodes:
 
     def _admit(self, rank: int, line: Line) -> None:
         self._vacant.pop(rank).cancel()
+        self._silent.discard(rank)
         self._said.discard(rank)
         node = next(each for each in self._others if each.facts.rank == rank)
         node.renew(self._facts[rank], NodeLink(line))
@@ -369,9 +381,21 @@ class AllNodes:
             return False
         return True
 
-    def _give_up(self, node: RemoteNode) -> None:
+    def _give_up_if_outvoted(self) -> None:
+        """More than half of the nodes may go on without this one: then it must not, too."""
+        alive = len(self._facts) - len(self._vacant.keys() - self._silent)
+        if 2 * len(self._silent) <= alive or not self._controller.view.has_hooks:
+            return
+        self._say(f"{OUTVOTED}: no other node is awaited")
+        for node in self._others:
+            if (timer := self._vacant.get(node.facts.rank)) is not None:
+                timer.cancel()
+                self._give_up(node, OUTVOTED)
+
+    def _give_up(self, node: RemoteNode, why: str = "") -> None:
         del self._vacant[node.facts.rank]
-        why = f"no node came in the place of {node.name} within {duration(self._wait_s)}"
+        self._silent.discard(node.facts.rank)
+        why = why or f"no node came in the place of {node.name} within {duration(self._wait_s)}"
         for event in node.give_up(why, is_lost=True):
             self._controller.post(event)
 

@@ -125,6 +125,7 @@ class HooksRelay:
         self._links.renew(action.attempt, action.survivors)
         for rank in action.newcomers:
             self._pages.drop(rank)
+            self._copies.drop(rank)
         self._links.admit()
 
     def act(self, action: Action) -> None:
@@ -256,7 +257,7 @@ class HooksRelay:
         if isinstance(message, protocol.Registered):
             self._mark(message)
             self._shared.share(self._attempt, self._loop)
-            self._copies.share(self._loop)
+            self._copies.registered(message.rank, self._loop)
 
     def _learn(self, hello: protocol.Hello) -> None:
         if hello.exit_file:

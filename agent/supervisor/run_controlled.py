@@ -9,7 +9,7 @@ from agent.failure.evidence_json import as_json
 from agent.launch.meeting import LostController, Met
 from agent.launch.prepare import Prepared, StartedForkserver, start_early
 from agent.launch.succession import next_job, saved_step, why_over
-from agent.nodes.line import Loss
+from agent.nodes.line import Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import NodeFacts
 from agent.spec.console import Console
@@ -103,6 +103,7 @@ class _NextJob:
         self._reached = 0
         self._job: JobSpec | None = None
         self._early: StartedForkserver | None = None
+        self._is_silent = False
 
     def begin(self, loss: Loss, reached: int, nodes: tuple[NodeFacts, ...]) -> bool:
         """Node 0 is lost; whether this node may take part in what follows.
@@ -115,7 +116,8 @@ class _NextJob:
         assert self._met.asked is not None
         spec, self._reached = self._met.prepared.spec, reached
         self._nodes = nodes or self._nodes
-        if why := why_over(spec, self._nodes, loss):
+        self._is_silent = loss.kind is LossKind.SILENCE
+        if why := why_over(spec, self._nodes, loss, reached):
             self._console.say(f"no node takes the part of node 0: {why}")
             return False
         self._job = next_job(self._met.asked)
@@ -130,13 +132,17 @@ class _NextJob:
     def lost(self, parts: RunParts) -> LostController | None:
         """What is known, now that the ranks have ended; ``None``: the step is not saved."""
         assert self._job is not None
+        assert self._job.cluster is not None
         saved = saved_step(parts.kept.present, self._met.prepared.spec, self._reached)
         if saved is None:
             self._console.say(
                 f"the job does not go on by itself: step {self._reached} is not saved"
             )
             return None
-        return LostController(self._job, self._nodes, saved, self._met.door, self._early)
+        cluster = self._job.cluster
+        lost_at = (*cluster.lost_at, saved.step)
+        job = self._job._replace(cluster=cluster._replace(lost_at=lost_at))
+        return LostController(job, self._nodes, saved, self._met.door, self._early, self._is_silent)
 
     def call_off(self) -> None:
         """Nothing follows."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.spec.job_spec import DumpSpec, UsageError
-from agent.text.wording import listed, other_world
+from agent.text.wording import other_world
 
 if TYPE_CHECKING:
     from worker_hooks.storage.find import FoundCheckpoint, SearchResult
@@ -36,7 +36,7 @@ def resume_origin(
         UsageError: there is no such checkpoint.
     """
     from worker_hooks.storage.find import search, search_of_run  # rarely needed
-    from worker_hooks.storage.manifest import past
+    from worker_hooks.storage.manifest import describe_private, past
 
     lineage = origin.lineage
     if origin.is_run:
@@ -54,12 +54,8 @@ def resume_origin(
             say(f"{other.path} is skipped: another run saved it ({other.manifest.record_id})")
     run = lineage[0] if lineage and manifest.record_id in lineage else manifest.record_id
     say(f"resuming step {manifest.step} of run {run} from {path}")
-    for ranks, what in (
-        (manifest.without_private, "were not saved, and begin anew"),
-        (manifest.stale_private, f"are of a step before {manifest.step}"),
-    ):
-        if ranks:
-            say(f"the random numbers, buffers and data position of {listed(ranks)} {what}")
+    for sentence in describe_private(manifest):
+        say(sentence)
     if world_size not in {None, manifest.world_size}:
         say(other_world(manifest.world_size, world_size))
     before = dict.fromkeys((*lineage[:1], *past(manifest, lineage[1:])))

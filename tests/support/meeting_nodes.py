@@ -56,18 +56,20 @@ class Job:
         world=None,
         say=None,
         security=PLAIN,
+        succession=None,
         **wanted,
     ):
         own = own or node("mn0")
         self.listener.listen(100)
-        told = settings or {"port": 1}
-        args = (token, timeout_s, say or self.lines.put, lambda *_: told)
+        told = settings if callable(settings) else lambda *_: settings or {"port": 1}
+        args = (token, timeout_s, say or self.lines.put, told)
         wanted = WantedNodes(nnodes, world, **wanted)
-        return self._start(gather, self.listener, own, wanted, *args, security=security)
+        more = {"security": security, "succession": succession}
+        return self._start(gather, self.listener, own, wanted, *args, **more)
 
-    def join(self, own, token=b"", timeout_s=LONG_S, say=None, security=PLAIN):
+    def join(self, own, token=b"", timeout_s=LONG_S, say=None, security=PLAIN, is_once=False):
         args = ("127.0.0.1", self.port, own, token, timeout_s, say or self.lines.put)
-        return self._start(join, *args, security=security)
+        return self._start(join, *args, security=security, is_once=is_once)
 
     def _start(self, function, *args, **more):
         future = self.pool.submit(function, *args, **more)

@@ -147,7 +147,10 @@ class NodesJob:
             f"--- {part.node.name}: {part.process.poll()}\n{part.handle.output()}{part.errors}"
             for part in self.parts
         ]
-        return "\n".join(("", *said, *(f"--- {name}\n{log}" for name, log in self.logs().items())))
+        for part in self.parts:  # a node that had other ranks before has their logs as well
+            paths = sorted(part.folder.glob("worker_*.log"))
+            said += [f"--- {path}\n{path.read_text(errors='replace')}" for path in paths]
+        return "\n".join(("", *said))
 
 
 def job_of(*parts: NodeMsrun) -> NodesJob:

@@ -45,6 +45,9 @@ log = logging.getLogger("msrun")
 LOOK_S = 0.01  # between two looks at the notes: not every file system reports changes
 LATE_S = 5.0  # without a note: no thread of that rank runs, its page has what it did last
 LATE_COPIED_S = 1.0  # the same of a rank on another node, if a copy of its page is here
+LATE_SILENT_S = (
+    15.0  # the same if node 0 is silent, which other nodes may notice some seconds later
+)
 LAST_LOOK_S = 1.0  # at a main thread that may be blocked after a complete update
 LEAVE_S = 5.0  # for the others, to see that the dump is complete
 EXIT = 1
@@ -86,8 +89,10 @@ def _late_s(guard: Guard, missing: set[int]) -> float:
 
     If a rank lives whose page is copied here, and its note comes too late, nothing is lost by that.
     """
-    is_soon = guard.is_loss_proven and missing <= guard.peers.copied
-    return LATE_COPIED_S if is_soon else LATE_S
+    if _elsewhere(guard) and missing <= guard.peers.copied:
+        return LATE_COPIED_S
+    is_silence = guard.is_forsaken and not guard.is_loss_proven
+    return LATE_SILENT_S if is_silence else LATE_S
 
 
 def _fallbacks(guard: Guard) -> list[str]:
@@ -181,7 +186,7 @@ def _await_all(guard: Guard, notes: PeerNotes, began_s: float, grace_s: float) -
     that is gone.
     """
     elsewhere = _elsewhere(guard)
-    until_s = began_s + LATE_S + grace_s + LAST_LOOK_S
+    until_s = began_s + LATE_SILENT_S + grace_s + LAST_LOOK_S
     while True:
         notes.touch()
         told = notes.read()

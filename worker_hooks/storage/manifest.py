@@ -23,6 +23,7 @@ from worker_hooks.storage.safetensors_file import Header, read_header, sha256_of
 FORMAT = 1
 _LINEAGE = 100  # runs of a long chain that are kept
 _THREADS = 8  # more do not make a disk faster
+_MOST_SHOWN = 8  # ranks named in a sentence
 _END_S = 1 << 40  # seconds since the epoch, later than any clock
 _RANKS = ("odd", "without_private", "stale_private")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -444,3 +445,19 @@ def describe_dispute(manifest: Manifest) -> str:
         for at, ranks in enumerate(manifest.holders)
     )
     return f"the replicas disagreed without a majority: {' against '.join(sides)}"
+
+
+def describe_private(manifest: Manifest) -> list[str]:
+    """Whose private state a checkpoint lacks, or has as of an earlier step: a sentence each."""
+    sentences = []
+    for ranks, what in (
+        (manifest.without_private, "were not saved, and begin anew"),
+        (manifest.stale_private, f"are of a step before {manifest.step}"),
+    ):
+        if ranks:
+            more = ", ..." if len(ranks) > _MOST_SHOWN else ""
+            which = ", ".join(map(str, ranks[:_MOST_SHOWN])) + more
+            many = "s" if len(ranks) > 1 else ""
+            whose = f"the random numbers, buffers and data position of rank{many} {which}"
+            sentences.append(f"{whose} {what}")
+    return sentences

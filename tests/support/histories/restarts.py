@@ -100,7 +100,7 @@ LOST_NODES = [
         *running(4), (lost(2), "freezing", "freeze 1: 0,1,3; deadline freezing 15", "rank 2 is lost: node 1 (b) is gone"), (lost(3), "freezing"),
         (froze(0), "freezing"), (froze(1), "dumping", "save 5 by 0 digest 1; deadline dumping 20", "step 5 is the newest"), (wrote(0), "dumping", "deadline dumping 20"),
         (holds(1), "committing", "commit 5 by 0; deadline committing 20", "step 5 is written by rank 0"), (done(), "stopping", TERM_01, "rank 2 is lost: node 1 (b) is gone: its msrun closed the line; step 5 is saved in /d"),
-        (gone(0, -15), "stopping"), (gone(1, -15), "failed", "sweep; finish failed 1", "the job needs all its nodes, and a lost one does not come back by itself yet; step 5 is saved in /d")]),
+        (gone(0, -15), "stopping"), (gone(1, -15), "failed", "sweep; finish failed 1", "the job needs all its nodes, and none has taken the place of the lost one; step 5 is saved in /d")]),
     ("without hooks nothing is tried without it either", FOUR_AGAIN, [
         *STARTED_4, (lost(3), "stopping", "TERM 0,1,2; deadline stopping 30", "rank 3 is lost: node 1 (b) is gone"), (lost(2), "stopping"),
         (gone(1, -15), "stopping"), (gone(0, -15), "failed", "sweep; finish failed 1", "rank 3 is lost: node 1 (b) is gone: its msrun closed the line: the job needs all its nodes")]),

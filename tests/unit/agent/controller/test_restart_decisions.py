@@ -63,7 +63,7 @@ def test_a_lost_node(asked, steps):
 def test_restarts_that_a_lost_node_leaves_unused_are_named():
     job = play(FOUR_AGAIN, [*STARTED_4, (lost(2), "stopping", *TERM_ALL)])
     job = replay_from(job, [lost(3), gone(0, -15), gone(1, -15)])
-    why = "the job needs all its nodes, and a lost one does not come back by itself yet"
+    why = "the job needs all its nodes, and none has taken the place of the lost one"
     assert job.gave_up == f"{why} (3 of 3 restarts left unused)"
     assert job.lost_node.startswith("node 1 (b) is gone")
 

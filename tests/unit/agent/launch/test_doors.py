@@ -1,0 +1,65 @@
+"""Whether somebody listens at a door: real sockets, and a clock that is put forward for silence."""
+
+import socket
+
+import pytest
+from support.jobs import poll
+from support.meeting_nodes import Clock
+
+from agent.launch import doors as module
+from agent.launch.doors import Address, DoorWatch
+from agent.nodes.roster import Doors
+
+
+@pytest.fixture
+def listener(monkeypatch):
+    monkeypatch.setattr(module, "AGAIN_S", 0.02)
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        yield one
+
+
+@pytest.fixture
+def watch(listener):
+    """Node 0 listens, of node 1 the port is closed, node 2 has no address that anybody has."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        ports = listener.getsockname()[1], closed.getsockname()[1]
+    one = DoorWatch(
+        {
+            0: Address("127.0.0.1", ports[0]),
+            1: Address("127.0.0.1", ports[1]),
+            2: Address("no.such.host.invalid", 1),
+        }
+    )
+    yield one
+    one.close()
+
+
+def seen(watch, ranks, wanted):
+    poll(lambda: watch.look(ranks) == wanted, 30)
+
+
+def test_a_door_is_open_or_nobody_is_there(watch, listener):
+    seen(watch, {0, 1, 2}, Doors(open=frozenset({0}), gone=frozenset({1})))
+    seen(watch, {1}, Doors(gone=frozenset({1})))
+    port = listener.getsockname()[1]
+    listener.close()
+    seen(watch, {0}, Doors(gone=frozenset({0})))
+    with socket.create_server(("127.0.0.1", port)):
+        seen(watch, {0}, Doors(open=frozenset({0})))
+
+
+def test_nothing_is_heard_of_a_door(watch, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    seen(watch, {0, 2, 7}, Doors(open=frozenset({0})))  # of a node without a door nothing is known
+    clock.late_s = 11.0
+    seen(watch, {0, 2}, Doors(open=frozenset({0}), silent=frozenset({2})))
+
+
+def test_a_stranger_at_the_other_end_is_left_in_peace(watch, listener):
+    """Who knocks says nothing, and is gone at once."""
+    seen(watch, {0}, Doors(open=frozenset({0})))
+    connection, _ = listener.accept()
+    with connection:
+        connection.settimeout(30)
+        assert connection.recv(1) == b""

@@ -1,0 +1,153 @@
+"""Nodes that have lost node 0 meet at another one: who is enough, and who else gets a place."""
+
+from itertools import chain, combinations
+
+import pytest
+from support.meeting_nodes import LONG_S, node
+
+from agent.nodes import gather as gathering
+from agent.nodes.gather import MissingNodesError, NodeZeroBackError, Succession
+from agent.nodes.join import NobodyThereError
+from agent.nodes.messages import SurvivedStep
+from agent.nodes.roster import Doors, Survivors
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """Doors are knocked at all the time."""
+    monkeypatch.setattr(gathering, "KNOCK_S", 0.02)
+
+
+class Knocks:
+    """What the test says that came of knocking."""
+
+    def __init__(self, doors=None):
+        self.doors = doors or Doors(gone=frozenset({0}))
+        self.is_back = False
+        self.awaited = None
+
+    def __call__(self, awaited):
+        self.awaited = awaited
+        if self.is_back:
+            raise NodeZeroBackError
+        return self.doors
+
+
+def survived(rank, step=5, job="lost"):
+    return SurvivedStep(job, rank, f"/ckpt/step_{step}", step, ("lost", "before"))
+
+
+def one(rank, **more):
+    return node(f"mn{rank}", survived=survived(rank, **more))
+
+
+def lead(job, knocks, nodes=3, **more):
+    """Node 1 takes the part of node 0."""
+    succession = Succession(Survivors(nodes, "lost"), knocks)
+    own = one(1)._replace(node_rank=0)
+    return job.gather(nnodes=nodes, own=own, succession=succession, **more)
+
+
+def hosts(controller):
+    return [each.host for each in controller.result(LONG_S).roster.nodes]
+
+
+def test_all_that_live_and_a_new_node_are_enough(job):
+    knocks, told = Knocks(), []
+    controller = lead(job, knocks, settings=lambda _, saved: told.append(saved) or {"port": 1})
+    others = [job.join(one(2, step=6)), job.join(node("mn7", is_spare=True))]
+    assert hosts(controller)[0] == "mn1"
+    assert sorted(hosts(controller)) == ["mn1", "mn2", "mn7"]
+    assert [each.result(LONG_S).settings for each in others] == [{"port": 1}] * 2
+    assert told == [survived(2, step=6)]  # the newest that one of them knows
+
+
+@pytest.mark.parametrize(
+    "more", [{"is_spare": True}, {}, {"survived": survived(2, job="another")}], ids=str
+)
+def test_who_was_not_in_the_job_waits_for_those_that_may_still_come(job, more):
+    knocks = Knocks()
+    controller = lead(job, knocks)
+    early = job.join(node("mn7", **more), is_once=True)
+    assert isinstance(early.exception(LONG_S), NobodyThereError)
+    assert knocks.awaited == {0, 2}
+    knocks.doors = Doors(gone=frozenset({0, 2}))  # node 2 is lost as well
+    others = [job.join(node(host, **more)) for host in ("mn7", "mn8")]
+    assert sorted(hosts(controller)) == ["mn1", "mn7", "mn8"]
+    for other in others:
+        other.result(LONG_S)
+
+
+def test_a_node_that_is_silent_may_have_gone_on(job):
+    """Two of three may begin without node 0; of two or of four that are silent, one may not."""
+    controller = lead(job, Knocks(Doors(silent=frozenset({0}))))
+    others = [job.join(one(2)), job.join(node("mn7", is_spare=True))]
+    assert sorted(hosts(controller)) == ["mn1", "mn2", "mn7"]
+    for other in others:
+        other.result(LONG_S)
+
+
+def test_half_of_the_nodes_do_not_begin(job):
+    controller = lead(job, Knocks(Doors(silent=frozenset({0}))), nodes=2, timeout_s=1.0)
+    early = job.join(node("mn7", is_spare=True), is_once=True)
+    assert isinstance(early.exception(LONG_S), NobodyThereError)
+    assert isinstance(controller.exception(LONG_S), MissingNodesError)
+
+
+def test_enough_of_them_may_begin_a_smaller_job(job):
+    controller = lead(job, Knocks(), least=2, last_call_s=0.2)
+    other = job.join(one(2))
+    assert sorted(hosts(controller)) == ["mn1", "mn2"]
+    other.result(LONG_S)
+
+
+def test_who_has_joined_dials_again_when_node_0_is_back(job):
+    knocks = Knocks()
+    controller = lead(job, knocks)
+    other = job.join(one(2), is_once=True)
+    while knocks.awaited != {0}:
+        pass
+    knocks.is_back = True
+    assert isinstance(controller.exception(LONG_S), NodeZeroBackError)
+    assert "closed the connection" in str(other.exception(LONG_S))
+
+
+def test_a_node_0_that_is_started_again_hears_where_the_job_goes_on(job):
+    told = []
+    controller = job.gather(nnodes=3, settings=lambda _, saved: told.append(saved) or {"port": 1})
+    others = [job.join(one(rank, step=4 + rank)) for rank in (1, 2)]
+    assert len(hosts(controller)) == 3
+    for other in others:
+        other.result(LONG_S)
+    assert told == [survived(2, step=6)]
+
+
+def subsets(whole):
+    return chain.from_iterable(combinations(whole, count) for count in range(len(whole) + 1))
+
+
+@pytest.mark.parametrize("count", range(2, 7))
+def test_no_two_parts_of_a_job_go_on(count):
+    """However the network falls apart, and whoever of them is gone: at most one part begins."""
+    survivors, nodes = Survivors(count, ""), frozenset(range(count))
+    for dead in map(frozenset, subsets(nodes)):
+        for here in map(set, subsets(nodes - dead)):
+            there = nodes - dead - here
+            doors = [Doors(gone=dead, silent=frozenset(part)) for part in (there, here)]
+            both = survivors.may_begin(here, doors[0]), survivors.may_begin(set(there), doors[1])
+            assert not all(both), (dead, here)
+            # node 0 gives up where a part without it may begin, see AllNodes
+            assert any(both) or 2 * len(here) <= len(nodes - dead)
+
+
+def test_the_places_of_those_that_may_come_are_kept():
+    survivors = Survivors(4, "")
+    assert survivors.may_begin({1, 2, 3}, Doors())
+    assert not survivors.may_begin({1, 2}, Doors())
+    assert survivors.may_begin({1, 2}, Doors(gone=frozenset({0})))
+    assert not survivors.take_others({1, 2}, Doors(gone=frozenset({0})))
+    assert survivors.take_others({1, 2}, Doors(gone=frozenset({0}), silent=frozenset({3})))
+    assert not survivors.take_others({1}, Doors(gone=frozenset({0}), silent=frozenset({2, 3})))
+    # one that has come is not gone, whatever a knock at its door has said before
+    assert not survivors.may_begin({1}, Doors(gone=frozenset({1})))
+    assert survivors.awaited({1, 2}) == {0, 3}
