@@ -7,6 +7,7 @@ node's rank, or else from whose address the meeting point has.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -95,7 +96,7 @@ def meet(
     door = _door(spec, cluster)
     is_first = door is not None
     if door is None and spec.replace.node_wait_s:
-        door = listen_in_reserve(spec.master_addr, spec.master_port)
+        door = listen_in_reserve(spec.master_addr)
     try:
         side = own_side(spec, environ, version, say, door, is_first=is_first)
         if not is_first:
@@ -162,9 +163,17 @@ def own_side(
         is_spare=cluster.is_spare,
         door=0 if door is None else int(door.getsockname()[1]),
         survived=survived,
+        program=program_digest(spec),
     )
     secured = _security(cluster, environ, say, is_server=is_first)
     return OwnSide(spec, environ, own, _token(cluster, environ), secured, door, say)
+
+
+def program_digest(spec: JobSpec) -> str:
+    """Stands for what the ranks run, and with which arguments."""
+    program = spec.program
+    what = (program.kind.value, program.name, program.args)
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:32]
 
 
 def _security(

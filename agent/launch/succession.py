@@ -19,6 +19,7 @@ from agent.launch.meeting import (
     gather_all,
     join_one,
     own_side,
+    program_digest,
 )
 from agent.launch.signals import take_back
 from agent.nodes.gather import NodeZeroBackError, Succession
@@ -33,6 +34,7 @@ from agent.text.wording import duration
 
 LOOK_S = 0.1  # between two looks at who is there
 FIRST = 0  # the node that is lost
+HOME = -1  # where the nodes met first: somebody may have started node 0 there again
 FRUITLESS = 3  # losses in a row at one step: the step itself may be what kills the node
 NOBODY_S = 3.0  # that a spare node goes on looking though all others are gone
 
@@ -43,11 +45,13 @@ def next_job(asked: JobSpec) -> JobSpec:
     """The job that begins once node 0 is lost; ``asked``: as this node was started."""
     record, cluster = new_record_id(), asked.cluster
     assert cluster is not None
+    assert asked.master_port is not None
     is_named = asked.run_id != asked.record_id
+    home = cluster.home or (asked.master_addr, asked.master_port)
     return asked._replace(
         record_id=record,
         run_id=asked.run_id if is_named else record,
-        cluster=cluster._replace(node_rank=-1, is_spare=False, said=()),
+        cluster=cluster._replace(node_rank=-1, is_spare=False, said=(), home=home),
     )
 
 
@@ -91,7 +95,8 @@ def saved_step(record: Record, job: JobSpec, reached: int) -> SurvivedStep | Non
     if found is None or found.manifest.step < reached:
         return None
     step = found.manifest.step
-    return SurvivedStep(job.saves_as, job.node_rank, str(found.path.absolute()), step, lineage)
+    path = str(found.path.absolute())
+    return SurvivedStep(job.saves_as, job.node_rank, path, step, lineage, program_digest(job))
 
 
 def meet_again(lost: LostController, environ: Mapping[str, str], version: str, say: Say) -> Met:
@@ -123,6 +128,11 @@ def _addresses(lost: LostController) -> dict[int, Address]:
     found = {node.rank: Address(node.address, node.door) for node in lost.nodes if node.door}
     if FIRST in found:  # its name may mean another machine by now
         found[FIRST] = Address(lost.job.master_addr, found[FIRST].port)
+    assert lost.job.cluster is not None
+    if lost.job.cluster.home is not None:
+        home = Address(*lost.job.cluster.home)
+        if home != found.get(FIRST):
+            found[HOME] = home
     return found
 
 
@@ -147,7 +157,8 @@ class _Meeting:
         self._own = len(lost.nodes) if lost.saved is None else lost.saved.node_rank
         self._wait_s = lost.job.replace.node_wait_s
         self._deadline_s = time.monotonic() + self._wait_s
-        self._others = {rank for rank in self._addresses if rank != self._own}
+        self._others = {rank for rank in self._addresses if rank not in {self._own, HOME}}
+        self._strange: set[int] = set()  # of FIRST and HOME, where another job is
         self._needs_others = lost.saved is None or lost.is_silent
         self._alone_since_s = time.monotonic()
 
@@ -155,12 +166,12 @@ class _Meeting:
         """Join the first node that gathers others, or gather them."""
         before = set(range(self._own))
         while time.monotonic() < self._deadline_s:
-            doors = self._watch.look(self._others if self._needs_others else before)
+            doors = self._watch.look({HOME, *(self._others if self._needs_others else before)})
             self._check_others(doors)
-            there = min(doors.open & before, default=None)
+            there = min((doors.open & {HOME, *before}) - self._strange, default=None)
             if there is not None and (met := self._joined(there)):
                 return met
-            away = doors.gone | doors.silent
+            away = doors.gone | doors.silent | self._strange
             if there is None and before <= away and self._lost.saved is not None:
                 try:
                     return self._gathered()
@@ -205,6 +216,12 @@ class _Meeting:
             return join_one(side, lost.early, is_once=True)
         except NobodyThereError:
             return None
+        except NotStartedError as error:
+            if node not in {FIRST, HOME} or self._lost.saved is None:
+                raise
+            self._strange.add(node)
+            self._say(f"{address.host}:{address.port} is not node 0 of this job: {error}")
+            return None
 
     def _gathered(self) -> Met:
         lost = self._lost
@@ -230,8 +247,9 @@ class _Meeting:
         return gather_all(side, self._deadline_s - time.monotonic(), succession, lost.early)
 
     def _knock(self, awaited: set[int]) -> Doors:
-        doors = self._watch.look(awaited | {FIRST})
-        if FIRST in doors.open:
+        doors = self._watch.look(awaited | {FIRST, HOME})
+        if doors.open & {FIRST, HOME} - self._strange:
             raise NodeZeroBackError
+        doors = doors._replace(gone=doors.gone | self._strange & {FIRST})
         self._check_others(doors)
         return doors

@@ -32,6 +32,7 @@ class SurvivedStep(NamedTuple):
     path: str  # the checkpoint of that step, on a file system that all nodes share
     step: int
     lineage: tuple[str, ...]  # record ids: the job's, then those of the runs that it resumed
+    program: str  # a digest of what its ranks run, with which arguments
 
 
 class Join(NamedTuple):

@@ -32,6 +32,7 @@ class OwnNode(NamedTuple):
     is_spare: bool = False  # it wants no place before another node is lost
     door: int = 0  # the port at which it listens if it has to take node 0's part; 0: it does not
     survived: SurvivedStep | None = None  # it was a node of this job before node 0 was lost
+    program: str = ""  # a digest of what its ranks run
 
 
 class WantedNodes(NamedTuple):
@@ -248,15 +249,8 @@ class Gathering:
 
     def _why_not(self, new: _Member, others: list[_Member]) -> str | None:
         join, nnodes, world = new.join, self._wanted.nnodes, self._wanted.world
-        if join.version != self._own.version:
-            return why_other_version(new.who, join.version, self._own.version)
-        if join.run_id != self._own.run_id:
-            its = f"belongs to the job {join.run_id!r}" if join.run_id else "names no job"
-            ours = repr(self._own.run_id) if self._own.run_id else "one without a name"
-            return (
-                f"{new.who} {its}, but {ours} waits here: "
-                "give another --master-port, or the same --rdzv-id on all nodes"
-            )
+        if why := self._why_of_another_job(new):
+            return why
         if join.node_rank >= (nnodes if world is None else world):
             many = f"{nnodes} nodes" if world is None else f"{world} workers"
             return f"{new.who} has node rank {join.node_rank}, but the job has {many}"
@@ -287,6 +281,21 @@ class Gathering:
             )
         return None
 
+    def _why_of_another_job(self, new: _Member) -> str | None:
+        join = new.join
+        if join.version != self._own.version:
+            return why_other_version(new.who, join.version, self._own.version)
+        if _is_of_another_job(join.survived, self._own):
+            return f"{new.who} goes on with a job that runs another script or has other arguments"
+        if join.run_id != self._own.run_id:
+            its = f"belongs to the job {join.run_id!r}" if join.run_id else "names no job"
+            ours = repr(self._own.run_id) if self._own.run_id else "one without a name"
+            return (
+                f"{new.who} {its}, but {ours} waits here: "
+                "give another --master-port, or the same --rdzv-id on all nodes"
+            )
+        return None
+
     def _absent(self) -> list[int]:
         taken = {each.join.node_rank for each in self._members.values()}
         return [rank for rank in range(self._wanted.nnodes) if rank not in taken]
@@ -305,6 +314,13 @@ class Gathering:
             )
         )
         return list(_seated(given, free))
+
+
+def _is_of_another_job(survived: SurvivedStep | None, own: OwnNode) -> bool:
+    """Whether a node goes on with a job that is not the one that is gathered here."""
+    if survived is None or (own.survived is not None and own.survived.job == survived.job):
+        return False
+    return survived.program != own.program
 
 
 def _seated(given: dict[int, _Member], free: Iterator[_Member]) -> Iterator[_Member]:

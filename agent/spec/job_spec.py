@@ -203,6 +203,7 @@ class ClusterSpec(NamedTuple):
     token_variable: str = ""  # of the environment: holds it, too
     said: tuple[str, ...] = ()  # sentences for the first line, as what several nodes do without
     lost_at: tuple[int, ...] = ()  # the steps after which the job has lost node 0
+    home: tuple[str, int] | None = None  # where its nodes met first, if that was elsewhere
 
 
 class JobSpec(NamedTuple):

@@ -451,6 +451,6 @@ def all_nodes(
     """The nodes that have met."""
     others = [
         RemoteNode(met.roster.nodes[rank], met.roster.ranks(rank), NodeLink(line), hooks)
-        for rank, line in met.lines.items()
+        for rank, line in sorted(met.lines.items())
     ]
     return AllNodes(own, others, hooks, controller, met, say)

@@ -53,7 +53,7 @@ class RemoteController:
         say: Callable[[str], None],
         grace_s: float,
         host: str,
-        lost: Callable[[Loss, int], bool],
+        lost: Callable[[Loss, int, bool], bool],
         security: Security = PLAIN,
     ) -> None:
         """Take the parts; nothing is heard before :meth:`begin`.
@@ -66,8 +66,8 @@ class RemoteController:
             say: prints one sentence for people.
             grace_s: for ranks to exit, if the controller's node is gone.
             host: address of that node.
-            lost: called once that node is lost, with why, and the newest step of a rank here:
-                whether this node takes part in what follows.
+            lost: called once that node is lost, with why, the newest step of a rank here, and
+                whether ranks here save their state: whether this node takes part in what follows.
             security: of connections to it.
         """
         self._security = security
@@ -166,7 +166,7 @@ class RemoteController:
         if not (living := self._node.living()):
             self._finish()
             return
-        can_go_on = self.view.has_hooks and not self.view.is_asked
+        is_asked = self.view.is_asked
         self.view = self.view._replace(state=JobState.STOPPING)
         saving = self._hooks.forsake(why, is_proven=loss.kind is LossKind.PROOF)
         self._node.act(do.CancelStarts(why, now=True))
@@ -175,9 +175,10 @@ class RemoteController:
             # they hold from now on, so nothing is trained twice if others get their places
             self._say(f"{why}: the ranks of this node save their step by themselves, and end")
             self._loop.call_later(SAVE_S, self._kill, why)
-            self.goes_on = can_go_on and self._take_part(loss, self._hooks.newest_step())
         else:
             self._say(f"{why}: the ranks of this node are stopped")
+        if not is_asked:
+            self.goes_on = self._take_part(loss, self._hooks.newest_step(), bool(saving))
         if others:
             is_urgent = loss.kind is LossKind.SILENCE  # others may soon be started in their places
             signum = signal.SIGKILL if is_urgent else signal.SIGTERM

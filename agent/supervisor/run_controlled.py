@@ -55,7 +55,7 @@ def run_controlled(
         say=console.say,
         grace_s=spec.timeouts.grace_s,
         host=host,
-        lost=lambda loss, reached: nexts.begin(loss, reached, controller.nodes),
+        lost=lambda loss, reached, saves: nexts.begin(loss, reached, saves, controller.nodes),
         security=met.security,
     )
     supervisor = parts.supervisor(hooks, console.say, nexts.pids)
@@ -105,16 +105,19 @@ class _NextJob:
         self._early: StartedForkserver | None = None
         self._is_silent = False
 
-    def begin(self, loss: Loss, reached: int, nodes: tuple[NodeFacts, ...]) -> bool:
+    def begin(self, loss: Loss, reached: int, saves: bool, nodes: tuple[NodeFacts, ...]) -> bool:
         """Node 0 is lost; whether this node may take part in what follows.
 
         Args:
             loss: of the line to it.
             reached: the newest step that a rank here has committed.
+            saves: ranks here save it.
             nodes: that take part in the job; none: those that began it.
         """
         assert self._met.asked is not None
         spec, self._reached = self._met.prepared.spec, reached
+        if not (saves or self._has_lost_before):
+            return False
         self._nodes = nodes or self._nodes
         self._is_silent = loss.kind is LossKind.SILENCE
         if why := why_over(spec, self._nodes, loss, reached):
@@ -125,6 +128,12 @@ class _NextJob:
             self._early = start_early(self._job, self._environ)
         return True
 
+    @property
+    def _has_lost_before(self) -> bool:
+        """Whether the job goes on from a loss of node 0."""
+        asked = self._met.asked
+        return asked is not None and asked.cluster is not None and bool(asked.cluster.lost_at)
+
     def pids(self) -> frozenset[int]:
         """Processes that do not end with the ranks."""
         return frozenset(() if self._early is None else (self._early.forkserver.pid,))
@@ -133,7 +142,14 @@ class _NextJob:
         """What is known, now that the ranks have ended; ``None``: the step is not saved."""
         assert self._job is not None
         assert self._job.cluster is not None
-        saved = saved_step(parts.kept.present, self._met.prepared.spec, self._reached)
+        spec = self._met.prepared.spec
+        saved = saved_step(parts.kept.present, spec, self._reached)
+        if saved is None and self._has_lost_before:  # a moment ago: it has just begun anew
+            saved = saved_step(parts.kept.present, spec, spec.dump.resume_step)
+            if saved is not None and (steps := self._reached - saved.step) > 0:
+                self._console.say(
+                    f"{steps} step{'s' if steps > 1 else ''} after step {saved.step} lost"
+                )
         if saved is None:
             self._console.say(
                 f"the job does not go on by itself: step {self._reached} is not saved"

@@ -68,20 +68,18 @@ def listen_for_nodes(host: str, port: int | None) -> socket.socket:
         raise UsageError(_why(error, host, wanted, cures)) from error
 
 
-def listen_in_reserve(host: str, port: int | None) -> socket.socket | None:
+def listen_in_reserve(host: str) -> socket.socket | None:
     """Where another node than the first could be found if it had to take the first one's part.
+
+    A free port: who listens at the one where the nodes meet is taken for the first node.
 
     Args:
         host: the first node's; one that is this machine alone's is not left.
-        port: that is taken if it is free, so that the same one is open on all nodes.
     """
-    for wanted in (port or 0, 0):
-        try:
-            if host == "localhost" or is_loopback(host):
-                return _bind(socket.AF_INET6 if ":" in host else socket.AF_INET, host, wanted)
-            return _bind_all(wanted)
-        except OSError:
-            continue
+    with contextlib.suppress(OSError):
+        if host == "localhost" or is_loopback(host):
+            return _bind(socket.AF_INET6 if ":" in host else socket.AF_INET, host, 0)
+        return _bind_all(0)
     return None
 
 

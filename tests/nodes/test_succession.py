@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from support.cluster import Cluster
+from support.node_drills import told_place
 from support.node_jobs import PORT, NodeJobs, NodeMsrun, NodesJob, check_nothing_left, static
 from support.node_trainings import SCRIPT, go, train, weights
 
@@ -17,9 +18,14 @@ WAITS = (SCRIPT, "--wait=3:1")
 TAKES_PART = "this node takes the part of node 0, which is lost; step "
 
 
-def add(jobs: NodeJobs, node: int, *words: object, nproc: int = 2, head: int = 0) -> NodeMsrun:
+AT_FIRST = ("--master-addr=node0", f"--master-port={PORT}")
+
+
+def add(
+    jobs: NodeJobs, node: int, *words: object, nproc: int = 2, at: Sequence[str] = AT_FIRST
+) -> NodeMsrun:
     """Another msrun on a machine that has no part in the job yet."""
-    meeting = (f"--master-addr=node{head}", f"--master-port={PORT}", f"--nproc-per-node={nproc}")
+    meeting = (*at, f"--nproc-per-node={nproc}")
     log_dir = jobs.cluster.nodes[node].folder / "added"
     return jobs.start_one(
         jobs.cluster.nodes[node], *meeting, *words, *WAITS, nproc=nproc, log_dir=log_dir
@@ -85,6 +91,6 @@ def test_only_its_msrun_is_killed(jobs: NodeJobs, undisturbed: Sequence[str]) ->
     go(jobs)
     job.head.signal(signal.SIGKILL)
     job.parts[1].await_error(TAKES_PART)
-    other = add(jobs, 0, "--nnodes=2", head=1)
+    other = add(jobs, 0, "--nnodes=2", at=told_place(job.parts[1].errors))
     check_bitwise(undisturbed, job.parts[1], other)
     check_nothing_left(jobs.cluster)

@@ -239,7 +239,7 @@ def kill_both_first_nodes(drill: Drill) -> None:
     drill.job.parts[2].await_error("takes the part of node 0")
     drill.spare = drill.jobs.start_one(
         nodes[1],
-        *meeting("node2"),
+        *meeting(told_place(drill.job.parts[2].errors)),
         SCRIPT,
         *WORDS,
         nproc=NPROC,
@@ -257,8 +257,14 @@ CASES: tuple[Callable[[Drill], None], ...] = (
 )
 
 
-def meeting(head: str = "node0") -> tuple[str, ...]:
-    where = (f"--master-addr={head}", f"--master-port={PORT}")
+def told_place(errors: str) -> tuple[str, str]:
+    """Where a node that has taken the part of node 0 wants others to come, by the last of its words."""
+    return re.findall(r"msrun there with (--master-addr=\S+) (--master-port=\d+)", errors)[-1]
+
+
+def meeting(
+    where: Sequence[str] = ("--master-addr=node0", f"--master-port={PORT}"),
+) -> tuple[str, ...]:
     return (f"--nnodes={NODES}", f"--nproc-per-node={NPROC}", *where)
 
 

@@ -34,7 +34,7 @@ class Knocks:
 
 
 def survived(rank, step=5, job="lost"):
-    return SurvivedStep(job, rank, f"/ckpt/step_{step}", step, ("lost", "before"))
+    return SurvivedStep(job, rank, f"/ckpt/step_{step}", step, ("lost", "before"), "train.py")
 
 
 def one(rank, **more):
@@ -62,9 +62,7 @@ def test_all_that_live_and_a_new_node_are_enough(job):
     assert told == [survived(2, step=6)]  # the newest that one of them knows
 
 
-@pytest.mark.parametrize(
-    "more", [{"is_spare": True}, {}, {"survived": survived(2, job="another")}], ids=str
-)
+@pytest.mark.parametrize("more", [{"is_spare": True}, {}], ids=str)
 def test_who_was_not_in_the_job_waits_for_those_that_may_still_come(job, more):
     knocks = Knocks()
     controller = lead(job, knocks)
@@ -114,12 +112,25 @@ def test_who_has_joined_dials_again_when_node_0_is_back(job):
 
 def test_a_node_0_that_is_started_again_hears_where_the_job_goes_on(job):
     told = []
-    controller = job.gather(nnodes=3, settings=lambda _, saved: told.append(saved) or {"port": 1})
+    controller = job.gather(
+        nnodes=3,
+        own=node("mn0", program="train.py"),
+        settings=lambda _, saved: told.append(saved) or {"port": 1},
+    )
     others = [job.join(one(rank, step=4 + rank)) for rank in (1, 2)]
     assert len(hosts(controller)) == 3
     for other in others:
         other.result(LONG_S)
     assert told == [survived(2, step=6)]
+
+
+def test_who_goes_on_with_another_script_is_refused_by_a_new_job(job):
+    controller = job.gather(nnodes=2, own=node("mn0", program="other.py"), timeout_s=LONG_S)
+    error = job.join(one(1)).exception(LONG_S)
+    assert "goes on with a job that runs another script or has other arguments" in error.why
+    other = job.join(node("mn2"))
+    assert hosts(controller) == ["mn0", "mn2"]
+    other.result(LONG_S)
 
 
 def subsets(whole):

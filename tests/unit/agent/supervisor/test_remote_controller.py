@@ -88,8 +88,8 @@ class FakeHooks:
     def newest_step(self):
         return 7
 
-    def forsake(self, why):
-        self.log.append(("forsaken", why))
+    def forsake(self, why, *, is_proven):
+        self.log.append(("forsaken", why, is_proven))
         return self.saving
 
 
