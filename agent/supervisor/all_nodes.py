@@ -248,15 +248,15 @@ class AllNodes:
         why = f"{node.name} {doing}: its msrun {loss.why}"
         if loss.kind is LossKind.PROOF:  # silence was said before
             self._say(why)
-        for event in node.lost_events(why):
-            self._controller.post(event)
-        if self._wait_s:
+        if self._wait_s:  # before the decision, which may be to start ranks there
             rank = node.facts.rank
             self._vacant[rank] = self._loop.call_later(self._wait_s, self._give_up, node)
             if loss.kind is LossKind.SILENCE:
                 self._silent.add(rank)
-            self._give_up_if_outvoted()
-            self._say_awaited()
+        for event in node.lost_events(why):
+            self._controller.post(event)
+        self._give_up_if_outvoted()
+        self._say_awaited()
         self._choose_next()
         node.is_swept = True
         self.swept()

@@ -1,13 +1,11 @@
 """Several nodes as one: who gets which order, what they say, and what the loss of one means."""
 
 import asyncio
-import json
-import socket
 from base64 import b64encode
 from signal import SIGKILL, SIGTERM
-from types import SimpleNamespace
 
 import pytest
+from support.node_cluster import START, Cluster, FakeLink
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -15,13 +13,11 @@ from agent.controller.states import JobState
 from agent.failure.evidence import ErrorFile, Evidence, WorkerEnd
 from agent.failure.evidence_json import as_json
 from agent.machine.process_use import ProcessNews
-from agent.nodes.codec import pack_event, unpack_action
 from agent.nodes.line import Loss, LossKind
-from agent.nodes.messages import ANY_RANK, Join, Refused, Spare, pack, unpack
+from agent.nodes.messages import ANY_RANK, Join, Refused, Spare
 from agent.nodes.run_messages import (
     Beats,
     Ended,
-    Fact,
     FromRank,
     JobKnown,
     MemoryTaken,
@@ -38,158 +34,14 @@ from agent.nodes.run_messages import (
     pack_said,
     unpack_said,
 )
-from agent.nodes.tls import PLAIN
 from agent.spec.job_spec import ClusterSpec
 from agent.supervisor import all_nodes as module
-from agent.supervisor.all_nodes import AllNodes
 from agent.supervisor.job_view import Holders, JobView
-from agent.supervisor.remote_node import RemoteNode
-from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
 GONE = Loss(LossKind.PROOF, "closed the line")
 SILENT = Loss(LossKind.SILENCE, "is lost (Connection timed out)")
-START = do.StartAttempt(0, "the job begins")
 SWEEP = do.Sweep("all are gone")
-
-
-def travelled(message):
-    """As it arrives at the other end."""
-    return unpack(json.loads(json.dumps(pack(message))))
-
-
-class FakeLink:
-    """A line to a node that says what the test says."""
-
-    def __init__(self):
-        self.said, self.is_open, self.drained = [], True, None
-
-    def attach(self, _loop, heard, lost):
-        self._heard, self._lost = heard, lost
-
-    def hear(self, message):
-        self._heard(travelled(message))
-
-    def send(self, message):
-        if self.is_open:
-            self.said.append(travelled(message))
-
-    def drain(self, timeout_s):
-        self.drained = timeout_s
-
-    def lose(self, loss):
-        self.is_open = False
-        self._lost(loss)
-
-    def orders(self):
-        found = [unpack_action(each.action) for each in self.said if isinstance(each, Order)]
-        self.said.clear()
-        return found
-
-
-class FakeHooks:
-    """Hooks of all ranks, of which nothing is asked but to remember."""
-
-    def __init__(self):
-        self.heard, self.finished = [], set()
-
-    def relay(self, send):
-        self.send = send
-
-    def hear_out(self, rank):
-        self.heard.append(("out", rank))
-        return 40 + rank
-
-    def has_finished(self, rank):
-        return rank in self.finished
-
-    def hear_relayed(self, message, page):
-        self.heard.append((message, page))
-
-    def mirror(self, rank, attempt, page):
-        self.heard.append(("page", rank, attempt, page))
-
-    def spread_memory(self, spread):
-        self.spread = spread
-
-    def mirror_news(self, rank, attempt, pieces):
-        self.heard.append(("news", rank, attempt, pieces))
-
-    def mirror_beats(self, *about):
-        self.heard.append(("beats", *about))
-
-    def lost_elsewhere(self, rank, attempt):
-        self.heard.append(("unlinked", rank, attempt))
-
-
-class Cluster:
-    """Node 0 with the ranks 0 and 1; node 1 with 2, 3 and 4; node 2 with 5."""
-
-    def __init__(self, loop, wait_s=0.0):
-        self.loop = loop
-        self.acts, self.events, self.said, self.told = [], [], [], []
-        self.ends, self.woken = 0, []
-        self.hooks = FakeHooks()
-        self.links = [FakeLink(), FakeLink()]
-        self.others = [
-            RemoteNode(NodeFacts(1, "b", "10.0.0.2", 3, 9), range(2, 5), self.links[0], self.hooks),
-            RemoteNode(NodeFacts(2, "c", "10.0.0.3", 1, 9), range(5, 6), self.links[1], self.hooks),
-        ]
-        self.own_workers = (Worker(0, 0, 0), Worker(1, 1, 0))
-        own = SimpleNamespace(
-            act=self.acts.append,
-            decided=lambda *about: self.told.append(about),
-            workers=lambda: self.own_workers,
-            worker=lambda rank: self.own_workers[rank],
-            next_end=self._next_end,
-            wake=self.woken.append,
-            finish=lambda: self.told.append("finish"),
-            refresh_of=lambda _: False,
-            reserve=lambda _: 4711,
-            reserved_port=4711,
-            port=4712,
-            loop=loop,
-        )
-        self.controller = SimpleNamespace(
-            view=JobView(JobState.STARTING, 0),
-            post=self.events.append,
-            go_on=lambda: self.told.append("go on"),
-            ending=SimpleNamespace(exit_code=3, reason="rank 1 failed"),
-        )
-        facts = (NodeFacts(0, "a", "10.0.0.1", 2, 9), *(node.facts for node in self.others))
-        self.door = socket.create_server(("127.0.0.1", 0))
-        replace = SimpleNamespace(node_wait_s=wait_s)
-        self.spec = spec = SimpleNamespace(
-            replace=replace, run_id="r", record_id="r", cluster=ClusterSpec(3), nnodes=3
-        )
-        met = SimpleNamespace(
-            door=self.door,
-            version="1",
-            token=b"",
-            prepared=SimpleNamespace(spec=spec),
-            roster=SimpleNamespace(nodes=facts),
-            settings={},
-            security=PLAIN,
-        )
-        self.all = AllNodes(own, self.others, self.hooks, self.controller, met, self.said.append)
-        self.all.attach(loop)
-
-    def _next_end(self):
-        self.ends += 1
-        return self.ends
-
-    def start(self, *ranks):
-        """The attempt begins, and these ranks of node 1 have processes."""
-        self.all.act(START)
-        for rank in ranks:
-            self.hear(ev.WorkerStarted(rank, 0, 100 + rank))
-        self.events.clear()
-        self.acts.clear()
-        for link in self.links:
-            link.said.clear()
-
-    def hear(self, event):
-        self.links[0].hear(Fact(pack_event(event)))
 
 
 @pytest.fixture
@@ -521,6 +373,45 @@ def test_a_late_node_is_not_sent_what_was_freed_with_the_attempt(replacing):
     replacing.all._admit(1, None)
     assert [type(each) for each in replacing.late.said] == [JobKnown, Order]
     assert replacing.late.orders() == [again]
+
+
+# --- nodes that are silent may go on without this one ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("losses", "has_hooks", "waits"),
+    [
+        ((SILENT, SILENT), True, ()),
+        ((SILENT, SILENT), False, (1, 2)),  # nobody saves anything: nobody goes on
+        ((SILENT, GONE), True, (1, 2)),  # one of two
+        ((GONE, GONE), True, (1, 2)),
+        ((SILENT,), True, (1,)),  # one of three
+    ],
+)
+def test_a_node_0_that_hears_of_less_than_half_waits_for_nobody(
+    waiting, monkeypatch, losses, has_hooks, waits
+):
+    monkeypatch.setattr(module, "FENCE_S", 0.0)
+    waiting.controller.view = JobView(JobState.RUNNING, 0, has_hooks=has_hooks)
+    for link, loss in zip(waiting.links, losses, strict=False):
+        link.lose(loss)
+        waiting.loop.call_soon(waiting.loop.stop)
+        waiting.loop.run_forever()
+    assert tuple(waiting.all._vacant) == waits
+    assert any("may go on without this one" in each for each in waiting.said) == (not waits)
+    waiting.events.clear()
+    waiting.all.act(REPLACE)  # was decided before that was known
+    lost = [each.rank for each in waiting.events if isinstance(each, ev.StartFailed)]
+    assert lost == ([] if waits else [2, 3, 4])
+
+
+def test_the_next_node_keeps_copies_of_the_pages(waiting):
+    first, second = (node.keep_page for node in waiting.others)
+    assert waiting.hooks.copies == first
+    waiting.links[0].lose(GONE)
+    assert waiting.hooks.copies == second
+    waiting.links[1].lose(GONE)
+    assert waiting.hooks.copies is None
 
 
 # --- spare nodes ----------------------------------------------------------------------------------

@@ -266,8 +266,8 @@ def test_a_rank_that_closes_its_link_is_unlinked_unless_it_is_dead(node, code, t
 def test_without_the_controller_ranks_that_train_save_and_no_other_one_waits(node):
     trains, page = node.registered(4)
     starts = node.rank(5)
-    assert node.relay.forsake("node 0 is gone") == (4,)
-    assert wire.receive(trains)[0] == protocol.SaveAlone("node 0 is gone")
+    assert node.relay.forsake("node 0 is gone", is_proven=True) == (4,)
+    assert wire.receive(trains)[0] == protocol.SaveAlone("node 0 is gone", is_proven=True)
     assert wire.receive(starts)[0] == protocol.Release("node 0 is gone")
     del page
 
@@ -275,6 +275,6 @@ def test_without_the_controller_ranks_that_train_save_and_no_other_one_waits(nod
 def test_without_the_controller_nobody_saves_where_that_is_switched_off(node):
     trains, page = node.registered(4)
     node.relay._may_save = False
-    assert node.relay.forsake("node 0 is gone") == ()
+    assert node.relay.forsake("node 0 is gone", is_proven=False) == ()
     assert wire.receive(trains)[0] == protocol.Release("node 0 is gone")
     del page

@@ -1,0 +1,162 @@
+"""A cluster for tests of what is decided about several nodes: nothing of it is real but the values."""
+
+import json
+import socket
+from types import SimpleNamespace
+
+from agent.controller import actions as do
+from agent.controller import events as ev
+from agent.controller.states import JobState
+from agent.nodes.codec import pack_event, unpack_action
+from agent.nodes.messages import pack, unpack
+from agent.nodes.run_messages import Fact, NodeFacts, Order
+from agent.nodes.tls import PLAIN
+from agent.spec.job_spec import ClusterSpec
+from agent.supervisor.all_nodes import AllNodes
+from agent.supervisor.job_view import JobView
+from agent.supervisor.remote_node import RemoteNode
+from agent.workers.worker import Worker
+
+START = do.StartAttempt(0, "the job begins")
+
+
+def travelled(message):
+    """As it arrives at the other end."""
+    return unpack(json.loads(json.dumps(pack(message))))
+
+
+class FakeLink:
+    """A line to a node that says what the test says."""
+
+    def __init__(self):
+        self.said, self.is_open, self.drained = [], True, None
+
+    def attach(self, _loop, heard, lost):
+        self._heard, self._lost = heard, lost
+
+    def hear(self, message):
+        self._heard(travelled(message))
+
+    def send(self, message):
+        if self.is_open:
+            self.said.append(travelled(message))
+
+    def drain(self, timeout_s):
+        self.drained = timeout_s
+
+    def lose(self, loss):
+        self.is_open = False
+        self._lost(loss)
+
+    def orders(self):
+        found = [unpack_action(each.action) for each in self.said if isinstance(each, Order)]
+        self.said.clear()
+        return found
+
+
+class FakeHooks:
+    """Hooks of all ranks, of which nothing is asked but to remember."""
+
+    def __init__(self):
+        self.heard, self.finished = [], set()
+
+    def relay(self, send):
+        self.send = send
+
+    def hear_out(self, rank):
+        self.heard.append(("out", rank))
+        return 40 + rank
+
+    def has_finished(self, rank):
+        return rank in self.finished
+
+    def hear_relayed(self, message, page):
+        self.heard.append((message, page))
+
+    def mirror(self, rank, attempt, page):
+        self.heard.append(("page", rank, attempt, page))
+
+    def copy_pages(self, send):
+        self.copies = send
+
+    def spread_memory(self, spread):
+        self.spread = spread
+
+    def mirror_news(self, rank, attempt, pieces):
+        self.heard.append(("news", rank, attempt, pieces))
+
+    def mirror_beats(self, *about):
+        self.heard.append(("beats", *about))
+
+    def lost_elsewhere(self, rank, attempt):
+        self.heard.append(("unlinked", rank, attempt))
+
+
+class Cluster:
+    """Node 0 with the ranks 0 and 1; node 1 with 2, 3 and 4; node 2 with 5."""
+
+    def __init__(self, loop, wait_s=0.0):
+        self.loop = loop
+        self.acts, self.events, self.said, self.told = [], [], [], []
+        self.ends, self.woken = 0, []
+        self.hooks = FakeHooks()
+        self.links = [FakeLink(), FakeLink()]
+        self.others = [
+            RemoteNode(NodeFacts(1, "b", "10.0.0.2", 3, 9), range(2, 5), self.links[0], self.hooks),
+            RemoteNode(NodeFacts(2, "c", "10.0.0.3", 1, 9), range(5, 6), self.links[1], self.hooks),
+        ]
+        self.own_workers = (Worker(0, 0, 0), Worker(1, 1, 0))
+        own = SimpleNamespace(
+            act=self.acts.append,
+            decided=lambda *about: self.told.append(about),
+            workers=lambda: self.own_workers,
+            worker=lambda rank: self.own_workers[rank],
+            next_end=self._next_end,
+            wake=self.woken.append,
+            finish=lambda: self.told.append("finish"),
+            refresh_of=lambda _: False,
+            reserve=lambda _: 4711,
+            reserved_port=4711,
+            port=4712,
+            loop=loop,
+        )
+        self.controller = SimpleNamespace(
+            view=JobView(JobState.STARTING, 0),
+            post=self.events.append,
+            go_on=lambda: self.told.append("go on"),
+            ending=SimpleNamespace(exit_code=3, reason="rank 1 failed"),
+        )
+        facts = (NodeFacts(0, "a", "10.0.0.1", 2, 9), *(node.facts for node in self.others))
+        self.door = socket.create_server(("127.0.0.1", 0))
+        replace = SimpleNamespace(node_wait_s=wait_s)
+        self.spec = spec = SimpleNamespace(
+            replace=replace, run_id="r", record_id="r", cluster=ClusterSpec(3), nnodes=3
+        )
+        met = SimpleNamespace(
+            door=self.door,
+            version="1",
+            token=b"",
+            prepared=SimpleNamespace(spec=spec),
+            roster=SimpleNamespace(nodes=facts),
+            settings={},
+            security=PLAIN,
+        )
+        self.all = AllNodes(own, self.others, self.hooks, self.controller, met, self.said.append)
+        self.all.attach(loop)
+
+    def _next_end(self):
+        self.ends += 1
+        return self.ends
+
+    def start(self, *ranks):
+        """The attempt begins, and these ranks of node 1 have processes."""
+        self.all.act(START)
+        for rank in ranks:
+            self.hear(ev.WorkerStarted(rank, 0, 100 + rank))
+        self.events.clear()
+        self.acts.clear()
+        for link in self.links:
+            link.said.clear()
+
+    def hear(self, event):
+        self.links[0].hear(Fact(pack_event(event)))
