@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +39,10 @@ from worker_hooks.storage import manifest
 OPEN_DOOR = (
     "the nodes have no token: whoever reaches port {} may join the job (set {}, or --token-file)"
 )
+
+
+LATE_S = 30.0  # until a file server shows everywhere what was saved on one node
+LOOK_S = 0.5
 
 
 class Met(NamedTuple):
@@ -385,7 +390,9 @@ def join_one(
     except NeverBegunError as error:
         raise NotStartedError(str(error), error.exit_code) from error
     try:
-        told = _Told.read(joined.settings)
+        cluster = spec.cluster
+        is_new = cluster is not None and cluster.home is not None  # saved a moment ago
+        told = _Told.read(joined.settings, LATE_S if is_new else 0.0)
         met = spec._replace(
             nodes=tuple(node.nproc for node in joined.roster.nodes),
             node_rank=joined.node_rank,
@@ -430,8 +437,12 @@ class _Told(NamedTuple):
     is_late: bool
 
     @staticmethod
-    def read(settings: Mapping[str, object]) -> _Told:
+    def read(settings: Mapping[str, object], patience_s: float) -> _Told:
         """Read and check it.
+
+        Args:
+            settings: what was said.
+            patience_s: until the checkpoint must be seen here: file servers are late.
 
         Raises:
             UsageError: the checkpoint to resume from is not to be seen here.
@@ -439,13 +450,7 @@ class _Told(NamedTuple):
         resume = settings["resume"]
         path = None if resume is None else Path(str(resume))
         if path is not None:
-            try:
-                manifest.read(path)
-            except ValueError as error:
-                raise UsageError(
-                    f"the checkpoint {path} cannot be read on {socket.gethostname()}: all nodes "
-                    f"must see the folder ({error})"
-                ) from error
+            _check_seen(path, patience_s)
         lineage = settings["lineage"]
         return _Told(
             job_id=str(settings["job_id"]),
@@ -457,6 +462,27 @@ class _Told(NamedTuple):
             lineage=tuple(map(str, lineage)) if isinstance(lineage, list) else (),
             is_late=bool(settings["is_late"]),
         )
+
+
+def _check_seen(path: Path, patience_s: float) -> None:
+    """See to it that a checkpoint can be read here, soon.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    until_s = time.monotonic() + patience_s
+    while True:
+        try:
+            manifest.read(path)
+        except ValueError as error:
+            if time.monotonic() >= until_s:
+                raise UsageError(
+                    f"the checkpoint {path} cannot be read on {socket.gethostname()}: all nodes "
+                    f"must see the folder ({error})"
+                ) from error
+        else:
+            return
+        time.sleep(LOOK_S)
 
 
 def _interface(address: str) -> str:

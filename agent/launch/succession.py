@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
 
 from agent.launch.doors import Address, DoorWatch
@@ -36,6 +37,7 @@ LOOK_S = 0.1  # between two looks at who is there
 FIRST = 0  # the node that is lost
 HOME = -1  # where the nodes met first: somebody may have started node 0 there again
 FRUITLESS = 3  # losses in a row at one step: the step itself may be what kills the node
+MOST_KNOCKED = 3  # nodes before this one, at once
 NOBODY_S = 3.0  # that a spare node goes on looking though all others are gone
 
 Say = Callable[[str], None]
@@ -158,21 +160,22 @@ class _Meeting:
         self._wait_s = lost.job.replace.node_wait_s
         self._deadline_s = time.monotonic() + self._wait_s
         self._others = {rank for rank in self._addresses if rank not in {self._own, HOME}}
-        self._strange: set[int] = set()  # of FIRST and HOME, where another job is
+        self._passed: set[int] = set()  # gone or silent; of FIRST and HOME: another job is there
         self._needs_others = lost.saved is None or lost.is_silent
         self._alone_since_s = time.monotonic()
 
     def met(self) -> Met:
         """Join the first node that gathers others, or gather them."""
-        before = set(range(self._own))
         while time.monotonic() < self._deadline_s:
-            doors = self._watch.look({HOME, *(self._others if self._needs_others else before)})
+            doors = self._watch.look(self._candidates())
             self._check_others(doors)
-            there = min((doors.open & {HOME, *before}) - self._strange, default=None)
+            there = min(doors.open - self._passed, default=None)
             if there is not None and (met := self._joined(there)):
                 return met
-            away = doors.gone | doors.silent | self._strange
-            if there is None and before <= away and self._lost.saved is not None:
+            # node 0 may be started again, the others do not come back
+            self._passed |= (doors.gone | doors.silent) - {FIRST, HOME}
+            is_first_away = FIRST in doors.gone | doors.silent | self._passed
+            if there is None and is_first_away and self._is_next():
                 try:
                     return self._gathered()
                 except NodeZeroBackError:
@@ -181,6 +184,18 @@ class _Meeting:
         raise NotStartedError(
             f"no node has taken the part of node 0 within {duration(self._wait_s)}"
         )
+
+    def _candidates(self) -> set[int]:
+        """Whose doors are to be knocked at: of thousands of nodes only a few."""
+        if self._lost.saved is None:
+            return {HOME, *self._others}
+        before = (rank for rank in range(FIRST + 1, self._own) if rank not in self._passed)
+        return {HOME, FIRST, *islice(before, MOST_KNOCKED)}
+
+    def _is_next(self) -> bool:
+        """Whether no node before this one is left."""
+        before = range(FIRST + 1, self._own)
+        return self._lost.saved is not None and self._passed.issuperset(before)
 
     def _check_others(self, doors: Doors) -> None:
         """Whether a node goes on alone.
@@ -219,7 +234,7 @@ class _Meeting:
         except NotStartedError as error:
             if node not in {FIRST, HOME} or self._lost.saved is None:
                 raise
-            self._strange.add(node)
+            self._passed.add(node)
             self._say(f"{address.host}:{address.port} is not node 0 of this job: {error}")
             return None
 
@@ -248,8 +263,8 @@ class _Meeting:
 
     def _knock(self, awaited: set[int]) -> Doors:
         doors = self._watch.look(awaited | {FIRST, HOME})
-        if doors.open & {FIRST, HOME} - self._strange:
+        if (doors.open & {FIRST, HOME}) - self._passed:
             raise NodeZeroBackError
-        doors = doors._replace(gone=doors.gone | self._strange & {FIRST})
+        doors = doors._replace(gone=doors.gone | (self._passed & {FIRST}))
         self._check_others(doors)
         return doors

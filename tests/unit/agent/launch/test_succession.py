@@ -1,0 +1,229 @@
+"""Who is met once node 0 is lost: which doors are tried, when this node leads, when it gives up."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from agent.launch import succession as module
+from agent.launch.meeting import LostController
+from agent.launch.succession import FIRST, HOME, next_job, why_over
+from agent.nodes.gather import NodeZeroBackError
+from agent.nodes.join import NobodyThereError
+from agent.nodes.line import Loss, LossKind
+from agent.nodes.messages import SurvivedStep
+from agent.nodes.roster import Doors
+from agent.nodes.run_messages import NodeFacts
+from agent.spec.job_spec import (
+    ClusterSpec,
+    JobSpec,
+    NotStartedError,
+    Program,
+    ProgramKind,
+    ReplaceSpec,
+)
+
+GONE = Loss(LossKind.PROOF, "closed the line")
+SILENT = Loss(LossKind.SILENCE, "is lost")
+NODES = tuple(
+    NodeFacts(rank, f"mn{rank}", f"10.0.0.{rank}", 2, 9, "", 100 + rank) for rank in range(6)
+)
+JOB = JobSpec(
+    program=Program("train.py", (), ProgramKind.SCRIPT, "python"),
+    nproc=2,
+    run_id="record",
+    record_id="record",
+    cluster=ClusterSpec(6, node_rank=3),
+    nodes=(2,) * 6,
+    node_rank=3,
+    master_addr="mn0",
+    master_port=100,
+    replace=ReplaceSpec(node_wait_s=600.0),
+)
+MET = object()
+
+
+class Watch:
+    """What comes of knocking, look by look; the last one stays."""
+
+    def __init__(self, *doors):
+        self.doors, self.asked = list(doors), []
+
+    def look(self, ranks):
+        self.asked.append(ranks)
+        known = self.doors.pop(0) if len(self.doors) > 1 else self.doors[0]
+        return Doors(*(frozenset(each & ranks) for each in known))
+
+
+class Clock:
+    now_s = 0.0
+
+    def monotonic(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+
+
+@pytest.fixture
+def meeting(monkeypatch):
+    """Of node 3, or of a spare one; what it does is noted."""
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+
+    def made(watch, own=3, is_silent=False, job=None, answers=(), leads=(MET,)):
+        saved = None if own is None else SurvivedStep("lost", own, "/c", 5, (), "")
+        lost = LostController(job or next_job(JOB), NODES, saved, object(), None, is_silent)
+        said = []
+        one = module._Meeting(lost, {}, "1", said.append, watch)
+        one.clock, one.said, one.tried = clock, said, []
+        answers, leads = iter(answers), iter(leads)
+
+        def joined(side, *_, **__):
+            one.tried.append((side.spec.master_addr, side.spec.master_port, side.own.is_spare))
+            answer = next(answers)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        def gathered(side, *_):
+            answer = next(leads)
+            if isinstance(answer, Exception):
+                raise answer
+            one.led = side.spec.master_addr, side.spec.master_port
+            return answer
+
+        monkeypatch.setattr(module, "join_one", joined)
+        monkeypatch.setattr(module, "gather_all", gathered)
+        monkeypatch.setattr(
+            module,
+            "own_side",
+            lambda spec, *_, **__: SimpleNamespace(
+                spec=spec, own=SimpleNamespace(is_spare=spec.cluster.is_spare)
+            ),
+        )
+        return one
+
+    return made
+
+
+def doors(gone=(), silent=(), open=()):  # noqa: A002  as Doors has it
+    return set(gone), set(silent), set(open)
+
+
+def test_the_first_node_that_is_left_is_joined(meeting):
+    one = meeting(Watch(doors(gone={0}), doors(gone={0, 1}, open={2})), answers=[MET])
+    assert one.met() is MET
+    assert one.tried == [("10.0.0.2", 102, False)]
+
+
+def test_a_node_leads_when_all_before_it_are_gone_or_silent(meeting):
+    one = meeting(Watch(doors(gone={0, 1}), doors(gone={0}, silent={2})))
+    assert one.met() is MET
+    assert one.led == ("10.0.0.3", 103)
+    assert "start msrun there with --master-addr=10.0.0.3 --master-port=103" in one.said[0]
+
+
+def test_nobody_leads_while_one_before_it_may_come(meeting):
+    one = meeting(Watch(doors(gone={0, 1})))
+    with pytest.raises(NotStartedError, match="no node has taken the part of node 0 within 10 min"):
+        one.met()
+    assert one.said == []
+
+
+def test_who_does_not_gather_yet_is_asked_again(meeting):
+    one = meeting(Watch(doors(gone={0, 1}, open={2})), answers=[NobodyThereError(), MET])
+    assert one.met() is MET
+    assert len(one.tried) == 2
+
+
+def test_node_0_comes_first_if_it_is_there(meeting):
+    one = meeting(Watch(doors(open={0, 2}, gone={1})), answers=[MET])
+    assert one.met() is MET
+    assert one.tried == [("mn0", 100, False)]  # by its name
+
+
+def test_who_leads_joins_node_0_when_that_is_back(meeting):
+    watch = Watch(doors(gone={0, 1, 2}), doors(open={0}))
+    one = meeting(watch, leads=[NodeZeroBackError()], answers=[MET])
+    assert one.met() is MET
+    assert one.said[-1] == "node 0 is back: the nodes meet there"
+
+
+def test_another_job_at_node_0s_port_is_none_of_this_one(meeting):
+    watch = Watch(doors(open={0}, gone={1, 2}))
+    refused = NotStartedError("mn3 goes on with a job that runs another script", 2)
+    one = meeting(watch, answers=[refused])
+    assert one.met() is MET
+    assert one.led == ("10.0.0.3", 103)
+    assert one.said[0].startswith("mn0:100 is not node 0 of this job: ")
+    assert one._knock({0, 4}).gone == {0}
+
+
+def test_a_refusal_by_the_node_that_leads_is_final(meeting):
+    one = meeting(Watch(doors(open={2}, gone={0, 1})), answers=[NotStartedError("no")])
+    with pytest.raises(NotStartedError, match="no"):
+        one.met()
+
+
+def test_after_a_second_loss_the_first_place_is_looked_at_as_well(meeting):
+    again = next_job(next_job(JOB)._replace(master_addr="10.0.0.1", master_port=101))
+    assert again.cluster.home == ("mn0", 100)
+    nodes = Watch(doors(open={HOME}, gone={0, 1, 2}))
+    job = again._replace(master_addr="10.0.0.1", master_port=101)
+    one = meeting(nodes, job=job, answers=[MET])
+    assert one.met() is MET
+    assert one.tried == [("mn0", 100, False)]
+
+
+def test_of_many_nodes_only_a_few_are_knocked_at(meeting):
+    one = meeting(Watch(doors(gone={0, 1, 2, 3}), doors(open={4})), own=5, answers=[MET])
+    one.met()
+    assert one._watch.asked == [{HOME, FIRST, 1, 2, 3}, {HOME, FIRST, 4}]
+
+
+@pytest.mark.parametrize(("own", "is_silent"), [(None, False), (3, True)])
+def test_nobody_goes_on_alone_where_the_job_may_be_over(meeting, own, is_silent):
+    """A spare node, and one that was cut off while the others went on, and have ended since."""
+    watch = Watch(doors(gone={0, 1, 2, 3, 4, 5}))
+    one = meeting(watch, own=own, is_silent=is_silent)
+    with pytest.raises(NotStartedError, match="the job is over, or all of its other nodes"):
+        if own is None:
+            one.met()
+        while True:  # as it gathers
+            one._knock({0, 1, 2, 4, 5})
+            one.clock.sleep(1)
+    assert one.clock.now_s < 10
+
+
+def test_a_spare_node_joins_as_such_and_never_leads(meeting):
+    watch = Watch(doors(gone={0, 1, 2, 3, 4}), doors(gone={0, 1, 2, 3, 4}, open={5}))
+    one = meeting(watch, own=None, answers=[MET])
+    assert one.met() is MET
+    assert one.tried == [("10.0.0.5", 105, True)]
+
+
+@pytest.mark.parametrize(
+    ("change", "nodes", "loss", "why"),
+    [
+        ({}, NODES, GONE, ""),
+        ({}, NODES, SILENT, ""),
+        ({"node_rank": 1}, NODES[:2], SILENT, "more than half of the nodes"),
+        ({"node_rank": 1}, NODES[:2], GONE, ""),
+        ({"node_rank": 1}, NODES[:3], SILENT, ""),
+        ({"replace": ReplaceSpec(node_wait_s=0.0)}, NODES, GONE, "--node-wait=0"),
+        ({}, (*NODES[:3], NODES[3]._replace(door=0)), GONE, "no port"),
+        ({"cluster": ClusterSpec(6, lost_at=(7, 5, 5))}, NODES, GONE, "for the 3rd time in a row"),
+        ({"cluster": ClusterSpec(6, lost_at=(5, 4, 5))}, NODES, GONE, ""),
+    ],
+)
+def test_why_nobody_takes_its_part(change, nodes, loss, why):
+    told = why_over(JOB._replace(**change), nodes, loss, 5)
+    assert why in told
+    assert bool(why) == bool(told)
+
+
+def test_the_next_job_has_a_name_of_its_own_unless_it_was_given_one():
+    job = next_job(JOB)
+    assert job.run_id == job.record_id != "record"
+    assert next_job(JOB._replace(run_id="mine")).run_id == "mine"
+    assert (job.cluster.node_rank, job.cluster.is_spare) == (-1, False)
