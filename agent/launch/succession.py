@@ -93,7 +93,10 @@ def saved_step(record: Record, job: JobSpec, reached: int) -> SurvivedStep | Non
 
     lineage = (record.saves_as, *record.lineage)
     folders = map(Path, record.checkpoints)
-    found = search_of_run(folders, lineage, record.resumed_step, verify=Verify.QUICK).newest
+    try:
+        found = search_of_run(folders, lineage, record.resumed_step, verify=Verify.QUICK).newest
+    except OSError:  # the file server is gone as well
+        return None
     if found is None or found.manifest.step < reached:
         return None
     step = found.manifest.step
@@ -120,6 +123,11 @@ def meet_again(lost: LostController, environ: Mapping[str, str], version: str, s
         watch = DoorWatch(_addresses(lost), silent)
         try:
             return _Meeting(lost, environ, version, say, watch).met()
+        except NotStartedError as error:
+            if lost.saved is None:
+                raise
+            kept = f"step {lost.saved.step} is saved in {lost.saved.path}"
+            raise NotStartedError(f"{error}; {kept}", error.exit_code) from error
         except LostControllerError as error:  # it waited as a spare, and that job's is lost as well
             lost = error.lost
         finally:

@@ -73,7 +73,7 @@ def run_controlled(
     controller.close()
     parts.finish_output(console.say)
     ending = controller.ending
-    lost = nexts.lost(parts) if controller.goes_on else None
+    lost = nexts.lost(parts, hooks.newest_step()) if controller.goes_on else None
     code = FAILED_EXIT if ending is None else ending.exit_code
     reason = (
         "the controller's node did not say how the job ended" if ending is None else ending.reason
@@ -138,22 +138,25 @@ class _NextJob:
         """Processes that do not end with the ranks."""
         return frozenset(() if self._early is None else (self._early.forkserver.pid,))
 
-    def lost(self, parts: RunParts) -> LostController | None:
-        """What is known, now that the ranks have ended; ``None``: the step is not saved."""
+    def lost(self, parts: RunParts, newest: int) -> LostController | None:
+        """What is known, now that the ranks have ended; ``None``: the step is not saved.
+
+        Args:
+            parts: of the run that is over.
+            newest: the newest step that a rank here had committed when it ended.
+        """
         assert self._job is not None
         assert self._job.cluster is not None
-        spec = self._met.prepared.spec
-        saved = saved_step(parts.kept.present, spec, self._reached)
+        spec, reached = self._met.prepared.spec, max(self._reached, newest)
+        saved = saved_step(parts.kept.present, spec, reached)
         if saved is None and self._has_lost_before:  # a moment ago: it has just begun anew
             saved = saved_step(parts.kept.present, spec, spec.dump.resume_step)
-            if saved is not None and (steps := self._reached - saved.step) > 0:
+            if saved is not None and (steps := reached - saved.step) > 0:
                 self._console.say(
                     f"{steps} step{'s' if steps > 1 else ''} after step {saved.step} lost"
                 )
         if saved is None:
-            self._console.say(
-                f"the job does not go on by itself: step {self._reached} is not saved"
-            )
+            self._console.say(f"the job does not go on by itself: step {reached} is not saved")
             return None
         cluster = self._job.cluster
         lost_at = (*cluster.lost_at, saved.step)

@@ -3,16 +3,18 @@
 from types import SimpleNamespace
 
 import pytest
+from support.checkpoints import flipped, saved
 
 from agent.launch import succession as module
-from agent.launch.meeting import LostController
-from agent.launch.succession import FIRST, HOME, next_job, why_over
+from agent.launch.meeting import LostController, _going_on
+from agent.launch.succession import FIRST, HOME, next_job, saved_step, why_over
 from agent.nodes.gather import NodeZeroBackError
 from agent.nodes.join import NobodyThereError
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import SurvivedStep
 from agent.nodes.roster import Doors
 from agent.nodes.run_messages import NodeFacts
+from agent.records.run_record import Record
 from agent.spec.job_spec import (
     ClusterSpec,
     JobSpec,
@@ -227,3 +229,48 @@ def test_the_next_job_has_a_name_of_its_own_unless_it_was_given_one():
     assert job.run_id == job.record_id != "record"
     assert next_job(JOB._replace(run_id="mine")).run_id == "mine"
     assert (job.cluster.node_rank, job.cluster.is_spare) == (-1, False)
+
+
+# --- where it goes on -----------------------------------------------------------------------------
+
+
+def record(folder, **more):
+    fields = {"record_id": "mine", "job": "lost", "run_id": "", "pid": 1, "born": 1, "log_dir": ""}
+    fields |= {"argv": (), "cwd": "", "started": 0.0, "checkpoints": (str(folder),)}
+    return Record(**fields | more)
+
+
+def test_it_goes_on_where_the_job_has_saved(tmp_path):
+    saved(tmp_path, "tft_saved_checkpoints-step_9", step=9, run="lost")
+    saved(tmp_path, "tft_saved_checkpoints-step_11", step=11, run="another")
+    found = saved_step(record(tmp_path, lineage=("before",)), JOB, 9)
+    assert (found.job, found.node_rank, found.step) == ("record", 3, 9)
+    assert found.path == str(tmp_path / "tft_saved_checkpoints-step_9")
+    assert found.lineage == ("lost", "before")
+    assert saved_step(record(tmp_path), JOB, 10) is None  # a step that is not there
+    assert saved_step(record(tmp_path / "gone"), JOB, 0) is None
+
+
+def test_a_job_goes_on_only_from_a_checkpoint_that_is_whole(tmp_path):
+    folder = saved(tmp_path, "tft_saved_checkpoints-step_9", step=9, run="lost")
+    survived, said = SurvivedStep("lost", 1, str(folder), 9, ("lost",), ""), []
+    job = _going_on(JOB, survived, said.append)
+    assert (job.dump.resume, job.dump.resume_step, job.dump.lineage) == (folder, 9, ("lost",))
+    assert said[0] == f"resuming step 9 of run lost from {folder}: its node 0 was lost"
+    assert _going_on(JOB, None, said.append) == JOB
+    newer = JOB._replace(dump=JOB.dump._replace(resume=folder, resume_step=9))
+    assert _going_on(newer, survived, said.append) == newer  # what is typed is as new
+    flipped(next(folder.rglob("*.safetensors")))
+    with pytest.raises(NotStartedError, match="is damaged"):
+        _going_on(JOB, survived, said.append)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(NotStartedError, match="cannot be read here"):
+        _going_on(JOB, survived, said.append)
+
+
+def test_what_is_lost_with_a_node_is_said(tmp_path):
+    folder = saved(tmp_path, step=9, run="lost", lost=(0, 1))
+    said = []
+    _going_on(JOB, SurvivedStep("lost", 1, str(folder), 9, ("lost",), ""), said.append)
+    whose = "the random numbers, buffers and data position of ranks 0, 1"
+    assert f"{whose} were not saved, and begin anew" in said
