@@ -13,6 +13,7 @@ from agent.nodes.line import LIMIT_S
 from agent.nodes.roster import Doors
 
 AGAIN_S = 1.0  # from one knock at a door to the next
+UNSEEN_S = 5.0  # between two looks: then its silence counts anew
 _PENDING = {errno.EINPROGRESS, errno.EWOULDBLOCK}
 
 
@@ -31,12 +32,17 @@ class _Knock:
         self._connection: socket.socket | None = None
         self._next_s = 0.0
         self._unheard_since_s = -LIMIT_S if is_silent else time.monotonic()
+        self._looked_s = time.monotonic()
         self.is_open: bool | None = None  # None: not known
         self.is_silent = False
 
     def look(self) -> None:
         """Take in what came of it, and knock again when it is time. Never waits."""
         now = time.monotonic()
+        if now - self._looked_s > UNSEEN_S:  # nobody listened to what it would have said
+            self.close()
+            self._unheard_since_s, self.is_silent = now, False
+        self._looked_s = now
         if self._connection is not None and self._is_over():
             self.close()
             self._next_s = now + AGAIN_S

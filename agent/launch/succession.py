@@ -8,6 +8,7 @@ is there after all, or was started again, they meet at node 0.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -37,6 +38,7 @@ LOOK_S = 0.1  # between two looks at who is there
 FIRST = 0  # the node that is lost
 HOME = -1  # where the nodes met first: somebody may have started node 0 there again
 FRUITLESS = 3  # losses in a row at one step: the step itself may be what kills the node
+MOST_DIALS = 3  # of what listens where node 0 did, and says nothing
 MOST_KNOCKED = 3  # nodes before this one, at once
 NOBODY_S = 3.0  # that a spare node goes on looking though all others are gone
 
@@ -168,7 +170,10 @@ class _Meeting:
         self._wait_s = lost.job.replace.node_wait_s
         self._deadline_s = time.monotonic() + self._wait_s
         self._others = {rank for rank in self._addresses if rank not in {self._own, HOME}}
-        self._passed: set[int] = set()  # gone or silent; of FIRST and HOME: another job is there
+        self._passed: set[int] = set()  # gone; of FIRST and HOME: somebody else is there
+        self._silent: set[int] = set()  # of those before this one
+        self._refused: set[int] = set()  # of FIRST and HOME: another job is there, so node 0 is not
+        self._fruitless: Counter[int] = Counter()  # dials of what listens, and does not answer
         self._needs_others = lost.saved is None or lost.is_silent
         self._alone_since_s = time.monotonic()
 
@@ -181,7 +186,8 @@ class _Meeting:
             if there is not None and (met := self._joined(there)):
                 return met
             # node 0 may be started again, the others do not come back
-            self._passed |= (doors.gone | doors.silent) - {FIRST, HOME}
+            self._passed |= doors.gone - {FIRST, HOME}
+            self._silent = set(doors.silent - {FIRST, HOME})
             is_first_away = FIRST in doors.gone | doors.silent | self._passed
             if there is None and is_first_away and self._is_next():
                 try:
@@ -197,13 +203,15 @@ class _Meeting:
         """Whose doors are to be knocked at: of thousands of nodes only a few."""
         if self._lost.saved is None:
             return {HOME, *self._others}
-        before = (rank for rank in range(FIRST + 1, self._own) if rank not in self._passed)
-        return {HOME, FIRST, *islice(before, MOST_KNOCKED)}
+        away = self._passed | self._silent
+        before = (rank for rank in range(FIRST + 1, self._own) if rank not in away)
+        return {HOME, FIRST, *self._silent, *islice(before, MOST_KNOCKED)}
 
     def _is_next(self) -> bool:
         """Whether no node before this one is left."""
         before = range(FIRST + 1, self._own)
-        return self._lost.saved is not None and self._passed.issuperset(before)
+        away = self._passed | self._silent
+        return self._lost.saved is not None and away.issuperset(before)
 
     def _check_others(self, doors: Doors) -> None:
         """Whether a node goes on alone.
@@ -238,11 +246,15 @@ class _Meeting:
             )
             return join_one(side, lost.early, is_once=True)
         except NobodyThereError:
+            self._fruitless[node] += 1
+            if node in {FIRST, HOME} and self._fruitless[node] >= MOST_DIALS:
+                self._passed.add(node)  # it may live: it is not known to be gone
             return None
         except NotStartedError as error:
             if node not in {FIRST, HOME} or self._lost.saved is None:
                 raise
             self._passed.add(node)
+            self._refused.add(node)
             self._say(f"{address.host}:{address.port} is not node 0 of this job: {error}")
             return None
 
@@ -273,6 +285,6 @@ class _Meeting:
         doors = self._watch.look(awaited | {FIRST, HOME})
         if (doors.open & {FIRST, HOME}) - self._passed:
             raise NodeZeroBackError
-        doors = doors._replace(gone=doors.gone | (self._passed & {FIRST}))
+        doors = doors._replace(gone=doors.gone | (self._refused & {FIRST}))
         self._check_others(doors)
         return doors

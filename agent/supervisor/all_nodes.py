@@ -39,6 +39,7 @@ FULL = Refused(
 )
 NONE_AWAITED = Refused("the job runs, and waits for no node, as it has --node-wait=0", WRONG)
 OUTVOTED = "more than half of the nodes are silent, and may go on without this one"
+SURE_S = 60.0  # more than others wait for a node: then they have ended, or gone on
 FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at about that time
 SWEEP_S = 10.0  # until a node has swept, and told what it found
 CLOSE_S = 5.0  # until all nodes have heard that the job is over
@@ -75,6 +76,7 @@ class AllNodes:
         self._vacant: dict[int, asyncio.TimerHandle] = {}  # places of lost nodes
         self._said: set[int] = set()  # of those places
         self._silent: set[int] = set()  # of those, of nodes that may be alive
+        self._silences: list[float] = []  # when nodes fell silent, also those replaced since
         self._next: RemoteNode | None = None  # takes node 0's part if that is lost
         self._spares: set[tuple[str, int]] = set()  # nodes that wait, or waited: host, pid
         self._facts = list(met.roster.nodes)
@@ -253,6 +255,7 @@ class AllNodes:
             self._vacant[rank] = self._loop.call_later(self._wait_s, self._give_up, node)
             if loss.kind is LossKind.SILENCE:
                 self._silent.add(rank)
+                self._silences.append(self._loop.time())
         for event in node.lost_events(why):
             self._controller.post(event)
         self._give_up_if_outvoted()
@@ -384,7 +387,10 @@ class AllNodes:
     def _give_up_if_outvoted(self) -> None:
         """More than half of the nodes may go on without this one: then it must not, too."""
         alive = len(self._facts) - len(self._vacant.keys() - self._silent)
-        if 2 * len(self._silent) <= alive or not self._controller.view.has_hooks:
+        # one that has been replaced may go on all the same, with others that are silent
+        since_s = self._loop.time() - self._wait_s - SURE_S
+        self._silences = [each for each in self._silences if each > since_s]
+        if 2 * len(self._silences) <= alive or not self._controller.view.has_hooks:
             return
         self._say(f"{OUTVOTED}: no other node is awaited")
         for node in self._others:

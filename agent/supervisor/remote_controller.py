@@ -79,6 +79,7 @@ class RemoteController:
         self._grace_s = grace_s
         self._host = host
         self._take_part = lost
+        self._is_asked = False  # somebody wants the job to end
         self._is_hurried = False  # somebody wants the ranks, which save by themselves, to end
         self.view = JobView()
         self.ending: Ended | None = None
@@ -104,6 +105,7 @@ class RemoteController:
     def post(self, event: ev.Event) -> None:
         """Tell what happened; what follows from it will be ordered."""
         if self._link.is_open:
+            self._is_asked |= isinstance(event, ev.StopRequested)  # perhaps nobody hears it
             self._link.send(Fact(pack_event(event)))
         elif isinstance(event, ev.StopRequested):
             self._hurry(is_now=event.is_now or self._is_hurried)
@@ -166,7 +168,7 @@ class RemoteController:
         if not (living := self._node.living()):
             self._finish()
             return
-        is_asked = self.view.is_asked
+        is_asked = self.view.is_asked or self._is_asked
         self.view = self.view._replace(state=JobState.STOPPING)
         saving = self._hooks.forsake(why, is_proven=loss.kind is LossKind.PROOF)
         self._node.act(do.CancelStarts(why, now=True))

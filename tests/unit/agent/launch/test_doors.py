@@ -52,8 +52,17 @@ def test_nothing_is_heard_of_a_door(watch, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
     seen(watch, {0, 2, 7}, Doors(open=frozenset({0})))  # of a node without a door nothing is known
-    clock.late_s = 11.0
+    for clock.late_s in (4.0, 8.0, 11.0):
+        watch.look({0, 2})
     seen(watch, {0, 2}, Doors(open=frozenset({0}), silent=frozenset({2})))
+
+
+def test_a_door_that_nobody_looked_at_is_not_silent(watch, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    seen(watch, {0, 1}, Doors(open=frozenset({0}), gone=frozenset({1})))
+    clock.late_s = 60.0
+    assert watch.look({0, 1, 2}).silent == set()
 
 
 def test_a_stranger_at_the_other_end_is_left_in_peace(watch, listener):

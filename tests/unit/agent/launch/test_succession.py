@@ -161,6 +161,13 @@ def test_another_job_at_node_0s_port_is_none_of_this_one(meeting):
     assert one._knock({0, 4}).gone == {0}
 
 
+def test_what_says_nothing_at_node_0s_port_is_left_and_may_be_alive(meeting):
+    watch = Watch(doors(open={0}, gone={1, 2}))
+    one = meeting(watch, answers=[NobodyThereError()] * 3)
+    assert one.met() is MET
+    assert one._knock({0, 4}).gone == set()
+
+
 def test_a_refusal_by_the_node_that_leads_is_final(meeting):
     one = meeting(Watch(doors(open={2}, gone={0, 1})), answers=[NotStartedError("no")])
     with pytest.raises(NotStartedError, match="no"):

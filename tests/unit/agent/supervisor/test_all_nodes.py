@@ -405,6 +405,20 @@ def test_a_node_0_that_hears_of_less_than_half_waits_for_nobody(
     assert lost == ([] if waits else [2, 3, 4])
 
 
+def test_one_that_has_been_replaced_may_go_on_with_others(waiting, monkeypatch):
+    monkeypatch.setattr(module, "FENCE_S", 0.0)
+    monkeypatch.setattr(module, "NodeLink", lambda _line: FakeLink())
+    waiting.controller.view = JobView(JobState.RUNNING, 0, has_hooks=True)
+    for link, node in zip(waiting.links, (1, None), strict=True):
+        link.lose(SILENT)
+        waiting.loop.call_soon(waiting.loop.stop)
+        waiting.loop.run_forever()
+        if node is not None:
+            waiting.all._admit(node, None)
+    assert tuple(waiting.all._vacant) == ()
+    assert any("may go on without this one" in each for each in waiting.said)
+
+
 def test_the_next_node_keeps_copies_of_the_pages(waiting):
     first, second = (node.keep_page for node in waiting.others)
     assert waiting.hooks.copies == first
