@@ -91,8 +91,8 @@ class CopiedPages:
             return
         try:
             page = copied(b64decode(message.page))
+            self._pages.keep(rank, message.attempt, page, is_copy=True)  # or closes it
             shared = os.dup(page)
-            self._pages.keep(rank, message.attempt, page, is_copy=True)
         except (ValueError, OSError):
             return  # no memory, or no descriptor: then it is lost with node 0
         if (old := self._files.pop(rank, None)) is not None:
