@@ -39,10 +39,8 @@ from worker_hooks.storage import manifest
 OPEN_DOOR = (
     "the nodes have no token: whoever reaches port {} may join the job (set {}, or --token-file)"
 )
-
-
 LATE_S = 30.0  # until a file server shows everywhere what was saved on one node
-LOOK_S = 0.5
+LOOK_S = 0.5  # between two looks for it
 
 
 class Met(NamedTuple):
@@ -57,8 +55,8 @@ class Met(NamedTuple):
     security: Security  # of connections between nodes
     settings: Mapping[str, object]  # what all nodes are told, on the controller's node
     interface: str  # of this machine, at which other nodes are reached; empty: not known
+    asked: JobSpec  # the job as it was before they met
     early: StartedForkserver | None = None  # that of a spare node is at work
-    asked: JobSpec | None = None  # the job as it was before they met
 
 
 class LostController(NamedTuple):
@@ -311,8 +309,8 @@ def gather_all(
         secured,
         told,
         _interface(here),
-        early,
         spec,
+        early,
     )
 
 
@@ -335,9 +333,7 @@ def _going_on(spec: JobSpec, saved: SurvivedStep | None, say: Callable[[str], No
     say(f"resuming step {saved.step} of run {saved.job} from {path}: its node 0 was lost")
     for sentence in manifest.describe_private(found):
         say(sentence)
-    dump = spec.dump._replace(
-        resume=path.absolute(), resume_step=saved.step, lineage=tuple(saved.lineage)
-    )
+    dump = spec.dump._replace(resume=path.absolute(), resume_step=saved.step, lineage=saved.lineage)
     return spec._replace(dump=dump)
 
 
@@ -419,8 +415,8 @@ def join_one(
         secured,
         joined.settings,
         _interface(here),
-        early[-1] if early else None,
         spec,
+        early[-1] if early else None,
     )
 
 

@@ -18,6 +18,7 @@ from agent.launch.meeting import (
     LostController,
     LostControllerError,
     Met,
+    OwnSide,
     gather_all,
     join_one,
     own_side,
@@ -235,16 +236,7 @@ class _Meeting:
         if lost.saved is None:
             job = job._replace(cluster=cluster._replace(is_spare=True))
         try:
-            side = own_side(
-                job,
-                self._environ,
-                self._version,
-                self._say,
-                lost.door,
-                is_first=False,
-                survived=lost.saved,
-            )
-            return join_one(side, lost.early, is_once=True)
+            return join_one(self._side(job, is_first=False), lost.early, is_once=True)
         except NobodyThereError:
             self._fruitless[node] += 1
             if node in {FIRST, HOME} and self._fruitless[node] >= MOST_DIALS:
@@ -269,17 +261,21 @@ class _Meeting:
             f"To give a node to the job, start msrun there with --master-addr={node.address} "
             f"--master-port={node.door} and without --node-rank"
         )
-        side = own_side(
+        side = self._side(job, is_first=True)
+        succession = Succession(Survivors(len(lost.nodes), lost.saved.job), self._knock)
+        return gather_all(side, self._deadline_s - time.monotonic(), succession, lost.early)
+
+    def _side(self, job: JobSpec, *, is_first: bool) -> OwnSide:
+        lost = self._lost
+        return own_side(
             job,
             self._environ,
             self._version,
             self._say,
             lost.door,
-            is_first=True,
+            is_first=is_first,
             survived=lost.saved,
         )
-        succession = Succession(Survivors(len(lost.nodes), lost.saved.job), self._knock)
-        return gather_all(side, self._deadline_s - time.monotonic(), succession, lost.early)
 
     def _knock(self, awaited: set[int]) -> Doors:
         doors = self._watch.look(awaited | {FIRST, HOME})

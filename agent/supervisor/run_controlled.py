@@ -95,7 +95,6 @@ class _NextJob:
     """What begins if node 0 is lost: its forkserver is at work while the ranks save the step."""
 
     def __init__(self, met: Met, environ: Mapping[str, str], console: Console) -> None:
-        assert met.asked is not None
         self._met = met
         self._environ = environ
         self._console = console
@@ -114,7 +113,6 @@ class _NextJob:
             saves: ranks here save it.
             nodes: that take part in the job; none: those that began it.
         """
-        assert self._met.asked is not None
         spec, self._reached = self._met.prepared.spec, reached
         if not (saves or self._has_lost_before):
             return False
@@ -131,8 +129,8 @@ class _NextJob:
     @property
     def _has_lost_before(self) -> bool:
         """Whether the job goes on from a loss of node 0."""
-        asked = self._met.asked
-        return asked is not None and asked.cluster is not None and bool(asked.cluster.lost_at)
+        cluster = self._met.asked.cluster
+        return cluster is not None and bool(cluster.lost_at)
 
     def pids(self) -> frozenset[int]:
         """Processes that do not end with the ranks."""
