@@ -38,13 +38,13 @@ class PageCopies:
         self._send: Callable[[PageSeen | PageNews], None] | None = None
         self._large: set[int] = set()  # of which no copy is kept, which was said
 
-    def begin(self, send: Callable[[PageSeen | PageNews], None] | None, attempt: int) -> None:
+    def begin(self, send: Callable[[PageSeen | PageNews], None] | None) -> None:
         """Another node keeps them from now on."""
         self._send = send
         for rank in self._ranks:
-            self.show(rank, attempt)
+            self.show(rank)
 
-    def show(self, rank: int, attempt: int) -> None:
+    def show(self, rank: int) -> None:
         """A rank has another page than before."""
         if self._send is None or not (content := self._pages.content(rank)):
             return
@@ -56,18 +56,18 @@ class PageCopies:
                 self._say(LARGE.format(rank, sized(len(page))))
             return
         self._large.discard(rank)
-        self._send(PageSeen(rank, attempt, page))
+        self._send(PageSeen(rank, self._pages.attempt(rank), page))
 
-    def tell(self, rank: int, attempt: int) -> None:
+    def tell(self, rank: int) -> None:
         """A rank has written to its page."""
         if self._send is None or rank in self._large:
             return
         if self._pages.has_device_areas(rank):  # of those there is no news
-            self.show(rank, attempt)
+            self.show(rank)
             return
         pieces = {str(at): b64encode(one).decode() for at, one in self._pages.news(rank)}
         if pieces:
-            self._send(PageNews(rank, attempt, pieces))
+            self._send(PageNews(rank, self._pages.attempt(rank), pieces))
 
 
 class CopiedPages:
@@ -81,6 +81,7 @@ class CopiedPages:
         self._files: dict[int, int] = {}  # rank of node 0 -> a descriptor of its page
         self._lacking: dict[int, set[int]] = {}  # rank here -> those whose pages it was not sent
         self._ready: set[int] = set()  # ranks here that have registered: before, none is expected
+        self._stale: set[int] = set()  # ranks here that have pages which are kept no more
 
     def take(self, message: PageSeen | PageNews, loop: Loop) -> None:
         """Keep what was sent."""
@@ -108,24 +109,40 @@ class CopiedPages:
         self._lacking[here] = set(self._files)
         self.share(loop)
 
+    def leave(self, loop: Loop) -> None:
+        """They are kept on another node from now on: what stands still must not be saved."""
+        self._close()
+        self._stale |= self._ready
+        self.share(loop)
+
     def share(self, loop: Loop) -> None:
         """Hand the pages to the ranks here that lack them."""
+        for here in tuple(self._stale):
+            if not self._links.send(here, protocol.PeerPages([], []), []):
+                loop.call_later(RESEND_S, self.share, loop)
+                return
+            self._stale.discard(here)
         for here in self._ready:
             if lacking := self._lacking.get(here):
                 self._send(here, sorted(lacking), loop)
 
     def clear(self) -> None:
         """Every rank is gone."""
+        self._close()
+        self._ready.clear()
+        self._stale.clear()
+
+    def drop(self, here: int) -> None:
+        """A rank here has ended, another will register."""
+        self._ready.discard(here)
+        self._stale.discard(here)
+
+    def _close(self) -> None:
         self._pages.clear()
         for file in self._files.values():
             os.close(file)
         self._files.clear()
         self._lacking.clear()
-        self._ready.clear()
-
-    def drop(self, here: int) -> None:
-        """A rank here has ended, another will register."""
-        self._ready.discard(here)
 
     def _send(self, here: int, ranks: list[int], loop: Loop) -> None:
         for start in range(0, len(ranks), wire.MOST_FDS):

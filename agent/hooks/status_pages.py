@@ -119,6 +119,11 @@ class StatusPages:
         page = self._pages.get(rank)
         return b"" if page is None else page.content()
 
+    def attempt(self, rank: int) -> int:
+        """The attempt of a rank's page, which it must have."""
+        attempt: int = self._pages[rank].attempt
+        return attempt
+
     def has_device_areas(self, rank: int) -> bool:
         """Whether a part of a rank's page is written by a device, which :meth:`news` leaves out."""
         page = self._pages.get(rank)
@@ -175,6 +180,10 @@ class StatusPages:
             return None if (page := self._pages.get(rank)) is None else page.newest_step()
         except UNSOUND:
             return None
+
+    def newest_of_all(self) -> int:
+        """The newest step that any rank has committed; 0: none."""
+        return max((self.newest_step(rank) or 0 for rank in self._files), default=0)
 
     def newest_commits(self, ranks: Iterable[int]) -> list[tuple[int, int]]:
         """The newest commit of each of these ranks that has one, and its time in monotonic ns."""

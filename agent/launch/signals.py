@@ -44,12 +44,33 @@ def take_from_shell(spec: JobSpec) -> None:
             signal.signal(signum, signal.SIG_DFL)
 
 
+_LATE: list[int] = []  # signals that came after a job's end
+
+
+def note_late(spec: JobSpec) -> None:
+    """A job is over: a signal must not cut off its report, but counts if another job follows."""
+    for signum in all_of(spec):
+        if not _is_ignored(signum):
+            signal.signal(signum, lambda number, _: _LATE.append(number))
+
+
 def take_back(spec: JobSpec) -> None:
-    """Between two jobs of one msrun each signal means what it does to any program."""
+    """Between two jobs of one msrun each signal means what it does to any program.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came before this.
+    """
     for signum in all_of(spec) | {signal.SIGHUP}:
-        is_ignored = signum == signal.SIGHUP and _IGNORES_SIGHUP
-        signal.signal(signum, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+        signal.signal(signum, signal.SIG_IGN if _is_ignored(signum) else signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    late = [signum for signum in _LATE if signum not in passed_on(spec)]
+    _LATE.clear()
+    for signum in late[:1]:
+        signal.raise_signal(signum)
+
+
+def _is_ignored(signum: int) -> bool:
+    return signum == signal.SIGHUP and _IGNORES_SIGHUP
 
 
 def hold(spec: JobSpec) -> None:

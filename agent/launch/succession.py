@@ -175,13 +175,14 @@ class _Meeting:
         self._silent: set[int] = set()  # of those before this one
         self._refused: set[int] = set()  # of FIRST and HOME: another job is there, so node 0 is not
         self._fruitless: Counter[int] = Counter()  # dials of what listens, and does not answer
+        self._sides: dict[bool, OwnSide] = {}  # by whether the others come to it
         self._needs_others = lost.saved is None or lost.is_silent
         self._alone_since_s = time.monotonic()
 
     def met(self) -> Met:
         """Join the first node that gathers others, or gather them."""
         while time.monotonic() < self._deadline_s:
-            doors = self._watch.look(self._candidates())
+            doors = self._looked(self._candidates())
             self._check_others(doors)
             there = min(doors.open - self._passed, default=None)
             if there is not None and (met := self._joined(there)):
@@ -199,6 +200,16 @@ class _Meeting:
         raise NotStartedError(
             f"no node has taken the part of node 0 within {duration(self._wait_s)}"
         )
+
+    def _looked(self, ranks: set[int]) -> Doors:
+        """Knock; another job that was at node 0's port, and is there no more, is forgotten."""
+        doors = self._watch.look(ranks)
+        over = (doors.gone | doors.silent) & {FIRST, HOME}
+        self._passed -= over
+        self._refused -= over
+        for rank in over:
+            del self._fruitless[rank]
+        return doors
 
     def _candidates(self) -> set[int]:
         """Whose doors are to be knocked at: of thousands of nodes only a few."""
@@ -266,19 +277,20 @@ class _Meeting:
         return gather_all(side, self._deadline_s - time.monotonic(), succession, lost.early)
 
     def _side(self, job: JobSpec, *, is_first: bool) -> OwnSide:
-        lost = self._lost
-        return own_side(
-            job,
-            self._environ,
-            self._version,
-            self._say,
-            lost.door,
-            is_first=is_first,
-            survived=lost.saved,
-        )
+        if (side := self._sides.get(is_first)) is None:  # its certificate is read, and judged, once
+            side = self._sides[is_first] = own_side(
+                job,
+                self._environ,
+                self._version,
+                self._say,
+                self._lost.door,
+                is_first=is_first,
+                survived=self._lost.saved,
+            )
+        return side._replace(spec=job)
 
     def _knock(self, awaited: set[int]) -> Doors:
-        doors = self._watch.look(awaited | {FIRST, HOME})
+        doors = self._looked(awaited | {FIRST, HOME})
         if (doors.open & {FIRST, HOME}) - self._passed:
             raise NodeZeroBackError
         doors = doors._replace(gone=doors.gone | (self._refused & {FIRST}))

@@ -24,6 +24,7 @@ from agent.nodes.roster import (
     named,
 )
 from agent.nodes.tls import PLAIN, Security
+from agent.spec.job_spec import NotStartedError
 from agent.text.wording import duration
 
 FIRST_WORD_S = 2.0  # until people hear that nodes are missing
@@ -104,9 +105,12 @@ def gather(
         raise
     except NodeZeroBackError:  # those that have joined see the line end, and knock there first
         raise
-    except BaseException:
+    except BaseException as error:
         who = named(own.host, own.address)
-        door.turn_away(Refused(f"msrun on {who} ended before all nodes were here", MISSING))
+        why = f"msrun on {who} ended before all nodes were here"
+        if isinstance(error, NotStartedError):  # what is wrong here is wrong for all
+            why = f"{who}: {error}"
+        door.turn_away(Refused(why, MISSING))
         raise
     finally:
         door.close()
@@ -168,6 +172,8 @@ class _Door:
                 text = f"waiting for nodes: {self._gathering.missing()}"
                 if enough_at is not None:
                     text += f"; the job begins without others in {duration(due - now)}"
+                if why := self._why_not:
+                    text += f"; {why}"
                 self._progress(text)
                 word = now + NEXT_WORD_S
             self._turn(self._pause_s(now, min(word, due)))
@@ -204,10 +210,15 @@ class _Door:
             self._doors = self._succession.knock(self._succession.survivors.awaited(here))
 
     @property
-    def _may_begin(self) -> bool:
+    def _why_not(self) -> str:
+        """Why the nodes that have lost node 0 are not enough; empty: they are, or have not."""
         if self._succession is None:
-            return True
-        return self._succession.survivors.may_begin(self._gathering.survivors(), self._doors)
+            return ""
+        return self._succession.survivors.why_not(self._gathering.survivors(), self._doors)
+
+    @property
+    def _may_begin(self) -> bool:
+        return not self._why_not
 
     @property
     def _is_complete(self) -> bool:
@@ -334,6 +345,8 @@ class _Door:
 
     def _why_late(self, waited_s: float) -> str:
         why = f"not all nodes came within {duration(waited_s)}: {self._gathering.missing()}"
+        if why_not := self._why_not:
+            why += f"; {why_not}"
         if self._refusals:
             why += f"; refused was: {self._refusals[-1]}"
         return why

@@ -101,6 +101,15 @@ class Survivors:
         """Whether these are enough. ``here``: the ranks that they had."""
         return 2 * len(here) > self._nodes - len(doors.gone - here)
 
+    def why_not(self, here: set[int], doors: Doors) -> str:
+        """Why these are not enough, as a clause; empty: they are."""
+        if self.may_begin(here, doors):
+            return ""
+        away = sorted(set(range(self._nodes)) - here - doors.gone)
+        who = f"node{'' if len(away) == 1 else 's'} {', '.join(_cut([str(each) for each in away]))}"
+        be = "has not come and may be" if len(away) == 1 else "have not come and may be"
+        return f"{who} {be} alive: to begin without takes more than half of the nodes"
+
     def take_others(self, here: set[int], doors: Doors) -> bool:
         """Whether places are given to nodes that were not in the job: nobody else will come."""
         away = here | doors.gone | doors.silent
@@ -240,8 +249,9 @@ class Gathering:
 
     def survivors(self) -> set[int]:
         """The ranks that nodes which are here had before node 0 was lost."""
+        own = self._own.survived
         told = (each.join.survived for each in self._members.values())
-        return {each.node_rank for each in told if each is not None}
+        return {each.node_rank for each in told if each and own and each.job == own.job}
 
     def node_ranks(self) -> dict[NodeKey, int]:
         """The rank of each node in that roster."""
@@ -286,7 +296,7 @@ class Gathering:
         if join.version != self._own.version:
             return why_other_version(new.who, join.version, self._own.version)
         if _is_of_another_job(join.survived, self._own):
-            return f"{new.who} goes on with a job that runs another script or has other arguments"
+            return of_another_program(new.who)
         if join.run_id != self._own.run_id:
             its = f"belongs to the job {join.run_id!r}" if join.run_id else "names no job"
             ours = repr(self._own.run_id) if self._own.run_id else "one without a name"
@@ -333,6 +343,11 @@ def _seated(given: dict[int, _Member], free: Iterator[_Member]) -> Iterator[_Mem
 def named(host: str, address: str) -> str:
     """A node as text: ``mn1 (10.77.0.2)``."""
     return f"{host} ({address})" if address and address != host else host
+
+
+def of_another_program(who: str) -> str:
+    """One sentence about a node that has lost node 0 of a job, which is not the one here."""
+    return f"{who} goes on with a job that runs another script or has other arguments"
 
 
 def why_other_version(who: str, its: str, ours: str) -> str:

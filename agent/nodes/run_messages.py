@@ -3,7 +3,7 @@
 To the controller's node: Fact, FromRank, PageSeen, PageNews, RankUnlinked,
 FolderMarked, Beats, SweptNode, MemoryTaken.
 To the others: JobKnown, NodesKnown, Order, ToRank, Wake, TakeMemory, ShownStatus, Ended;
-to the next one also PageSeen and PageNews.
+to the next one also PageSeen, PageNews and, if it is the next one no more, PagesLeft.
 """
 
 from __future__ import annotations
@@ -54,6 +54,10 @@ class PageNews(NamedTuple):
     rank: int
     attempt: int
     pieces: dict[str, str]  # where in the page -> base64
+
+
+class PagesLeft(NamedTuple):
+    """Another node keeps copies of node 0's pages now: these here stand still."""
 
 
 class RankUnlinked(NamedTuple):
@@ -154,9 +158,9 @@ class Ended(NamedTuple):
 
 # fmt: off
 RunMessage = (
-    Fact | FromRank | PageSeen | PageNews | RankUnlinked | FolderMarked | Beats | SweptNode
-    | MemoryTaken | JobKnown | NodesKnown | Order | ToRank | Wake | TakeMemory | ShownStatus
-    | Ended
+    Fact | FromRank | PageSeen | PageNews | PagesLeft | RankUnlinked | FolderMarked | Beats
+    | SweptNode | MemoryTaken | JobKnown | NodesKnown | Order | ToRank | Wake | TakeMemory
+    | ShownStatus | Ended
 )
 # fmt: on
 

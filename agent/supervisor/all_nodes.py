@@ -7,6 +7,7 @@ links; what concerns processes on the node where they run.
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -14,12 +15,14 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.dump.node_memory import MemorySender
 from agent.failure.evidence import Evidence
-from agent.launch.meeting import Met
+from agent.launch.meeting import Met, program_digest
+from agent.nodes.gather import MISSING
 from agent.nodes.guest import WRONG
 from agent.nodes.late import LateGuests, NodePlace
 from agent.nodes.line import Line, Loss, LossKind
 from agent.nodes.link import NodeLink
-from agent.nodes.messages import Begin, Join, Refused, Spare
+from agent.nodes.messages import Begin, Join, Refused, Spare, SurvivedStep
+from agent.nodes.roster import of_another_program
 from agent.nodes.run_messages import NodeFacts
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
@@ -270,6 +273,8 @@ class AllNodes:
         """The node that would take this one's part keeps copies of what its ranks alone have."""
         there = next((node for node in self._others if node.is_there), None)
         if there is not self._next:
+            if self._next is not None:
+                self._next.leave_pages()  # what stands still there must not be saved
             self._next = there
             self._hooks.copy_pages(None if there is None else there.keep_page)
 
@@ -309,6 +314,8 @@ class AllNodes:
         wanted = "" if spec.run_id == spec.record_id else spec.run_id
         if join.run_id != wanted:
             return Refused(f"the job here is {wanted!r}, not {join.run_id!r}", WRONG)
+        if join.survived is not None and (refused := self._judge_survivor(join, join.survived)):
+            return refused
         fitting = [rank for rank in self._vacant if self._facts[rank].nproc == join.nproc]
         cluster = spec.cluster
         # a job that has begun with fewer nodes has numbered them anew
@@ -327,6 +334,25 @@ class AllNodes:
         )
         settings = {**self._met.settings, "is_late": True}
         return NodePlace(rank, Begin(tuple(self._facts), settings))
+
+    def _judge_survivor(self, join: Join, survived: SurvivedStep) -> Refused | None:
+        """Why a node that has lost node 0 has no part in this job; ``None``: it may have.
+
+        If it knows a later step of the same training, that is what was to go on: this job ends.
+        """
+        spec = self._met.prepared.spec
+        if survived.job in {spec.saves_as, *spec.dump.lineage}:
+            return None  # it was taken for lost
+        if survived.program != program_digest(spec):
+            return Refused(of_another_program(join.host), WRONG)
+        if survived.step <= (newest := self._hooks.newest_step()):
+            return None
+        why = (
+            f"{join.host} has saved step {survived.step} of the same training in {survived.path}, "
+            f"and was not here when this job began, which has come to step {newest}"
+        )
+        self._controller.post(ev.StopRequested(signal.SIGTERM, why, node=spec.node_rank))
+        return Refused(f"the job here has begun without this node, and ends: {why}", MISSING)
 
     def _spared(self, join: Join) -> Spare | Refused:
         """A node that has come to wait, or waits already."""

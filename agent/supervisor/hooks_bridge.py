@@ -311,6 +311,10 @@ class HooksBridge:
         step = self._pages.newest_step(rank)
         return self._steps.get(rank) if step is None else step
 
+    def newest_step(self) -> int:
+        """The newest step that a rank of the job has committed; 0: none."""
+        return self._pages.newest_of_all()
+
     def has_finished(self, rank: int) -> bool:
         """Whether a rank's script had ended, and the rank was on its way out."""
         return self._exiting.has_finished(rank)
@@ -355,7 +359,7 @@ class HooksBridge:
 
     def copy_pages(self, send: Callable[[PageSeen | PageNews], None] | None) -> None:
         """Keep copies of this node's pages on another one, by ``send``; ``None``: there is none."""
-        self._copies.begin(send, self._attempt)
+        self._copies.begin(send)
 
     def spread_memory(self, spread: Spread) -> None:
         """Checkpoints in memory are complete once ``spread`` has them on all nodes."""
@@ -465,7 +469,7 @@ class HooksBridge:
         for fd in fds:
             os.close(fd)
         if isinstance(message, protocol.PageWritten):
-            self._copies.tell(message.rank, self._attempt)
+            self._copies.tell(message.rank)
             return
         if isinstance(message, protocol.Unprotected):
             self._warn(message)
@@ -533,7 +537,7 @@ class HooksBridge:
         self._training.add(rank)
         if rank in self._spec.ranks_here:
             self._agent.protect(self._links.pid(rank))
-            self._copies.show(rank, self._attempt)
+            self._copies.show(rank)
         self._shared.share(self._attempt, self._services.loop)
         self._agent.post(
             message._replace(not_replaceable_why=encodable(message.not_replaceable_why))

@@ -28,6 +28,7 @@ from agent.nodes.run_messages import (
     FromRank,
     PageNews,
     PageSeen,
+    PagesLeft,
     RankUnlinked,
     RunMessage,
     pack_said,
@@ -160,13 +161,16 @@ class HooksRelay:
             self._links.send(rank, alone if rank in saving else protocol.Release(why))
         return tuple(saving)
 
-    def keep(self, message: PageSeen | PageNews) -> None:
-        """Keep a copy of a page of the controller's node, for the ranks here."""
-        self._copies.take(message, self._loop)
+    def keep(self, message: PageSeen | PageNews | PagesLeft) -> None:
+        """Keep a copy of a page of the controller's node, for the ranks here, or no more."""
+        if isinstance(message, PagesLeft):
+            self._copies.leave(self._loop)
+        else:
+            self._copies.take(message, self._loop)
 
     def newest_step(self) -> int:
         """The newest step that a rank here has committed; 0: none."""
-        return max((self._pages.newest_step(rank) or 0 for rank in self._pages.all()), default=0)
+        return self._pages.newest_of_all()
 
     def hear_out(self, rank: int) -> int | None:
         """Hand on the last messages of a dead rank, and its page; its commit is read there."""

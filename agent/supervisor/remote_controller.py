@@ -22,6 +22,7 @@ from agent.nodes.run_messages import (
     Order,
     PageNews,
     PageSeen,
+    PagesLeft,
     ShownStatus,
     SweptNode,
     TakeMemory,
@@ -133,7 +134,7 @@ class RemoteController:
                 state = JobState(message.state)
                 self.view = JobView(state, message.attempt, message.has_hooks, message.is_asked)
                 self._node.decided(self.view, Holders())
-            case PageSeen() | PageNews():
+            case PageSeen() | PageNews() | PagesLeft():
                 self._hooks.keep(message)
             case NodesKnown():
                 self.nodes = message.nodes

@@ -31,6 +31,7 @@ from agent.nodes.run_messages import (
     Order,
     PageNews,
     PageSeen,
+    PagesLeft,
     RankUnlinked,
     ShownStatus,
     SweptNode,
@@ -143,6 +144,10 @@ class RemoteNode:
     def keep_page(self, message: PageSeen | PageNews) -> None:
         """Have it keep a copy of a page of this node."""
         self._link.send(message)
+
+    def leave_pages(self) -> None:
+        """Another node keeps these copies from now on."""
+        self._link.send(PagesLeft())
 
     def know_nodes(self, nodes: tuple[NodeFacts, ...]) -> None:
         """Tell it who takes part."""

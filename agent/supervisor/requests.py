@@ -67,10 +67,12 @@ class Requests:
         """The job is over: a late signal must not cut off its report."""
         self._files.close()
         loop, self._loop = self._loop, None
-        for signum in signals.all_of(self._spec):
-            if loop is not None:
+        signals.hold(self._spec)
+        if loop is not None:
+            for signum in signals.all_of(self._spec):
                 loop.remove_signal_handler(signum)
-            signal.signal(signum, signal.SIG_IGN)
+        signals.note_late(self._spec)
+        signals.release(self._spec)
 
     def _on_stop(self, signum: int) -> None:
         note = stop_note.take_note(self._notes) if signum == signal.SIGTERM else None

@@ -94,3 +94,39 @@ def test_only_its_msrun_is_killed(jobs: NodeJobs, undisturbed: Sequence[str]) ->
     other = add(jobs, 0, "--nnodes=2", at=told_place(job.parts[1].errors))
     check_bitwise(undisturbed, job.parts[1], other)
     check_nothing_left(jobs.cluster)
+
+
+def test_a_job_that_began_anew_before_a_survivor_came_ends(
+    nodes: Nodes, undisturbed: Sequence[str]
+) -> None:
+    """As where an engine starts node 0 again, and another node in the place of a slow one."""
+    jobs = NodeJobs(nodes(3))
+    words = (SCRIPT, "--wait=3:1", "--pause=0.1")
+    job = jobs.start(*words, nproc=2)
+    begun(job)
+    go(jobs)
+    job.await_lines("begins step 6", 4)
+    job.parts[1].signal(signal.SIGSTOP)
+    jobs.cluster.nodes[0].kill()
+    (jobs.folder / "go").unlink()
+    jobs.cluster.nodes[0].boot()
+
+    def start(node: int, name: str) -> NodeMsrun:
+        where = jobs.cluster.nodes[node]
+        folder = where.folder / name
+        rank = (0, 1, 1)[node]
+        return jobs.start_one(where, *static(rank, 2, 2), *words, nproc=2, log_dir=folder)
+
+    anew = NodesJob([start(0, "anew"), start(2, "anew")])
+    anew.await_lines("waits in step 3")
+    job.parts[1].signal(signal.SIGCONT)
+    assert {part.wait().code for part in anew.parts} == {128 + signal.SIGTERM}, job.parts[1].errors
+    assert re.search(
+        r"node1 has saved step \d of the same training in \S+, and was not here when this job "
+        r"began, which has come to step 2",
+        anew.head.errors,
+    )
+    go(jobs)
+    again = start(0, "again")
+    check_bitwise(undisturbed, job.parts[1], again)
+    check_nothing_left(jobs.cluster)

@@ -11,12 +11,13 @@ from agent.nodes.codec import pack_event, unpack_action
 from agent.nodes.messages import pack, unpack
 from agent.nodes.run_messages import Fact, NodeFacts, Order
 from agent.nodes.tls import PLAIN
-from agent.spec.job_spec import ClusterSpec
+from agent.spec.job_spec import ClusterSpec, DumpSpec, Program, ProgramKind
 from agent.supervisor.all_nodes import AllNodes
 from agent.supervisor.job_view import JobView
 from agent.supervisor.remote_node import RemoteNode
 from agent.workers.worker import Worker
 
+PROGRAM = Program("train.py", (), ProgramKind.SCRIPT, "python")
 START = do.StartAttempt(0, "the job begins")
 
 
@@ -58,7 +59,7 @@ class FakeHooks:
     """Hooks of all ranks, of which nothing is asked but to remember."""
 
     def __init__(self):
-        self.heard, self.finished = [], set()
+        self.heard, self.finished, self.newest = [], set(), 0
 
     def relay(self, send):
         self.send = send
@@ -66,6 +67,9 @@ class FakeHooks:
     def hear_out(self, rank):
         self.heard.append(("out", rank))
         return 40 + rank
+
+    def newest_step(self):
+        return self.newest
 
     def has_finished(self, rank):
         return rank in self.finished
@@ -130,7 +134,15 @@ class Cluster:
         self.door = socket.create_server(("127.0.0.1", 0))
         replace = SimpleNamespace(node_wait_s=wait_s)
         self.spec = spec = SimpleNamespace(
-            replace=replace, run_id="r", record_id="r", cluster=ClusterSpec(3), nnodes=3
+            replace=replace,
+            run_id="r",
+            record_id="r",
+            saves_as="r",
+            dump=DumpSpec(lineage=("before",)),
+            program=PROGRAM,
+            cluster=ClusterSpec(3),
+            nnodes=3,
+            node_rank=0,
         )
         met = SimpleNamespace(
             door=self.door,

@@ -349,7 +349,10 @@ class GoOn(NamedTuple):
 
 
 class PeerPages(NamedTuple):
-    """What a rank needs of others if the agent dies; their status pages travel beside this."""
+    """What a rank needs of others if the agent dies; their status pages travel beside this.
+
+    Without ranks: what it has of other nodes is kept elsewhere now.
+    """
 
     ranks: list[int]
     pids: list[int]  # of the same ranks; 0: on another node, of which this is a copy

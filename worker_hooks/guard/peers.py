@@ -40,7 +40,12 @@ class KnownPeers:
         self._copies: dict[int, int] = {}  # of pages on another node: rank -> a descriptor
 
     def learn(self, ranks: Sequence[int], pids: Sequence[int], pages: Sequence[int]) -> None:
-        """Take in what the agent told; the pages' descriptors belong to this object then."""
+        """Take in what the agent told; the pages' descriptors belong to this object then.
+
+        Without ranks: copies of pages on other nodes are not kept here any more.
+        """
+        if not ranks:
+            self._forget_copies()
         for rank, pid, page in zip(ranks, pids, pages, strict=False):  # descriptors may run out
             if not pid:
                 if (copy := self._copies.pop(rank, None)) is not None:
@@ -103,6 +108,11 @@ class KnownPeers:
     def forget(self) -> None:
         """Close the pages; in a forked child, for that child alone."""
         known, self._known = self._known, {}
+        for peer in known.values():
+            os.close(peer.page)
+        self._forget_copies()
+
+    def _forget_copies(self) -> None:
         copies, self._copies = self._copies, {}
-        for page in (*(peer.page for peer in known.values()), *copies.values()):
+        for page in copies.values():
             os.close(page)

@@ -65,13 +65,13 @@ def line():
 
 def test_what_a_rank_writes_is_seen_on_the_other_node(line):
     write(line.page, 3, 3)
-    line.copies.begin(line.take, 0)
+    line.copies.begin(line.take)
     assert line.kinds == ["PageSeen"]  # rank 1 has no page yet
     assert line.seen() is None  # rank 4 has not registered: it expects no pages
     line.copied.registered(4, LOOP)
     assert line.seen() == 3
     write(line.page, 4, 4)
-    line.copies.tell(0, 0)
+    line.copies.tell(0)
     assert line.kinds == ["PageSeen", "PageNews"]
     assert line.seen() == 4
     line.copied.registered(5, LOOP)  # later, and gets all of it
@@ -81,22 +81,22 @@ def test_what_a_rank_writes_is_seen_on_the_other_node(line):
 
 
 def test_another_page_of_a_rank_takes_the_place_of_the_last(line):
-    line.copies.begin(line.take, 0)
+    line.copies.begin(line.take)
     line.copied.registered(4, LOOP)
     fd, page = make(0, attempt=1)
     write(page, 9, 9)
     line.pages.keep(0, 1, fd)
-    line.copies.show(0, 1)
+    line.copies.show(0)
     assert line.seen() == 9
 
 
 def test_a_process_that_takes_a_ranks_place_gets_the_pages(line):
     write(line.page, 3, 3)
-    line.copies.begin(line.take, 0)
+    line.copies.begin(line.take)
     line.copied.registered(4, LOOP)
     line.copied.drop(4)
     line.links.peers[4].forget()
-    line.copies.show(0, 0)
+    line.copies.show(0)
     assert line.seen() is None
     line.copied.registered(4, LOOP)
     assert line.seen() == 3
@@ -104,7 +104,7 @@ def test_a_process_that_takes_a_ranks_place_gets_the_pages(line):
 
 def test_pages_are_sent_again_when_the_kernel_took_none(line):
     line.links.is_full = True
-    line.copies.begin(line.take, 0)
+    line.copies.begin(line.take)
     line.copied.registered(4, LOOP)
     assert line.seen() is None
     line.links.is_full = False
@@ -112,22 +112,48 @@ def test_pages_are_sent_again_when_the_kernel_took_none(line):
     assert line.seen() == 0
 
 
-def test_a_new_next_node_gets_all_of_it(line):
-    line.copies.begin(line.take, 0)
-    line.copies.begin(None, 0)
+def test_pages_that_another_node_keeps_from_now_on_are_forgotten(line):
     write(line.page, 3, 3)
-    line.copies.tell(0, 0)
+    line.copies.begin(line.take)
+    line.copied.registered(4, LOOP)
+    line.copied.registered(5, LOOP)
+    line.links.is_full = True
+    line.copied.leave(LOOP)
+    assert line.seen() == 3
+    line.links.is_full = False
+    line.copied.share(LOOP)
+    assert [line.links.peers[rank].copied for rank in (4, 5)] == [set(), set()]
+    line.copies.begin(line.take)  # it is the next one again
+    assert [line.seen(rank) for rank in (4, 5)] == [3, 3]
+
+
+def test_a_page_is_sent_as_that_of_its_own_attempt(line):
+    """The job may have begun another one, whose page it has not sent yet."""
+    line.copies.begin(line.take)
+    line.copied.registered(4, LOOP)
+    fd, page = make(0, attempt=1)
+    write(page, 9, 9)
+    line.pages.keep(0, 1, fd)
+    line.copies.begin(line.take)
+    assert line.seen() == 9
+
+
+def test_a_new_next_node_gets_all_of_it(line):
+    line.copies.begin(line.take)
+    line.copies.begin(None)
+    write(line.page, 3, 3)
+    line.copies.tell(0)
     assert line.kinds == ["PageSeen"]
-    line.copies.begin(line.take, 0)
+    line.copies.begin(line.take)
     line.copied.registered(4, LOOP)
     assert line.seen() == 3
 
 
 def test_a_page_that_fits_no_message_is_said_once(line, monkeypatch):
     monkeypatch.setattr(module, "MOST_SHOWN", 10)
-    line.copies.begin(line.take, 0)
-    line.copies.show(0, 0)
-    line.copies.tell(0, 0)
+    line.copies.begin(line.take)
+    line.copies.show(0)
+    line.copies.tell(0)
     assert line.kinds == []
     (said,) = line.said
     assert said.startswith("what rank 0 alone holds (buffers, data position, variables) is too")

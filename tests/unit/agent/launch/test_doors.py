@@ -1,6 +1,8 @@
 """Whether somebody listens at a door: real sockets, and a clock that is put forward for silence."""
 
+import errno
 import socket
+import threading
 
 import pytest
 from support.jobs import poll
@@ -63,6 +65,77 @@ def test_a_door_that_nobody_looked_at_is_not_silent(watch, monkeypatch):
     seen(watch, {0, 1}, Doors(open=frozenset({0}), gone=frozenset({1})))
     clock.late_s = 60.0
     assert watch.look({0, 1, 2}).silent == set()
+
+
+def found(*addresses):
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", each) for each in addresses]
+
+
+@pytest.fixture
+def named(monkeypatch, listener):
+    """The door of a name that has several addresses, of which the first refuse, or are silent."""
+    monkeypatch.setattr(module, "DIAL_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        refuses = closed.getsockname()
+    full = socket.create_server(("127.0.0.1", 0), backlog=0)
+    filler = socket.create_connection(full.getsockname())  # what comes now is not answered
+    where = {"open": listener.getsockname(), "closed": refuses, "silent": full.getsockname()}
+
+    def made(*kinds):
+        monkeypatch.setattr(
+            module.socket, "getaddrinfo", lambda *_, **__: found(*(where[kind] for kind in kinds))
+        )
+        return DoorWatch({0: Address("name", 1)})
+
+    yield made
+    filler.close()
+    full.close()
+
+
+@pytest.mark.parametrize("others", [["closed"], ["silent"], ["closed", "silent", "closed"]])
+def test_one_of_the_addresses_of_a_name_is_enough(named, others):
+    watch = named(*others, "open")
+    seen(watch, {0}, Doors(open=frozenset({0})))
+    watch.close()
+
+
+def test_a_name_is_gone_if_all_of_its_addresses_are(named, monkeypatch):
+    watch = named("closed", "closed")
+    seen(watch, {0}, Doors(gone=frozenset({0})))
+    watch.close()
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    watch = named("closed", "silent")
+    for clock.late_s in (0, 3, 6, 9, 12):
+        for _ in range(5):
+            assert watch.look({0}).gone == set()
+    assert watch.look({0}).silent == {0}
+    watch.close()
+
+
+def test_a_resolver_that_takes_its_time_stops_nobody(monkeypatch, listener):
+    answers = threading.Event()
+
+    def slow(*_, **__):
+        assert answers.wait(30)
+        return found(listener.getsockname())
+
+    monkeypatch.setattr(module.socket, "getaddrinfo", slow)
+    watch = DoorWatch({0: Address("name", 1)})
+    assert watch.look({0}) == Doors()
+    answers.set()
+    seen(watch, {0}, Doors(open=frozenset({0})))
+    watch.close()
+
+
+def test_without_a_descriptor_nothing_is_known(monkeypatch, listener):
+    watch = DoorWatch({0: Address(*listener.getsockname())})
+
+    def none_left(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(module.socket, "socket", none_left)
+    assert watch.look({0}) == Doors()
 
 
 def test_a_stranger_at_the_other_end_is_left_in_peace(watch, listener):

@@ -6,7 +6,7 @@ import pytest
 from support.checkpoints import flipped, saved
 
 from agent.launch import succession as module
-from agent.launch.meeting import LostController, _going_on
+from agent.launch.meeting import LostController, OwnSide, _going_on
 from agent.launch.succession import FIRST, HOME, next_job, saved_step, why_over
 from agent.nodes.gather import NodeZeroBackError
 from agent.nodes.join import NobodyThereError
@@ -14,6 +14,7 @@ from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import SurvivedStep
 from agent.nodes.roster import Doors
 from agent.nodes.run_messages import NodeFacts
+from agent.nodes.tls import PLAIN
 from agent.records.run_record import Record
 from agent.spec.job_spec import (
     ClusterSpec,
@@ -99,8 +100,14 @@ def meeting(monkeypatch):
         monkeypatch.setattr(
             module,
             "own_side",
-            lambda spec, *_, **__: SimpleNamespace(
-                spec=spec, own=SimpleNamespace(is_spare=spec.cluster.is_spare)
+            lambda spec, *_, **__: OwnSide(
+                spec,
+                {},
+                SimpleNamespace(is_spare=spec.cluster.is_spare),
+                b"",
+                PLAIN,
+                None,
+                said.append,
             ),
         )
         return one
@@ -159,6 +166,16 @@ def test_another_job_at_node_0s_port_is_none_of_this_one(meeting):
     assert one.led == ("10.0.0.3", 103)
     assert one.said[0].startswith("mn0:100 is not node 0 of this job: ")
     assert one._knock({0, 4}).gone == {0}
+
+
+@pytest.mark.parametrize("away", [{"gone": {0, 1, 2}}, {"gone": {1, 2}, "silent": {0}}])
+def test_once_the_other_job_has_ended_node_0_is_looked_for_again(meeting, away):
+    watch = Watch(doors(open={0}, gone={1}), doors(**away), doors(open={0}, gone={1, 2}))
+    refused = NotStartedError("the job here has begun without this node, and ends", 1)
+    one = meeting(watch, answers=[refused, MET], leads=[NodeZeroBackError()])
+    assert one.met() is MET
+    assert [host for host, _, _ in one.tried] == ["mn0", "mn0"]
+    assert one._passed >= {1}
 
 
 def test_what_says_nothing_at_node_0s_port_is_left_and_may_be_alive(meeting):

@@ -10,6 +10,7 @@ from agent.nodes.gather import MissingNodesError, NodeZeroBackError, Succession
 from agent.nodes.join import NobodyThereError
 from agent.nodes.messages import SurvivedStep
 from agent.nodes.roster import Doors, Survivors
+from agent.spec.job_spec import NotStartedError
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +90,28 @@ def test_half_of_the_nodes_do_not_begin(job):
     controller = lead(job, Knocks(Doors(silent=frozenset({0}))), nodes=2, timeout_s=1.0)
     early = job.join(node("mn7", is_spare=True), is_once=True)
     assert isinstance(early.exception(LONG_S), NobodyThereError)
-    assert isinstance(controller.exception(LONG_S), MissingNodesError)
+    error = controller.exception(LONG_S)
+    assert isinstance(error, MissingNodesError)
+    assert str(error).endswith(
+        "; node 0 has not come and may be alive: to begin without takes more than half of the nodes"
+    )
+
+
+def test_what_is_wrong_with_the_checkpoint_is_told_to_all(job):
+    def settings(_roster, _saved):
+        raise NotStartedError("the checkpoint /c is damaged: file 1")
+
+    controller = lead(job, Knocks(), nodes=2, settings=settings)
+    other = job.join(node("mn7", is_spare=True))
+    assert isinstance(controller.exception(LONG_S), NotStartedError)
+    assert "mn1: the checkpoint /c is damaged: file 1" in str(other.exception(LONG_S).why)
+
+
+def test_survivors_of_another_job_do_not_count(job):
+    controller = lead(job, Knocks(), nodes=3, timeout_s=1.0)
+    stray = job.join(one(2, job="another"), is_once=True)
+    controller.exception(LONG_S)
+    assert isinstance(stray.exception(LONG_S), NobodyThereError)
 
 
 def test_enough_of_them_may_begin_a_smaller_job(job):

@@ -3,18 +3,20 @@
 import asyncio
 from base64 import b64encode
 from signal import SIGKILL, SIGTERM
+from types import SimpleNamespace
 
 import pytest
-from support.node_cluster import START, Cluster, FakeLink
+from support.node_cluster import PROGRAM, START, Cluster, FakeLink
 
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.failure.evidence import ErrorFile, Evidence, WorkerEnd
 from agent.failure.evidence_json import as_json
+from agent.launch.meeting import program_digest
 from agent.machine.process_use import ProcessNews
 from agent.nodes.line import Loss, LossKind
-from agent.nodes.messages import ANY_RANK, Join, Refused, Spare
+from agent.nodes.messages import ANY_RANK, Join, Refused, Spare, SurvivedStep
 from agent.nodes.run_messages import (
     Beats,
     Ended,
@@ -25,6 +27,7 @@ from agent.nodes.run_messages import (
     Order,
     PageNews,
     PageSeen,
+    PagesLeft,
     RankUnlinked,
     ShownStatus,
     SweptNode,
@@ -428,6 +431,15 @@ def test_the_next_node_keeps_copies_of_the_pages(waiting):
     assert waiting.hooks.copies is None
 
 
+def test_a_node_that_is_the_next_one_no_more_leaves_its_copies(waiting, monkeypatch):
+    monkeypatch.setattr(module, "NodeLink", lambda _line: FakeLink())
+    waiting.links[0].lose(GONE)
+    waiting.links[1].said.clear()
+    waiting.all._admit(1, None)
+    assert waiting.hooks.copies == waiting.others[0].keep_page
+    assert PagesLeft() in waiting.links[1].said
+
+
 # --- spare nodes ----------------------------------------------------------------------------------
 
 
@@ -503,3 +515,43 @@ def test_a_job_that_began_with_fewer_nodes_numbered_them_anew(waiting, monkeypat
 def test_no_spare_node_waits_where_no_place_is_ever_free(cluster):
     assert isinstance(answer := cluster.all._judge(wish(), "10.0.0.4"), Refused)
     assert "--node-wait=0" in answer.why
+
+
+# --- nodes that have lost node 0 of some job ------------------------------------------------------
+
+
+def survivor(step=9, job="other", program=None):
+    digest = program_digest(SimpleNamespace(program=PROGRAM)) if program is None else program
+    return wish(is_spare=False)._replace(
+        survived=SurvivedStep(job, 1, "/c/step_9", step, (job,), digest)
+    )
+
+
+def test_a_survivor_of_another_script_is_refused_by_a_job_that_runs(waiting):
+    answer = waiting.all._judge(survivor(program="other"), "10.0.0.4")
+    assert answer == Refused(
+        "d goes on with a job that runs another script or has other arguments", 2
+    )
+    assert waiting.events == []
+
+
+@pytest.mark.parametrize("job", ["r", "before"])
+def test_a_node_that_was_cut_off_from_this_job_waits_as_a_spare(waiting, job):
+    waiting.hooks.newest = 3  # it had come further than those that went on
+    assert isinstance(waiting.all._judge(survivor(job=job), "10.0.0.4"), Spare)
+    assert waiting.events == []
+
+
+def test_a_job_that_began_anew_ends_if_a_later_step_of_it_is_saved(waiting):
+    waiting.hooks.newest = 8
+    answer = waiting.all._judge(survivor(step=9), "10.0.0.4")
+    why = (
+        "d has saved step 9 of the same training in /c/step_9, and was not here when this job "
+        "began, which has come to step 8"
+    )
+    assert waiting.events == [ev.StopRequested(SIGTERM, why)]
+    assert answer == Refused(f"the job here has begun without this node, and ends: {why}", 1)
+    waiting.events.clear()
+    waiting.hooks.newest = 9
+    assert isinstance(waiting.all._judge(survivor(step=9), "10.0.0.4"), Spare)
+    assert waiting.events == []
