@@ -38,7 +38,6 @@ from agent.controller.replication import (
     shared_out,
     sides_of,
     sides_of_copy,
-    why_far,
     why_no_holder,
     why_not_covered,
     why_not_whole,
@@ -166,7 +165,7 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     if why := why_not_covered(job, dump):
         return give_up(job, dump, why)
     gone = ranks_to_replace(job)
-    not_replaced = why_not(with_deaths(job, gone, step), gone, step) or why_far(job, dump)
+    not_replaced = why_not(with_deaths(job, gone, step), gone, step)
     if not not_replaced:
         dump = dump._replace(place=do.MEMORY)
     elif job.is_saved(step):

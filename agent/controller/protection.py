@@ -105,7 +105,7 @@ def _of_copies(job: Job, why: str, lost: str) -> Protection:
 
 def _of_nodes(job: Job) -> str:
     """What the death of a whole node costs, if there are several."""
-    if not job.policy.replace.near:
+    if not job.policy.replace.has_nodes:
         return ""
     if not job.policy.replace.node_wait_s:
         return "; a node that dies ends the job, its step is saved"

@@ -394,7 +394,7 @@ def has_all(job: Job, dump: DumpProgress) -> bool:
 def enough(job: Job, dump: DumpProgress, able: tuple[int, ...]) -> tuple[int, ...]:
     """Of those that are able, the ones that write."""
     if dump.place == do.MEMORY:
-        able = _near(job, able)
+        able = _near(job, able) or able
     if job.policy.dump.split or is_stuck(job, dump):
         return able
     if dump.place != do.MEMORY:
@@ -404,19 +404,9 @@ def enough(job: Job, dump: DumpProgress, able: tuple[int, ...]) -> tuple[int, ..
 
 
 def _near(job: Job, able: tuple[int, ...]) -> tuple[int, ...]:
-    """Of these ranks those that can write to the controller's memory."""
+    """Of these ranks those whose node has the controller's memory: nothing has to travel there."""
     there = job.policy.replace.near
-    return tuple(rank for rank in able if rank in there) if there else able
-
-
-def why_far(job: Job, dump: DumpProgress) -> str:
-    """Why the state cannot come to the controller's memory; empty: it can."""
-    if not job.policy.replace.near:
-        return ""
-    pools = pools_of(job)
-    if all(_near(job, able) for able in shared_out(holders(job, dump), pools)):
-        return ""
-    return "no rank on the controller's node holds the state"
+    return tuple(rank for rank in able if rank in there)
 
 
 def is_stuck(job: Job, dump: DumpProgress) -> bool:

@@ -7,6 +7,7 @@ and nowhere else.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -455,6 +456,12 @@ class DumpExecutor:
             self._do(target, target.remove)
             self._abandoned.append(target)
             self._file_thread.continue_in_new_thread()  # the disk may no longer answer
+
+    def take(self, path: str, file: int) -> None:
+        """What a rank of another node has written to memory is here."""
+        target = None if self._dump is None else self._dump.target
+        if not (isinstance(target, MemoryTarget) and target.take(path, file)):
+            os.close(file)
 
     def hear(self, answer: Answer) -> None:
         """A rank answers."""

@@ -70,6 +70,24 @@ class MemoryTarget:
         self._written[rank] = file
         return held(file)
 
+    def take(self, path: str, file: int) -> bool:
+        """A file has come in the place of one that a rank of another node was to write.
+
+        Args:
+            path: as :meth:`place_of` told it.
+            file: the descriptor, which is this object's if it takes it.
+
+        Returns:
+            Whether it does: not if the dump is abandoned, or the rank has a newer order.
+        """
+        with self._closing:
+            ranks = [rank for rank, before in self._written.items() if held(before) == path]
+            if self._is_abandoned or not ranks:
+                return False
+            self._files.append(file)
+            self._written[ranks[0]] = file
+            return True
+
     def write(self, shard: Shard, head: bytes, chunks: Iterable[Bytes], advance: Advance) -> Shard:
         """Write a file without a checksum: nothing but a defect of the memory can change it."""
         with self._closing:

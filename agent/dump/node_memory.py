@@ -1,7 +1,12 @@
-"""Checkpoints in memory on several nodes: the controller's sends them, the others keep them."""
+"""Checkpoints in memory on several nodes: the controller's sends them, the others keep them.
+
+Ranks of the controller's node write them. Where none of these holds the state, ranks of another
+node write it into the memory of their own msrun, which brings it to the controller's.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import threading
@@ -9,9 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from agent.dump.room import SPARE, shortage
-from agent.nodes.run_messages import MemoryTaken, TakeMemory
+from agent.nodes.run_messages import MemoryTaken, SaveFar, TakeMemory, pack_said, unpack_said
 from agent.nodes.tls import PLAIN, Security
-from agent.nodes.transfer import MemoryServer, Progress, fetch
+from agent.nodes.transfer import MemoryInbox, MemoryServer, Progress, fetch, give
+from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.layout import held
 from worker_hooks.machine.free_memory import free_bytes
@@ -187,6 +193,145 @@ class MemoryKeeper:
             return
         self._files = files
         self._tell(MemoryTaken(order.path, held(files[-1]) if files else "", why_not))
+
+
+class MemoryInboxes:
+    """The controller's node: what ranks of other nodes have written comes here."""
+
+    def __init__(
+        self,
+        call_soon: CallSoon,
+        progressed: Callable[[int], None],
+        taken: Callable[[str, int], None],
+        security: Security = PLAIN,
+    ) -> None:
+        """Expect nothing yet.
+
+        Args:
+            call_soon: the loop's method that another thread may call.
+            progressed: takes the dump's id as bytes come.
+            taken: takes the path of a file in memory here, and the descriptor of one in its place.
+            security: of connections between nodes.
+        """
+        self._security = security
+        self._call_soon = call_soon
+        self._progressed = progressed
+        self._taken = taken
+        self._open: dict[int, MemoryInbox] = {}  # by rank
+
+    def order(self, rank: int, save: protocol.Save) -> SaveFar:
+        """What to order the node of a rank that is to write ``save.folder``, a file in memory here.
+
+        Raises:
+            OSError: no socket can be opened.
+        """
+        if (before := self._open.pop(rank, None)) is not None:
+            before.close()
+
+        inbox = self._open[rank] = MemoryInbox(
+            f"msrun-memory-{save.step}-rank-{rank}",
+            lambda file: self._call_soon(self._taken, save.folder, file),
+            lambda: self._call_soon(self._progressed, save.dump_id),
+            self._security,
+        )
+        return SaveFar(rank, pack_said(save), inbox.port, inbox.key.hex())
+
+    def close(self) -> None:
+        """Nothing is to come any more."""
+        for inbox in self._open.values():
+            inbox.close()
+        self._open.clear()
+
+
+class MemoryGiver:
+    """Another node: what its ranks have written goes to the controller's node."""
+
+    def __init__(self, host: str, security: Security = PLAIN) -> None:
+        """Give nothing yet.
+
+        Args:
+            host: address of the controller's node.
+            security: of connections between nodes.
+        """
+        self._host = host
+        self._security = security
+        self._owed: dict[int, tuple[SaveFar, protocol.Save, int]] = {}  # rank -> its file
+
+    def place(self, order: SaveFar, wanted: int) -> protocol.Save:
+        """The order to the rank: it writes into the memory of this process.
+
+        Args:
+            order: as it came.
+            wanted: bytes that the rank will write.
+
+        Raises:
+            OSError: there is no room for it.
+        """
+        self.forget(order.rank)
+        if why := shortage(wanted + SPARE, free_bytes()):
+            raise OSError(why)
+        save = unpack_said(order.message)
+        assert isinstance(save, protocol.Save)
+        name = f"msrun-memory-{save.step}-rank-{order.rank}"
+        file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._owed[order.rank] = order, save, file
+        return save._replace(folder=held(file))
+
+    def take(
+        self,
+        written: protocol.Written,
+        call_soon: CallSoon,
+        tell: Callable[[protocol.Written | protocol.SaveFailed], object],
+    ) -> bool:
+        """Whether a rank has written for the controller's node; then it goes there, in a thread.
+
+        Args:
+            written: as the rank says.
+            call_soon: the loop's method that another thread may call.
+            tell: takes the same once the controller's node has all of it, or why it has not.
+        """
+        found = self._owed.get(written.rank)
+        if found is None or (found[1].dump_id, found[1].round) != (written.dump_id, written.round):
+            return False
+        del self._owed[written.rank]
+        order, _, file = found
+
+        def give_it() -> None:
+            answer = self._given(order, file, written)
+            with contextlib.suppress(RuntimeError):  # the job is just over
+                call_soon(tell, answer)
+
+        threading.Thread(target=give_it, name="msrun-give", daemon=True).start()
+        return True
+
+    def forget(self, rank: int) -> None:
+        """Nothing is to be written by this rank any more."""
+        if (found := self._owed.pop(rank, None)) is not None:
+            os.close(found[2])
+
+    def close(self) -> None:
+        """Nothing is to be written any more."""
+        for rank in tuple(self._owed):
+            self.forget(rank)
+
+    def _given(
+        self, order: SaveFar, file: int, written: protocol.Written
+    ) -> protocol.Written | protocol.SaveFailed:
+        key = bytes.fromhex(order.key)
+        try:
+            with open(file, "rb") as readable:  # closes it
+                give(self._host, order.port, key, readable, lambda: None, self._security)
+        except OSError as error:
+            why = f"what it wrote cannot be brought to the controller: {describe_os_error(error)}"
+            return protocol.SaveFailed(
+                written.rank,
+                written.attempt,
+                written.dump_id,
+                why,
+                is_place=True,
+                round=written.round,
+            )
+        return written
 
 
 def _manifest_of(manifest: Manifest, files: Sequence[int], name: str) -> int:

@@ -2,7 +2,7 @@
 
 To the controller's node: Fact, FromRank, PageSeen, PageNews, RankUnlinked,
 FolderMarked, Beats, SweptNode, MemoryTaken.
-To the others: JobKnown, NodesKnown, Order, ToRank, Wake, TakeMemory, ShownStatus, Ended;
+To the others: JobKnown, NodesKnown, Order, ToRank, SaveFar, Wake, TakeMemory, ShownStatus, Ended;
 to the next one also PageSeen, PageNews and, if it is the next one no more, PagesLeft.
 """
 
@@ -120,6 +120,15 @@ class ToRank(NamedTuple):
     message: dict[str, object]  # as :func:`pack_said`
 
 
+class SaveFar(NamedTuple):
+    """A rank writes to memory: have it do so there, and bring that to the controller's node."""
+
+    rank: int
+    message: dict[str, object]  # protocol.Save, as the rank would get it on the controller's node
+    port: int  # of that node
+    key: str  # in hexadecimal: it lets the file in
+
+
 class Wake(NamedTuple):
     """Send SIGCONT to a rank."""
 
@@ -159,8 +168,8 @@ class Ended(NamedTuple):
 # fmt: off
 RunMessage = (
     Fact | FromRank | PageSeen | PageNews | PagesLeft | RankUnlinked | FolderMarked | Beats
-    | SweptNode | MemoryTaken | JobKnown | NodesKnown | Order | ToRank | Wake | TakeMemory
-    | ShownStatus | Ended
+    | SweptNode | MemoryTaken | JobKnown | NodesKnown | Order | ToRank | SaveFar | Wake
+    | TakeMemory | ShownStatus | Ended
 )
 # fmt: on
 

@@ -1,7 +1,8 @@
 """Files in memory travel from one node's msrun to another's, by a connection of their own.
 
-The order to fetch them came by the line between the nodes, with a key that is used once. The bytes
-are sent as they are by ``sendfile``. All of it is done in threads.
+The order to fetch or to bring them came by the line between the nodes, with a key that is used
+once. It is the controller's node that listens. The bytes are sent as they are by ``sendfile``. All
+of it is done in threads.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fcntl
 import hmac
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import BinaryIO
@@ -21,6 +23,8 @@ KEY_BYTES = 32
 SILENCE_S = 20.0  # without a byte
 _PIECE = 64 << 20  # bytes between two signs of progress
 _BUFFER = 4 << 20
+_SIZE = struct.Struct("!Q")
+_HAS_ALL = b"+"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 Progress = Callable[[], object]
@@ -45,11 +49,7 @@ class MemoryServer:
         self.key = os.urandom(KEY_BYTES)
         self._progress = progress
         self._security = security
-        if socket.has_dualstack_ipv6():
-            family = socket.AF_INET6
-            self._listener = socket.create_server(("", 0), family=family, dualstack_ipv6=True)
-        else:
-            self._listener = socket.create_server(("", 0))
+        self._listener = _listening()
         # a number is given to another file once it is closed: whoever sends has numbers of its own
         with contextlib.ExitStack() as failed:
             failed.callback(self._listener.close)
@@ -98,15 +98,114 @@ class MemoryServer:
             if not hmac.compare_digest(_received(connection, KEY_BYTES), self.key):
                 return
             for file in files:
-                size, at = os.fstat(file.fileno()).st_size, 0
-                while at < size:
-                    sent = connection.sendfile(file, at, min(_PIECE, size - at))
-                    if not sent:
-                        return  # it was cut short: the other end sees that not all has come
-                    at += sent
-                    self._progress()
+                if not _sent(connection, file, self._progress):
+                    return
             connection.shutdown(socket.SHUT_WR)
             connection.recv(1)  # until the other end has all of it, and closes
+
+
+class MemoryInbox:
+    """Takes one file from whoever has the key, until it is closed."""
+
+    def __init__(
+        self,
+        name: str,
+        taken: Callable[[int], object],
+        progress: Progress,
+        security: Security = PLAIN,
+    ) -> None:
+        """Listen at a free port.
+
+        Args:
+            name: the file's, which people may see in ``/proc``.
+            taken: called in a thread with the file's descriptor, before its sender hears of it.
+            progress: called in that thread, now and then, as bytes come.
+            security: of the connection.
+
+        Raises:
+            OSError: no socket can be opened.
+        """
+        self.key = os.urandom(KEY_BYTES)
+        self._name = name
+        self._taken = taken
+        self._progress = progress
+        self._security = security
+        self._listener = _listening()
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._serve, name="msrun-inbox", daemon=True).start()
+
+    def close(self) -> None:
+        """Take nothing any more, unless it is on its way."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
+
+    def _serve(self) -> None:
+        is_taken = False
+        while not is_taken:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with contextlib.suppress(OSError, RuntimeError), connection:  # or the job is just over
+                connection.settimeout(SILENCE_S)
+                is_taken = self._take(self._security.accepted(connection))
+        self.close()
+
+    def _take(self, connection: socket.socket) -> bool:
+        with connection:
+            if not hmac.compare_digest(_received(connection, KEY_BYTES), self.key):
+                return False
+            (size,) = _SIZE.unpack(_received(connection, _SIZE.size))
+            file = os.memfd_create(self._name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            try:
+                _fill(file, connection, size, self._progress)
+            except BaseException:
+                os.close(file)
+                raise
+            self._taken(file)
+            connection.sendall(_HAS_ALL)
+            return True
+
+
+def give(
+    host: str, port: int, key: bytes, file: BinaryIO, progress: Progress, security: Security = PLAIN
+) -> None:
+    """Bring a file to the :class:`MemoryInbox` of another node, which has all of it then.
+
+    Args:
+        host: address of that node.
+        port: of the inbox.
+        key: the inbox's.
+        file: from its beginning.
+        progress: called now and then, as bytes leave.
+        security: of the connection.
+
+    Raises:
+        OSError: the other node has not got it.
+    """
+    with _dialled(host, port, security) as connection:
+        connection.sendall(key + _SIZE.pack(os.fstat(file.fileno()).st_size))
+        if not _sent(connection, file, progress) or connection.recv(1) != _HAS_ALL:
+            raise OSError("the controller's node has not taken all")
+
+
+def _listening() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
+
+
+def _sent(connection: socket.socket, file: BinaryIO, progress: Progress) -> bool:
+    """Send a file; whether all of it: if it was cut short, the other end sees that."""
+    size, at = os.fstat(file.fileno()).st_size, 0
+    while at < size:
+        sent = connection.sendfile(file, at, min(_PIECE, size - at))
+        if not sent:
+            return False
+        at += sent
+        progress()
+    return True
 
 
 def fetch(
@@ -137,7 +236,7 @@ def fetch(
             for number, size in enumerate(sizes):
                 flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
                 files.append(os.memfd_create(f"{name}-{number}", flags))
-                _fill(files[-1], connection, size)
+                _fill(files[-1], connection, size, lambda: None)
                 fcntl.fcntl(files[-1], fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         for file in files:
@@ -157,7 +256,7 @@ def _dialled(host: str, port: int, security: Security) -> socket.socket:
         raise
 
 
-def _fill(file: int, connection: socket.socket, size: int) -> None:
+def _fill(file: int, connection: socket.socket, size: int, progress: Progress) -> None:
     buffer = memoryview(bytearray(min(_BUFFER, max(size, 1))))
     left = size
     while left:
@@ -167,11 +266,14 @@ def _fill(file: int, connection: socket.socket, size: int) -> None:
         written = 0
         while written < count:
             written += os.write(file, buffer[written:count])
+        if left // _PIECE != (left - count) // _PIECE:
+            progress()
         left -= count
 
 
 def _received(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count and (more := connection.recv(count - len(data))):
-        data += more
-    return data
+    data, had = bytearray(count), 0
+    # not recv: what an encrypted line has decrypted may be more than was asked for
+    while had < count and (more := connection.recv_into(memoryview(data)[had:])):
+        had += more
+    return bytes(data[:had])

@@ -144,7 +144,8 @@ class ReplaceSpec(NamedTuple):
     period_s: float = 3600.0  # --replacement-period
     deaths: int = 3  # of one rank at one step: after so many it is not replaced any more
     failures: int = 2  # the same of the script's own, in a row at one step: likewise
-    near: tuple[int, ...] = ()  # ranks on the controller's node, which write memory; empty: all
+    near: range = range(0)  # ranks on the controller's node, which write memory first
+    has_nodes: bool = False  # there are several
     node_wait_s: float = 0.0  # --node-wait: for another node in the place of a lost one
     rejoin_s: float = 30.0  # for survivors to leave the training function
     join_s: float = 600.0  # for all to be in the new process group, newcomers too
@@ -245,7 +246,8 @@ class JobSpec(NamedTuple):
         """The part that decides."""
         ranks, replace = tuple(range(self.world_size)), self.replace
         if self.nnodes > 1:
-            replace = replace._replace(near=self.ranks_here)
+            here = range(self.first_rank, self.first_rank + self.nproc)
+            replace = replace._replace(near=here, has_nodes=True)
         return Policy(ranks, self.max_restarts, self.timeouts, self.dump, replace)
 
     @property

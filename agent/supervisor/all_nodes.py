@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from agent.controller import actions as do
 from agent.controller import events as ev
-from agent.dump.node_memory import MemorySender
+from agent.dump.node_memory import MemoryInboxes, MemorySender
 from agent.failure.evidence import Evidence
 from agent.launch.meeting import Met, program_digest
 from agent.nodes.gather import MISSING
@@ -23,7 +23,7 @@ from agent.nodes.line import Line, Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.messages import Begin, Join, Refused, Spare, SurvivedStep
 from agent.nodes.roster import of_another_program
-from agent.nodes.run_messages import NodeFacts
+from agent.nodes.run_messages import NodeFacts, SaveFar
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.job_view import Holders, JobView
@@ -94,7 +94,9 @@ class AllNodes:
         self._held: list[tuple[int, protocol.Message]] | None = None  # while an attempt begins
         hooks.relay(self._tell)
         hooks.spread_memory(self._spread)
-        self._sender = MemorySender(own.loop.call_soon_threadsafe, self._progressed, met.security)
+        call_soon = own.loop.call_soon_threadsafe
+        self._sender = MemorySender(call_soon, self._progressed, met.security)
+        self._inboxes = MemoryInboxes(call_soon, self._progressed, hooks.take_memory, met.security)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen to the others on ``loop``."""
@@ -119,6 +121,7 @@ class AllNodes:
                 self._own.act(replace(action, ranks=here))
             case do.Sweep():
                 self._memory = None  # it is freed with the attempt
+                self._inboxes.close()
                 self._order_all(action)
                 if not self.is_swept:
                     self._late = self._loop.call_later(SWEEP_S, self._give_up_sweeps)
@@ -129,6 +132,7 @@ class AllNodes:
                 self._own.act(action)
             case do.ForgetMemory():
                 self._memory = None
+                self._inboxes.close()
                 self._order_all(action)
                 self._own.act(action)
             case do.StartAttempt() | do.RefuseRanks() | do.WarmUp():
@@ -215,6 +219,7 @@ class AllNodes:
         for timer in self._vacant.values():
             timer.cancel()
         self._sender.close()
+        self._inboxes.close()
         end_s = self._loop.time() + CLOSE_S
         for node in self._others:
             node.end(ending.exit_code, ending.reason, max(0.0, end_s - self._loop.time()))
@@ -290,6 +295,14 @@ class AllNodes:
         for node in there if order is not None else ():
             assert order is not None
             node.take_memory(order)
+
+    def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
+        """How a rank of another node writes to this node's memory.
+
+        Raises:
+            OSError: no socket can be opened.
+        """
+        return self._inboxes.order(rank, save)
 
     def memory_taken(self, node: int, path: str, why_not: str) -> None:
         """A node has the checkpoint in memory, or has not because of ``why_not``."""

@@ -16,6 +16,7 @@ from time import monotonic_ns
 
 from agent.controller import actions as do
 from agent.controller.states import JobState
+from agent.dump.node_memory import MemoryGiver
 from agent.hooks.page_copies import MOST_SHOWN, CopiedPages
 from agent.hooks.peer_pages import SharedPages
 from agent.hooks.rank_links import Loop, RankLinks, Said
@@ -31,7 +32,10 @@ from agent.nodes.run_messages import (
     PagesLeft,
     RankUnlinked,
     RunMessage,
+    SaveFar,
+    ToRank,
     pack_said,
+    unpack_said,
 )
 from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
@@ -43,9 +47,12 @@ from agent.text.wording import sized
 from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
+from worker_hooks.contract.atomic_file import describe_os_error
 
 CHANGED_BY = protocol.Frozen | protocol.Standing | protocol.Leaving
 """A rank says this once its page holds what matters."""
+
+ForHooks = ToRank | SaveFar | PageSeen | PageNews | PagesLeft
 
 LARGE = (
     "what rank {} alone holds (buffers, data position, variables) is too large to be kept on the "
@@ -63,6 +70,7 @@ class HooksRelay:
         journal: Journal,
         kept: KeptRecord,
         send: Callable[[RunMessage], None],
+        giver: MemoryGiver,
     ) -> None:
         """Take the parts; nothing is heard before :meth:`attach`.
 
@@ -72,7 +80,10 @@ class HooksRelay:
             journal: what is written about the run.
             kept: remembers where the run saves, for a resume that is begun on this node.
             send: tells the controller's node.
+            giver: brings it what ranks write to memory.
         """
+        self._giver = giver
+        self._frozen: dict[int, int] = {}  # rank -> bytes of its state
         self._links = RankLinks(listener, spec.ranks_here, journal)
         self._pages = StatusPages()
         self._shared = SharedPages(self._links, self._pages, spec.ranks_here)
@@ -109,6 +120,7 @@ class HooksRelay:
         self._links.end()
         self._pages.clear()
         self._copies.clear()
+        self._giver.close()
 
     def close(self) -> None:
         """The job is over."""
@@ -135,6 +147,18 @@ class HooksRelay:
     def decided(self, state: JobState, holders: Holders) -> None:
         """Nothing is known here of what the ranks hold."""
 
+    def hear(self, message: ForHooks) -> None:
+        """What the controller's node has for the hooks here."""
+        match message:
+            case ToRank():
+                self.tell(message.rank, unpack_said(message.message))
+            case SaveFar():
+                self._save_far(message)
+            case PagesLeft():
+                self._copies.leave(self._loop)
+            case _:  # a page of a rank there
+                self._copies.take(message, self._loop)
+
     def tell(self, rank: int, message: protocol.Message) -> None:
         """Hand a message on to a rank."""
         match message:
@@ -146,6 +170,30 @@ class HooksRelay:
             case _:
                 pass
         self._links.send(rank, message)
+
+    def _save_far(self, order: SaveFar) -> None:
+        """Have a rank write for the controller's memory; what it writes is brought there."""
+        try:
+            save = self._giver.place(order, self._frozen.get(order.rank, 0))
+        except OSError as error:
+            refused = unpack_said(order.message)
+            assert isinstance(refused, protocol.Save)
+            self._say(
+                protocol.SaveFailed(
+                    order.rank,
+                    self._attempt,
+                    refused.dump_id,
+                    describe_os_error(error),
+                    is_place=True,
+                    round=refused.round,
+                )
+            )
+        else:
+            self.tell(order.rank, save)
+
+    def forget_memory(self) -> None:
+        """No rank writes for the controller's memory any more."""
+        self._giver.close()
 
     def forsake(self, why: str, *, is_proven: bool) -> tuple[int, ...]:
         """The controller's node is gone: no rank waits for an order; these save by themselves.
@@ -160,13 +208,6 @@ class HooksRelay:
             alone = protocol.SaveAlone(why, is_proven)
             self._links.send(rank, alone if rank in saving else protocol.Release(why))
         return tuple(saving)
-
-    def keep(self, message: PageSeen | PageNews | PagesLeft) -> None:
-        """Keep a copy of a page of the controller's node, for the ranks here, or no more."""
-        if isinstance(message, PagesLeft):
-            self._copies.leave(self._loop)
-        else:
-            self._copies.take(message, self._loop)
 
     def newest_step(self) -> int:
         """The newest step that a rank here has committed; 0: none."""
@@ -255,13 +296,27 @@ class HooksRelay:
         if self._forsaken:
             self._answer(message)
             return
-        if isinstance(message, protocol.Hello):
-            self._learn(message)
-        self._send(FromRank(pack_said(message), page))
+        self._hand_on(message, page)
         if isinstance(message, protocol.Registered):
             self._mark(message)
             self._shared.share(self._attempt, self._loop)
             self._copies.registered(message.rank, self._loop)
+
+    def _hand_on(self, message: Said, page: str) -> None:
+        match message:
+            case protocol.Hello():
+                self._learn(message)
+            case protocol.Frozen():
+                self._frozen[message.rank] = message.nbytes
+            case protocol.Written():
+                if self._giver.take(message, self._loop.call_soon_threadsafe, self._say):
+                    return  # told once the controller's node has it
+            case _:
+                pass
+        self._say(message, page)
+
+    def _say(self, message: Said, page: str = "") -> None:
+        self._send(FromRank(pack_said(message), page))
 
     def _learn(self, hello: protocol.Hello) -> None:
         if hello.exit_file:

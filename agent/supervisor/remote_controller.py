@@ -23,12 +23,12 @@ from agent.nodes.run_messages import (
     PageNews,
     PageSeen,
     PagesLeft,
+    SaveFar,
     ShownStatus,
     SweptNode,
     TakeMemory,
     ToRank,
     Wake,
-    unpack_said,
 )
 from agent.nodes.tls import PLAIN, Security
 from agent.supervisor.hooks_relay import HooksRelay
@@ -134,8 +134,8 @@ class RemoteController:
                 state = JobState(message.state)
                 self.view = JobView(state, message.attempt, message.has_hooks, message.is_asked)
                 self._node.decided(self.view, Holders())
-            case PageSeen() | PageNews() | PagesLeft():
-                self._hooks.keep(message)
+            case ToRank() | SaveFar() | PageSeen() | PageNews() | PagesLeft():
+                self._hooks.hear(message)
             case NodesKnown():
                 self.nodes = message.nodes
             case Order():
@@ -144,8 +144,6 @@ class RemoteController:
                 self._node.wake(message.rank)
             case TakeMemory():
                 self._memory.take(message)
-            case ToRank():
-                self._hooks.tell(message.rank, unpack_said(message.message))
             case ShownStatus():
                 self._show_status(message.status)
             case Ended():
@@ -159,6 +157,7 @@ class RemoteController:
             self._node.meet_at(port)
         if isinstance(action, do.ForgetMemory):
             self._memory.forget()
+            self._hooks.forget_memory()
         else:
             self._node.act(action)
 

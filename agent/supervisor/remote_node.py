@@ -33,6 +33,7 @@ from agent.nodes.run_messages import (
     PageSeen,
     PagesLeft,
     RankUnlinked,
+    SaveFar,
     ShownStatus,
     SweptNode,
     TakeMemory,
@@ -45,6 +46,7 @@ from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_view import JobView
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
+from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.storage.manifest import is_in_memory
 
 UNKNOWN_END = -signal.SIGKILL  # of a rank whose node is gone: nobody saw it end
@@ -58,6 +60,9 @@ class JobPort(Protocol):
 
     def next_end(self) -> int:
         """The number of one more worker's end, among those of all nodes."""
+
+    def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
+        """How a rank of another node writes to the controller's memory; may raise OSError."""
 
     def swept(self) -> None:
         """A node has no process of the attempt any more."""
@@ -234,15 +239,7 @@ class RemoteNode:
             case protocol.PeerPages() | protocol.Copy():
                 return
             case protocol.Save(is_quick=True, parts=parts) if parts:
-                failed = protocol.SaveFailed(
-                    rank,
-                    self.workers[rank].attempt,
-                    message.dump_id,
-                    "it is on another node than the controller's memory",
-                    is_place=True,
-                    round=message.round,
-                )
-                self._job.post(failed)
+                self._save_far(rank, message)
                 return
             case protocol.Rejoin(path=path) | protocol.Welcome(resume=path):
                 if is_in_memory(Path(path)):
@@ -255,6 +252,18 @@ class RemoteNode:
             case _:
                 pass
         self._link.send(ToRank(rank, pack_said(message)))
+
+    def _save_far(self, rank: int, save: protocol.Save) -> None:
+        """The controller's memory is here, the rank is not."""
+        try:
+            self._link.send(self._job.far_order(rank, save))
+        except OSError as error:  # no descriptor is left
+            attempt, why = self.workers[rank].attempt, describe_os_error(error)
+            self._job.post(
+                protocol.SaveFailed(
+                    rank, attempt, save.dump_id, why, is_place=True, round=save.round
+                )
+            )
 
     def show(self, status: dict[str, object]) -> None:
         """Tell it the state of the whole job."""

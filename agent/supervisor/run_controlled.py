@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from agent.dump.node_memory import MemoryGiver
 from agent.failure.evidence_json import as_json
 from agent.launch.meeting import LostController, Met
 from agent.launch.prepare import Prepared, StartedForkserver, start_early
@@ -38,7 +39,8 @@ def run_controlled(
     nexts = _NextJob(met, environ, console)
     host = met.lines[0].connection.getpeername()[0]
     link = NodeLink(met.lines[0])
-    hooks = HooksRelay(spec, ignited.hooks_listener, parts.journal, parts.kept, link.send)
+    giver = MemoryGiver(host, met.security)
+    hooks = HooksRelay(spec, ignited.hooks_listener, parts.journal, parts.kept, link.send, giver)
 
     def evidence(workers: Sequence[Worker]) -> list[dict[str, object]]:
         return [as_json(each) for each in parts.post_mortem().evidence(workers)]

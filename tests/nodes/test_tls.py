@@ -15,9 +15,14 @@ Nodes = Callable[[int], Cluster]
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_rank_is_replaced_over_encrypted_lines(
-    nodes: Nodes, undisturbed: list[str], tmp_path_factory: pytest.TempPathFactory
+@pytest.mark.parametrize("lost", [(2, 3), (0, 1)], ids=["there", "back"])
+def test_ranks_are_replaced_over_encrypted_lines(
+    nodes: Nodes,
+    undisturbed: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+    lost: tuple[int, int],
 ) -> None:
+    """All of one node: the state travels."""
     jobs = NodeJobs(cluster := nodes(3))
     (folder := tmp_path_factory.mktemp("certificates")).chmod(0o755)
     made = authority(folder)
@@ -30,7 +35,7 @@ def test_a_rank_is_replaced_over_encrypted_lines(
     without = jobs.start_one(cluster.nodes[2], *static(1, 2, 2), SCRIPT, nproc=2)
     assert without.wait().code == 2
     assert "know each other by certificates: give --tls-config here, too" in without.errors
-    job.kill_rank(2, 3)  # all of node 1: the state travels there
+    job.kill_rank(*lost)
     job.head.await_error("keep running")
     go(jobs)
     job.succeed()

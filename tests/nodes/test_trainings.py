@@ -52,7 +52,7 @@ def check_taken(job: NodesJob, new: NodeMsrun, undisturbed: list[str]) -> None:
     assert "no step is lost" in job.head.errors
 
 
-DEATHS = {"on node 1": (3,), "rank 0": (0,), "one on each": (1, 2)}
+DEATHS = {"on node 1": (3,), "rank 0": (0,), "one on each": (1, 2), "all on node 0": (0, 1)}
 
 
 @pytest.mark.parametrize("case", DEATHS)

@@ -80,6 +80,9 @@ class FakeHooks:
     def mirror(self, rank, attempt, page):
         self.heard.append(("page", rank, attempt, page))
 
+    def take_memory(self, path, file):
+        self.heard.append(("memory", path, file))
+
     def copy_pages(self, send):
         self.copies = send
 

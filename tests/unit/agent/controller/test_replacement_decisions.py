@@ -284,6 +284,21 @@ def test_ranks_that_exit_with_0_amid_one_step_again_are_not_replaced_a_third_tim
     )
 
 
+@pytest.mark.parametrize(
+    ("near", "writers"), [(range(2), (1,)), (range(1), (1,)), (range(2, 3), (2,)), (range(0), (1,))]
+)
+def test_the_state_is_written_where_it_need_not_travel_if_one_holds_it_there(near, writers):
+    """Rank 0 dies: of the others those write that are on the controller's node, if any is."""
+    job = play(THREE, running(3))
+    replace = job.policy.replace._replace(near=near, has_nodes=True)
+    job = job._replace(policy=job.policy._replace(replace=replace))
+    for event in (gone(0, -9), froze(1)):
+        job = decide(job, event).job
+    decision = decide(job, froze(2))
+    (save,) = (each for each in decision.actions if isinstance(each, do.SaveRanks))
+    assert (save.place, save.writers) == (do.MEMORY, writers)
+
+
 def over(rank, attempt=0):
     return ev.RankExiting(rank, attempt)
 

@@ -20,7 +20,7 @@ from agent.nodes.join import RefusedError
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import ShownStatus
 from agent.nodes.tls import Tls
-from agent.nodes.transfer import MemoryServer, fetch
+from agent.nodes.transfer import MemoryInbox, MemoryServer, fetch, give
 from agent.spec.job_spec import UsageError
 
 CIPHERS_OF_MINDSPORE = (
@@ -147,7 +147,14 @@ def test_files_in_memory_travel_encrypted(job_authority):
     with pytest.raises(OSError):
         fetch("127.0.0.1", memory.port, memory.key, [5 << 20], "test")  # in plain text
     memory.close()
-    for each in (file, copy):
+    taken = []
+    inbox = MemoryInbox("test", taken.append, lambda: None, server)
+    with open(file, "rb") as readable:
+        give("127.0.0.1", inbox.port, inbox.key, readable, lambda: None, client)
+    assert os.fstat(taken[0]).st_size == 5 << 20
+    assert os.pread(taken[0], 100, (5 << 20) - 10) == b"at the end"
+    inbox.close()
+    for each in (copy, *taken):
         os.close(each)
 
 

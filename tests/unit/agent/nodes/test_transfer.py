@@ -3,10 +3,12 @@
 import os
 import socket
 import threading
+from queue import SimpleQueue
 
 import pytest
 
-from agent.nodes.transfer import MemoryServer, fetch
+from agent.nodes import transfer as module
+from agent.nodes.transfer import MemoryInbox, MemoryServer, fetch, give
 
 DEADLINE_S = 60
 
@@ -93,3 +95,54 @@ def test_a_stranger_who_says_nothing_keeps_nobody_waiting(sent):
                 os.close(file)
     finally:
         server.close()
+
+
+# --- brought to the controller's node -------------------------------------------------------------
+
+
+@pytest.fixture
+def inbox():
+    taken, progress = SimpleQueue(), []
+    one = MemoryInbox("brought", taken.put, lambda: progress.append(1))
+    one.taken, one.progress = taken, progress
+    yield one
+    one.close()
+
+
+def bring(inbox, content, key=None):
+    with open(file_of(content), "rb") as file:
+        give("127.0.0.1", inbox.port, key or inbox.key, file, lambda: None)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", os.urandom(9 << 20)], ids=len)
+def test_a_file_is_there_before_its_sender_hears_of_it(inbox, content):
+    bring(inbox, content)
+    file = inbox.taken.get_nowait()
+    assert content_of(file) == content
+    os.close(file)
+
+
+def test_a_sign_of_progress_is_given_now_and_then(inbox, monkeypatch):
+    monkeypatch.setattr(module, "_PIECE", 1 << 20)
+    bring(inbox, bytes(5 << 20))
+    assert 1 <= len(inbox.progress) <= 5
+    os.close(inbox.taken.get_nowait())
+
+
+def test_who_has_another_key_or_dies_amid_it_does_not_stop_the_right_one(inbox):
+    with pytest.raises(OSError, match=r"has not taken all|reset|Broken pipe"):
+        bring(inbox, b"wrong" * 100, bytes(32))
+    with socket.create_connection(("127.0.0.1", inbox.port)) as half:
+        half.sendall(inbox.key + (1000).to_bytes(8, "big") + b"some")
+    bring(inbox, b"right")
+    file = inbox.taken.get_nowait()
+    assert content_of(file) == b"right"
+    os.close(file)
+    assert inbox.taken.empty()
+
+
+def test_nothing_comes_to_what_is_closed(inbox):
+    inbox.close()
+    with pytest.raises(OSError, match="refused"):
+        bring(inbox, b"late")
+    assert inbox.taken.empty()

@@ -4,12 +4,15 @@ import asyncio
 import os
 import socket
 from base64 import b64decode
+from pathlib import Path
 from time import monotonic_ns
 from types import SimpleNamespace
 
 import pytest
+from support.jobs import poll
 from support.status_pages import ENTRIES, make, write
 
+from agent.dump.node_memory import MemoryGiver, MemoryInboxes
 from agent.hooks.listener import name_of, open_listener
 from agent.hooks.status_pages import StatusPages, copied
 from agent.nodes.run_messages import (
@@ -46,7 +49,8 @@ class Node:
             ranks_here=RANKS, job_id="job", node_rank=2, dump=SimpleNamespace(ttp=True)
         )
         kept = SimpleNamespace(add_place=lambda _: None)
-        self.relay = HooksRelay(spec, self.door, journal, kept, self._send)
+        self.giver = MemoryGiver("127.0.0.1")
+        self.relay = HooksRelay(spec, self.door, journal, kept, self._send, self.giver)
         agent = SimpleNamespace(
             announce=lambda: self.order.append("announce"),
             settle=lambda: self.order.append("settle"),
@@ -278,3 +282,47 @@ def test_without_the_controller_nobody_saves_where_that_is_switched_off(node):
     assert node.relay.forsake("node 0 is gone", is_proven=False) == ()
     assert wire.receive(trains)[0] == protocol.Release("node 0 is gone")
     del page
+
+
+# --- what a rank writes for the controller's memory -----------------------------------------------
+
+
+def far_save(node, rank=4):
+    """The order, and what has come to the controller's node."""
+    taken = []
+    inboxes = MemoryInboxes(
+        node.loop.call_soon_threadsafe, lambda _: None, lambda *about: taken.append(about)
+    )
+    save = protocol.Save(3, 6, "/proc/1/fd/9", 0, 1, is_quick=True, round=2)
+    return inboxes, inboxes.order(rank, save), taken
+
+
+def test_what_a_rank_writes_to_memory_goes_to_the_controllers_node(node):
+    client, _ = node.registered()
+    inboxes, order, taken = far_save(node)
+    node.relay.hear(order)
+    got, _ = wire.receive(client)
+    assert got._replace(folder="") == protocol.Save(3, 6, "", 0, 1, is_quick=True, round=2)
+    assert got.folder.startswith(f"/proc/{os.getpid()}/fd/")
+    Path(got.folder).write_bytes(b"state")
+    node.said.clear()
+    written = protocol.Written(4, 0, 3, "", 5, "", "digest", 2)
+    node.say(client, written)
+    poll(lambda: node.turn() or any(isinstance(each, FromRank) for each in node.said))
+    told = [unpack_said(each.message) for each in node.said if isinstance(each, FromRank)]
+    assert told == [written]
+    ((path, file),) = taken
+    assert (path, os.pread(file, 9, 0)) == ("/proc/1/fd/9", b"state")
+    os.close(file)
+    inboxes.close()
+
+
+def test_a_rank_gets_no_order_where_there_is_no_room_for_what_it_would_write(node):
+    client, _ = node.registered()
+    node.say(client, protocol.Frozen(4, 0, 3, 6, True, nbytes=1 << 40))
+    node.said.clear()
+    inboxes, order, _ = far_save(node)
+    node.relay.hear(order)
+    (failed,) = (unpack_said(each.message) for each in node.said if isinstance(each, FromRank))
+    assert (failed.rank, failed.dump_id, failed.is_place, failed.round) == (4, 3, True, 2)
+    inboxes.close()

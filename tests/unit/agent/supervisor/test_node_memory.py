@@ -7,8 +7,11 @@ from queue import SimpleQueue
 
 import pytest
 
-from agent.dump.node_memory import MemoryKeeper, MemorySender
+from agent.dump import node_memory as module
+from agent.dump.memory import MemoryTarget
+from agent.dump.node_memory import MemoryGiver, MemoryInboxes, MemoryKeeper, MemorySender
 from agent.nodes.run_messages import TakeMemory
+from worker_hooks.contract import protocol
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Shard
 
@@ -125,3 +128,111 @@ def test_a_node_says_why_it_has_nothing(nodes):
     (taken,) = nodes.told
     assert (taken.path, taken.here) == ("p", "")
     assert "refused" in taken.why_not
+
+
+# --- what a rank of another node writes for the controller's --------------------------------------
+
+
+class Far:
+    """Rank 4 of another node writes into a target on the controller's."""
+
+    def __init__(self):
+        self.calls, self.told, self.progressed = SimpleQueue(), [], []
+        self.target = MemoryTarget(7, 0, 0)
+        self.inboxes = MemoryInboxes(self._soon, self.progressed.append, self._taken)
+        self.giver = MemoryGiver("127.0.0.1")
+        self.refused = []
+
+    def _soon(self, call, *args):
+        self.calls.put(lambda: call(*args))
+
+    def _taken(self, path, file):
+        if not self.target.take(path, file):
+            os.close(file)
+            self.refused.append(path)
+
+    def order(self, number=0):
+        save = protocol.Save(1, 7, self.target.place_of(4), 0, 1, is_quick=True, round=number)
+        return self.inboxes.order(4, save)
+
+    def write(self, order, content=b"state" * 1000, wanted=0):
+        save = self.giver.place(order, wanted)
+        Path(save.folder).write_bytes(content)
+        return protocol.Written(4, 0, 1, "", len(content), "", "d", save.round)
+
+    def give(self, written):
+        return self.giver.take(written, self._soon, self.told.append)
+
+    def run_until(self, holds):
+        while not holds():
+            self.calls.get(timeout=DEADLINE_S)()
+
+    def close(self):
+        self.inboxes.close()
+        self.giver.close()
+        self.target.close()
+
+
+@pytest.fixture
+def far():
+    one = Far()
+    yield one
+    one.close()
+
+
+def test_what_a_rank_writes_elsewhere_is_here_before_it_is_told(far):
+    written = far.write(far.order())
+    assert far.give(written)
+    far.run_until(lambda: far.told)
+    assert far.told == [written]
+    shard = far.target.accept(written, 0)
+    assert os.pread(int(shard.file), 10, 0) == b"statestate"
+
+
+def test_of_two_orders_to_a_rank_the_newer_one_counts(far):
+    old = far.order()
+    first = far.write(old, b"old")
+    second = far.write(far.order(1), b"newer")
+    assert not far.give(first)  # it is handed on, and is no answer to what was asked last
+    assert far.give(second)
+    far.run_until(lambda: far.told)
+    assert far.told == [second]
+    assert far.target.accept(second, 0).nbytes == 5
+
+
+def test_what_comes_to_an_abandoned_dump_is_closed(far):
+    order = far.order()
+    far.target.abandon()
+    far.give(far.write(order))
+    far.run_until(lambda: far.told)
+    assert len(far.refused) == 1
+
+
+def test_a_controller_that_takes_nothing_is_a_place_that_fails(far):
+    order = far.order()
+    far.inboxes.close()
+    far.give(far.write(order))
+    far.run_until(lambda: far.told)
+    (failed,) = far.told
+    assert (failed.rank, failed.dump_id, failed.is_place, failed.round) == (4, 1, True, 0)
+    assert "cannot be brought to the controller: " in failed.why
+
+
+def test_a_node_without_room_says_so(far, monkeypatch):
+    monkeypatch.setattr(module, "free_bytes", lambda: 1 << 20)
+    with pytest.raises(OSError, match="no room for the state"):
+        far.giver.place(far.order(), 1 << 30)
+
+
+def test_no_file_stays_open(far):
+    before = len(os.listdir("/proc/self/fd"))
+    written = far.write(far.order())
+    far.give(written)
+    far.run_until(lambda: far.told)
+    far.write(far.order(1))
+    far.close()
+    threads = [each for each in threading.enumerate() if each.name.startswith("msrun-")]
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    far.target.close()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -82,8 +82,11 @@ class FakeHooks:
     def tell_beats(self):
         self.log.append("beats")
 
-    def tell(self, rank, message):
-        self.log.append((rank, message))
+    def hear(self, message):
+        self.log.append(message)
+
+    def forget_memory(self):
+        self.log.append("memory is forgotten")
 
     def newest_step(self):
         return 7
@@ -140,8 +143,9 @@ def test_orders_are_carried_out_and_the_job_is_known_first(node):
 
 
 def test_a_message_for_a_rank_is_handed_on(node):
-    node.link.hear(ToRank(3, pack_said(protocol.Release("go"))))
-    assert node.hooks.log == [(3, protocol.Release("go"))]
+    message = ToRank(3, pack_said(protocol.Release("go")))
+    node.link.hear(message)
+    assert node.hooks.log == [message]
 
 
 def test_a_stopped_rank_is_continued(node):
