@@ -167,6 +167,7 @@ def own_side(
         door=0 if door is None else int(door.getsockname()[1]),
         survived=survived,
         program=program_digest(spec),
+        name="" if cluster.by_hand is None else cluster.by_hand.name,
     )
     secured = _security(cluster, environ, say, is_server=is_first)
     return OwnSide(spec, environ, own, _token(cluster, environ), secured, door, say)
@@ -206,6 +207,8 @@ def _token(cluster: ClusterSpec, environ: Mapping[str, str]) -> bytes:
 def is_guest(spec: JobSpec, cluster: ClusterSpec) -> bool:
     """Whether this is surely not the controller's node."""
     rank = cluster.node_rank
+    if cluster.by_hand is not None:
+        return cluster.by_hand.has_worker
     return cluster.is_spare or rank > 0 or (rank < 0 and not is_of_this_host(spec.master_addr))
 
 
@@ -255,6 +258,7 @@ def gather_all(
         """Prepare the run first: if that fails, no other node has begun."""
         nodes = tuple(node.nproc for node in roster.nodes)
         met = _going_on(spec, saved, say)._replace(nodes=nodes, node_rank=0)
+        met = _on_its_host(met, roster)
         prepared.append(prepare(met, environ, listen_for_nodes(spec.master_addr, 0)))
         dump = met.dump
         if dump.resume is not None and cluster.world is None:  # else it was said before
@@ -337,6 +341,16 @@ def _going_on(spec: JobSpec, saved: SurvivedStep | None, say: Callable[[str], No
     return spec._replace(dump=dump)
 
 
+def _on_its_host(spec: JobSpec, roster: Roster) -> JobSpec:
+    """With its local ranks, if each worker has an msrun of its own, several on one machine."""
+    if spec.cluster is None or spec.cluster.by_hand is None:
+        return spec
+    own = roster.nodes[spec.node_rank]
+    there = [each for each in roster.nodes if (each.host, each.address) == (own.host, own.address)]
+    before = sum(each.nproc for each in there if each.rank < own.rank)
+    return spec._replace(local_first=before, local_world=sum(each.nproc for each in there))
+
+
 # --- the other nodes ------------------------------------------------------------------------------
 
 
@@ -399,6 +413,7 @@ def join_one(
                 resume=told.resume, resume_step=told.resume_step, lineage=told.lineage
             ),
         )
+        met = _on_its_host(met, joined.roster)
         prepared = prepare(met, environ, listen("127.0.0.1", 0))
         prepared = prepared._replace(store_port=told.store_port, is_late=told.is_late)
     except BaseException:

@@ -121,14 +121,15 @@ def bindings(spec: JobSpec, environ: Mapping[str, str]) -> tuple[rank_plan.Bindi
     Raises:
         UsageError: this machine does not have them.
     """
-    if not spec.bind.wanted:
+    if not (spec.bind.wanted and spec.nproc):
         return ()
     from agent.launch import cpu_binding
     from agent.machine import cpu_topology
 
     devices = ",".join(spec.devices.visible) or environ.get(CUDA_VISIBLE_DEVICES)
     machine = cpu_topology.read_topology(visible_devices=devices)
-    return cpu_binding.bindings(machine, spec.bind, spec.nproc)
+    of_all = cpu_binding.bindings(machine, spec.bind, spec.local_world_size)
+    return of_all[spec.local_first :][: spec.nproc]
 
 
 def _ignore(path: Path, error: OSError) -> None:
@@ -226,11 +227,12 @@ def start_forkserver(
         spec, prepared.layout, 0, environ, prepared.bindings, resumes=resumes
     )
     workers_environ = {**without_keys(environ), **job_environ}
-    started = _started(spec, orders[0].argv, environ, workers_environ, log, hooks_listener)
+    argv = rank_plan.command(spec, 0)
+    started = _started(spec, argv, environ, workers_environ, log, hooks_listener)
     signals.hold(spec)  # only now: the forkserver and its children must not inherit the mask
     # only when it is ready is it known whether it may fork; and a node that another one controls
     # starts nothing before it hears that an attempt has begun
-    if started.choice.warmth is not None or spec.is_controlled:
+    if started.choice.warmth is not None or spec.is_controlled or not orders:
         return started
     if log is not None:
         worker_files.make(orders, _ignore)

@@ -62,9 +62,9 @@ def job_env(spec: JobSpec, port: int, hooks: str = "", interface: str = "") -> J
     return JobEnv(
         run_id=spec.run_id,
         world_size=spec.world_size,
-        local_world_size=spec.nproc,
-        group_rank=spec.node_rank,
-        group_world_size=spec.nnodes,
+        local_world_size=spec.local_world_size,
+        group_rank=spec.group_rank,
+        group_world_size=spec.group_world_size,
         role=spec.role,
         master_addr=spec.master_addr,
         master_port=port,
@@ -147,10 +147,10 @@ def plan_ranks(
         rank = spec.first_rank + local_rank
         env = WorkerEnv(
             rank=rank,
-            local_rank=local_rank,
+            local_rank=spec.local_first + local_rank,
             restart_count=attempt,
             error_file=error_file,
-            visible_device=None if only is None else only[local_rank],
+            visible_device=None if only is None else only[spec.local_first + local_rank],
             devices=devices,
         )
         out = streams(spec, layout, attempt, local_rank)
@@ -158,7 +158,7 @@ def plan_ranks(
         orders.append(
             WorkerOrder(
                 rank=rank,
-                argv=command(spec, local_rank, resumes=resumes),
+                argv=command(spec, spec.local_first + local_rank, resumes=resumes),
                 environ=env.environ(),
                 stdout=out.stdout,
                 stderr=out.stderr,
@@ -192,6 +192,6 @@ def _only(
     if devices:
         return devices
     try:
-        return visible_devices(spec.nproc, inherited)
+        return visible_devices(spec.local_world_size, inherited)
     except ValueError as error:
         raise UsageError(str(error)) from error

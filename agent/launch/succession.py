@@ -267,10 +267,13 @@ class _Meeting:
         assert lost.door is not None
         node = lost.nodes[lost.saved.node_rank]
         job = lost.job._replace(master_addr=node.address, master_port=node.door)
+        assert job.cluster is not None
+        how = f"--master-addr={node.address} --master-port={node.door} and without --node-rank"
+        if job.cluster.by_hand is not None:
+            how = f"MS_SCHED_HOST={node.address} MS_SCHED_PORT={node.door} MS_ROLE=MS_WORKER"
         self._say(
             f"this node takes the part of node 0, which is lost; step {lost.saved.step} is saved. "
-            f"To give a node to the job, start msrun there with --master-addr={node.address} "
-            f"--master-port={node.door} and without --node-rank"
+            f"To give a node to the job, start msrun there with {how}"
         )
         side = self._side(job, is_first=True)
         succession = Succession(Survivors(len(lost.nodes), lost.saved.job), self._knock)

@@ -105,7 +105,7 @@ def choose(spec: JobSpec, argv: tuple[str, ...], environ: Mapping[str, str]) -> 
     if "$" in program.name:
         return Choice(None, "each rank has a script of its own")
     if spec.bind.wanted and not (
-        "OMP_NUM_THREADS" in environ or sets_omp_threads(spec.nproc, environ)
+        "OMP_NUM_THREADS" in environ or sets_omp_threads(spec.local_world_size, environ)
     ):
         return Choice(None, "with bound cores the thread count is read at import")
     source = entry(program)

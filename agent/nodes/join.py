@@ -230,6 +230,7 @@ class _Dialling:
             own.is_spare,
             own.door,
             own.survived,
+            own.name,
         )
         self._send(connection, bytes_of(wish))
         self._has_asked = True
@@ -338,5 +339,6 @@ class _Dialling:
 
 def _is_whole(begin: Begin, node_rank: int) -> bool:
     """Whether the nodes can be those of a job with this node in it."""
-    ranks = [node.rank for node in begin.nodes if node.nproc > 0]
+    # a controller may have no workers
+    ranks = [node.rank for node in begin.nodes if node.nproc > 0 or node.rank == 0]
     return ranks == list(range(len(begin.nodes))) and node_rank in ranks

@@ -51,6 +51,7 @@ class Join(NamedTuple):
     is_spare: bool = False  # it wants no place before another node is lost
     door: int = 0  # the port at which it listens if it has to take node 0's part; 0: it does not
     survived: SurvivedStep | None = None  # None: it comes for the first time
+    name: str = ""  # of its worker, which was started by hand; empty: it has none
 
 
 class Refused(NamedTuple):

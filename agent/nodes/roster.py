@@ -33,6 +33,7 @@ class OwnNode(NamedTuple):
     door: int = 0  # the port at which it listens if it has to take node 0's part; 0: it does not
     survived: SurvivedStep | None = None  # it was a node of this job before node 0 was lost
     program: str = ""  # a digest of what its ranks run
+    name: str = ""  # of its worker, which was started by hand; empty: it has none
 
 
 class WantedNodes(NamedTuple):
@@ -149,8 +150,9 @@ class Gathering:
     """The nodes that have come, on the node that waits for them.
 
     That one is node 0 unless its rank is given. A given rank is kept; the others get the free ones
-    in the order of their addresses, then of their process ids: the same nodes get the same ranks
-    whoever comes first. Nodes may have different numbers of workers.
+    in the order of their names, if they have any, then of their addresses, then of their process
+    ids: the same nodes get the same ranks whoever comes first. Nodes may have different numbers of
+    workers.
     """
 
     def __init__(self, own: OwnNode, wanted: WantedNodes) -> None:
@@ -170,6 +172,7 @@ class Gathering:
             proof="",
             door=own.door,
             survived=own.survived,
+            name=own.name,
         )
         self.own_key = key_of(join, own.address)
         self._members = {self.own_key: _Member(join, own.address)}
@@ -208,11 +211,15 @@ class Gathering:
 
     def missing(self) -> str:
         """Who is here and who is not, as a clause."""
-        here = ", ".join(_cut([each.join.host for each in self._by_rank()]))
-        count = len(self._members)
+        members = self._by_rank()
+        here = ", ".join(_cut([each.join.name or each.join.host for each in members]))
+        count = len(members)
         be = "is" if count == 1 else "are"
         if self._wanted.world is not None:
             come = f"{self._workers} of {self._wanted.world} workers are here"
+            if not self._own.nproc:
+                of_workers = [each.join.name or each.join.host for each in members[1:]]
+                return f"{come} ({', '.join(_cut(of_workers)) or 'none'})"
             return f"{come}, on {count} node{'' if count == 1 else 's'} ({here})"
         many = f"{self._wanted.least} to " * bool(self._wanted.least) + str(self._wanted.nnodes)
         text = f"{count} of {many} nodes {be} here ({here})"
@@ -237,6 +244,7 @@ class Gathering:
                     each.join.pid,
                     each.join.torch,
                     each.join.door,
+                    each.join.name,
                 )
                 for rank, each in enumerate(self._by_rank())
             )
@@ -265,6 +273,8 @@ class Gathering:
             many = f"{nnodes} nodes" if world is None else f"{world} workers"
             return f"{new.who} has node rank {join.node_rank}, but the job has {many}"
         for each in others:
+            if join.name and join.name == each.join.name:
+                return why_same_name(join.name, new.who, each.who)
             if join.node_rank == each.join.node_rank != ANY_RANK:
                 return (
                     f"{new.who} and {each.who} both have node rank {join.node_rank}: "
@@ -320,7 +330,12 @@ class Gathering:
         free = iter(
             sorted(
                 (each for each in self._members.values() if each.join.node_rank == ANY_RANK),
-                key=lambda each: (natural(each.address), each.join.pid),
+                key=lambda each: (
+                    not each.join.name,
+                    natural(each.join.name),
+                    natural(each.address),
+                    each.join.pid,
+                ),
             )
         )
         return list(_seated(given, free))
@@ -350,6 +365,14 @@ def of_another_program(who: str) -> str:
     return f"{who} goes on with a job that runs another script or has other arguments"
 
 
+def why_same_name(name: str, *who: str) -> str:
+    """One sentence about two workers of one name."""
+    return (
+        f"{' and '.join(who)} both have a worker that is named {name!r}: "
+        "give each its own MS_NODE_ID"
+    )
+
+
 def why_other_version(who: str, its: str, ours: str) -> str:
     """One sentence about a node with another msrun."""
     return f"{who} runs msrun {its}, the others {ours}: install the same version on all nodes"
@@ -357,7 +380,7 @@ def why_other_version(who: str, its: str, ours: str) -> str:
 
 def is_plausible(join: Join) -> bool:
     """Whether its numbers and names can be those of a node, and can be shown to people."""
-    texts = (join.run_id, join.record_id, join.host, join.version, join.torch)
+    texts = (join.run_id, join.record_id, join.host, join.version, join.torch, join.name)
     return (
         join.node_rank >= ANY_RANK
         and 0 < join.nproc <= _MOST_WORKERS

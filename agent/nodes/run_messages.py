@@ -25,6 +25,7 @@ class NodeFacts(NamedTuple):
     pid: int  # of its msrun
     torch: str = ""  # its version; empty: not known
     door: int = 0  # the port at which it listens to take node 0's part; 0: it does not
+    name: str = ""  # of its worker, if that was started by hand
 
 
 class Fact(NamedTuple):

@@ -100,7 +100,7 @@ class WorkerOutput:
         if self._spec.logs.disabled:
             return
         views: dict[Path, LogView] = {}
-        first = self._spec.ranks_here[0]
+        first = self._spec.first_rank
         for order in orders:
             local_rank = order.rank - first
             for name, stream, fd in STREAMS:

@@ -189,6 +189,13 @@ class NotifySpec(NamedTuple):
         return bool(self.on_event or self.webhook or self.metrics_file or self.metrics_port)
 
 
+class HandSpec(NamedTuple):
+    """A job whose processes are started one by one: a controller, and one msrun a worker."""
+
+    has_worker: bool  # this is no controller, and never becomes one before that is lost
+    name: str = ""  # of the worker, whose order gives the ranks; empty: it has none
+
+
 class ClusterSpec(NamedTuple):
     """Several nodes that are to run a job together."""
 
@@ -205,6 +212,7 @@ class ClusterSpec(NamedTuple):
     said: tuple[str, ...] = ()  # sentences for the first line, as what several nodes do without
     lost_at: tuple[int, ...] = ()  # the steps after which the job has lost node 0
     home: tuple[str, int] | None = None  # where its nodes met first, if that was elsewhere
+    by_hand: HandSpec | None = None
 
 
 class JobSpec(NamedTuple):
@@ -221,6 +229,8 @@ class JobSpec(NamedTuple):
     cluster: ClusterSpec | None = None  # who takes part; None: this node alone
     nodes: tuple[int, ...] = ()  # the workers of each node, once all have joined
     node_rank: int = 0
+    local_first: int = 0  # the first local rank here, if other nodes are on the same machine
+    local_world: int = 0  # workers on this machine; 0: those of this node
     role: str = "default"
     master_addr: str = "127.0.0.1"
     master_port: int | None = None  # None: a free port is taken
@@ -269,6 +279,21 @@ class JobSpec(NamedTuple):
     def ranks_here(self) -> tuple[int, ...]:
         """The ranks of this node."""
         return tuple(range(self.first_rank, self.first_rank + self.nproc))
+
+    @property
+    def local_world_size(self) -> int:
+        """The workers on this machine."""
+        return self.local_world or self.nproc
+
+    @property
+    def group_rank(self) -> int:
+        """The place of this node among those that have workers."""
+        return sum(nproc > 0 for nproc in self.nodes[: self.node_rank])
+
+    @property
+    def group_world_size(self) -> int:
+        """The nodes that have workers."""
+        return sum(nproc > 0 for nproc in self.nodes) or 1
 
     @property
     def saves_as(self) -> str:

@@ -339,11 +339,13 @@ class AllNodes:
             return NONE_AWAITED
         if not fitting:
             # one that was taken for lost, and has ended its ranks, may be of use again
-            may_wait = join.is_spare or has_room or join.survived is not None
+            by_hand = cluster is not None and cluster.by_hand is not None
+            may_wait = join.is_spare or has_room or by_hand or join.survived is not None
             return self._spared(join) if may_wait else FULL
-        rank = min(fitting)
+        # a worker that was started again has its own place before that of another one
+        rank = min(fitting, key=lambda each: (self._facts[each].name != join.name, each))
         self._facts[rank] = NodeFacts(
-            rank, join.host, address, join.nproc, join.pid, join.torch, join.door
+            rank, join.host, address, join.nproc, join.pid, join.torch, join.door, join.name
         )
         settings = {**self._met.settings, "is_late": True}
         return NodePlace(rank, Begin(tuple(self._facts), settings))
@@ -408,7 +410,7 @@ class AllNodes:
             if rank in self._vacant and rank not in self._said and node.awaited():
                 self._said.add(rank)
                 self._say(
-                    f"waiting {duration(self._wait_s)} at most for another node {rank}: start "
+                    f"waiting {duration(self._wait_s)} at most for another {node.place}: start "
                     "msrun again, there or elsewhere, with the same command"
                 )
 

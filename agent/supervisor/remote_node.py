@@ -44,6 +44,7 @@ from agent.nodes.run_messages import (
 )
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_view import JobView
+from agent.text.wording import worker_named
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
@@ -105,7 +106,12 @@ class RemoteNode:
     @property
     def name(self) -> str:
         """The node, for people."""
-        return f"node {self.facts.rank} ({self.facts.host})"
+        return f"{self.place} ({self.facts.host})"
+
+    @property
+    def place(self) -> str:
+        """The same without its host, which another one may take."""
+        return worker_named(self.facts.name) or f"node {self.facts.rank}"
 
     @property
     def is_there(self) -> bool:

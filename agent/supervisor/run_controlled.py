@@ -18,7 +18,7 @@ from agent.spec.job_spec import JobSpec, UsageError
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.remote_controller import FAILED_EXIT, RemoteController
 from agent.supervisor.run_parts import RunParts, make_parts, take_apart
-from agent.text.wording import ranged
+from agent.text.wording import ranged, worker_named
 from agent.workers.worker import Worker
 
 
@@ -64,9 +64,12 @@ def run_controlled(
     head = met.roster.nodes[0]
     here = ranged(spec.ranks_here)
     place = ", in the place of a lost one" if prepared.is_late else ""
+    name = met.roster.nodes[spec.node_rank].name
+    own = worker_named(name) or f"node {spec.node_rank} of {spec.nnodes}"
+    node_0 = f"node 0 ({head.host})" if head.nproc else f"the scheduler ({head.host})"
     console.say(
-        f"this is node {spec.node_rank} of {spec.nnodes}{place}, with {here} of {spec.world_size}; "
-        f"the job is controlled and reported by node 0 ({head.host})"
+        f"this is {own}{place}, with {here} of {spec.world_size}; "
+        f"the job is controlled and reported by {node_0}"
     )
     controller.attach(supervisor.loop, supervisor)
     if prepared.is_late:
@@ -81,7 +84,7 @@ def run_controlled(
         "the controller's node did not say how the job ended" if ending is None else ending.reason
     )
     if code and lost is None:
-        console.say(f"the job has failed, see the report of node 0 ({head.host}): {reason}")
+        console.say(f"the job has failed, see the report of {node_0}: {reason}")
     parts.journal.log(f"exit {code}: {reason}")
     parts.journal.close()
     take_apart(prepared, ignited)

@@ -90,6 +90,11 @@ def sized(nbytes: float) -> str:
     return f"{nbytes / KB:.3g} TB"
 
 
+def worker_named(name: str) -> str:
+    """A worker that was started by hand, as text: its name may be a bare number."""
+    return f"worker {name}" if name.isdecimal() else name
+
+
 def duration(seconds: float) -> str:
     """``7 s``, ``2 min 7 s``, ``3 h 02 min``, ``4 d 3 h``."""
     whole = max(0, int(seconds))

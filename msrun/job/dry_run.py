@@ -80,7 +80,7 @@ def make_plan(
     shared = rank_plan.job_env(spec, spec.master_port or 0).environ(environ, spec.record_id)
     if spec.cluster is not None or not spec.master_port:
         shared.update(dict.fromkeys(PORT_NAMES, FREE_PORT))
-    choice = choose(spec, orders[0].argv, environ)
+    choice = choose(spec, rank_plan.command(spec, 0), environ)
     return LaunchPlan(spec, layout.folder, choice, environ=shared, orders=orders)
 
 
@@ -91,7 +91,9 @@ def lines(plan: LaunchPlan, rank: int | None) -> Iterator[str]:
         UsageError: the plan has no such rank.
     """
     chosen = [order for order in plan.orders if rank in {None, order.rank}]
-    if not chosen:
+    if rank is not None and not plan.orders:
+        raise UsageError(f"--sim-rank-id={rank}: no rank runs here")
+    if not chosen and plan.orders:
         known = f"{plan.orders[0].rank} to {plan.orders[-1].rank}"
         raise UsageError(f"--sim-rank-id={rank} is out of range: the ranks are {known}")
     yield "# dry run: nothing is started; every run gets new ids"
@@ -131,6 +133,9 @@ def facts(plan: LaunchPlan) -> Iterator[tuple[str, str]]:
 def _nodes(spec: JobSpec) -> str:
     if spec.cluster is None:
         return "1 node"
+    if (by_hand := spec.cluster.by_hand) is not None:
+        this = by_hand.name or ("a worker" if by_hand.has_worker else "the scheduler")
+        return f"as many msruns, started one by one; this is {this}"
     known = spec.cluster.node_rank >= 0
     this = f"this is {spec.node_rank}" if known else "numbered by their addresses when all are here"
     least = f"{spec.cluster.least} to " if spec.cluster.least else ""

@@ -30,9 +30,15 @@ if TYPE_CHECKING:
     from msrun.options.engines import Engine
 
 _OF_ENGINES = frozenset(
-    ("SLURM_STEP_ID", "OMPI_COMM_WORLD_SIZE", "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST")
+    (
+        "SLURM_STEP_ID",
+        "OMPI_COMM_WORLD_SIZE",
+        "JOB_COMPLETION_INDEX",
+        "KUBERNETES_SERVICE_HOST",
+        "MS_ROLE",
+    )
 )
-"""Without any of these no engine has started msrun."""
+"""Without any of these no engine has started msrun, and nobody has MindSpore's way."""
 
 _UNFORWARDABLE = frozenset({"SIGKILL", "SIGSTOP", "SIGCHLD"})
 
@@ -263,6 +269,8 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
     if layers.script is None:
         raise UsageError(f"no script was given ({USAGE}); msrun --help shows examples")
     size = dialects.size(settings, environ)
+    by_hand = None if layers.engine is None else layers.engine.by_hand
+    nproc = 0 if by_hand is not None and not by_hand.has_worker else size.nproc
     master = dialects.master(settings, warnings)
     _check_unused(settings)
     record = new_record_id()
@@ -270,7 +278,7 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
     replace, dumps, max_restarts = on_failure(settings, environ)
     job = JobSpec(
         program=build_program(settings, layers.script, layers.script_args, environ),
-        nproc=size.nproc,
+        nproc=nproc,
         cluster=_cluster(layers, size),
         engine_job="" if layers.engine is None else layers.engine.job,
         run_id=_run_id(settings.of("rdzv_id"), record),
@@ -290,7 +298,7 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
         dump=dump._replace(after_failure=dumps),
         replace=replace,
         notify=notify(settings),
-        virtual_local_rank=_virtual(settings, size.nproc, environ),
+        virtual_local_rank=_virtual(settings, nproc, environ),
         rank_table_file=_rank_table(settings.of("rank_table_file")),
         event_log_handler=settings.text("event_log_handler"),
     )
@@ -298,10 +306,10 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
 
 
 def _cluster(layers: _Layers, size: dialects.JobSize) -> ClusterSpec | None:
-    found = dialects.cluster(layers.settings, size)
-    if found is None or layers.engine is None:
-        return found
     engine = layers.engine
+    found = dialects.cluster(layers.settings, size, None if engine is None else engine.by_hand)
+    if found is None or engine is None:
+        return found
     return found._replace(
         has_sparse_ranks=engine.has_sparse_ranks and "node_rank" in engine.given,
         token_variable=engine.token_variable,
@@ -329,7 +337,9 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
         raise UsageError("--spare-devices is not supported on several nodes yet: leave it out")
     node_rank = min(max(found.node_rank, 0), found.nnodes - 1)
     nodes = [job.nproc] * found.nnodes
-    if found.world is not None:  # then one of the others has what is left
+    if found.by_hand is not None:
+        nodes, node_rank = [0, *[1] * found.nnodes], int(found.by_hand.has_worker)
+    elif found.world is not None:  # then one of the others has what is left
         nodes[0 if node_rank else -1] -= sum(nodes) - found.world
     return job._replace(
         cluster=found._replace(said=(*found.said, *_lacks(job, settings))),

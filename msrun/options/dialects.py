@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.spec.job_spec import BindSpec, ClusterSpec, UsageError
+from agent.spec.job_spec import BindSpec, ClusterSpec, HandSpec, UsageError
 from msrun.options import rank_maps
 from msrun.options.settings import Setting, Settings, bounded, truth
 from msrun.options.table import BY_DEST, NUMA_MODES, PORT_MAX
@@ -75,22 +75,29 @@ def size(settings: Settings, environ: Mapping[str, str]) -> JobSize:
     return _checked(settings, JobSize(nnodes, local))
 
 
-def cluster(settings: Settings, found: JobSize) -> ClusterSpec | None:
+def cluster(
+    settings: Settings, found: JobSize, by_hand: HandSpec | None = None
+) -> ClusterSpec | None:
     """Who else takes part; ``None``: this node alone.
+
+    Args:
+        settings: what was given.
+        found: the job's size.
+        by_hand: its processes are started one by one.
 
     Raises:
         UsageError: the rank of this node is no rank of so many nodes.
     """
     spare = settings.of("spare_node")
     is_spare = truth(spare)
-    if found.nnodes == 1:
+    if found.nnodes == 1 and by_hand is None:
         if is_spare:
             raise UsageError(f"{spare.shown} is for a job on several nodes: say on how many")
         return None
     if is_spare and "node_rank" in settings.given:
         shown = settings.given["node_rank"].shown
         raise UsageError(f"{spare.shown} waits for any place: leave out {shown}")
-    rank = -1
+    rank = -1 if by_hand is None or by_hand.has_worker else 0
     if "node_rank" in settings.given and (given := settings.integer("node_rank")) is not None:
         rank = given
     if rank >= found.nnodes and found.world is None:
@@ -107,6 +114,7 @@ def cluster(settings: Settings, found: JobSize) -> ClusterSpec | None:
         least=found.least,
         last_call_s=last_call_s,
         tls_config=_file(settings.of("tls_config")),
+        by_hand=by_hand,
     )
 
 

@@ -1,8 +1,9 @@
 """What Slurm, Open MPI and Kubernetes tell their processes: values of options that nobody gave.
 
 An engine starts one msrun a node, or with Open MPI also one a rank; then the first of each node
-takes them all. Sources: srun(1) "OUTPUT ENVIRONMENT VARIABLES", Open MPI's FAQ "Running MPI jobs",
-the Kubernetes manual "Indexed Job", and what Slurm 22.05 and Open MPI 4.1 were seen to set.
+takes them all. A person who sets MindSpore's variables starts one a worker. Sources: srun(1)
+"OUTPUT ENVIRONMENT VARIABLES", Open MPI's FAQ "Running MPI jobs", the Kubernetes manual "Indexed
+Job", and what Slurm 22.05 and Open MPI 4.1 were seen to set.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from zlib import crc32
 
-from agent.spec.job_spec import UsageError
+from agent.spec.job_spec import HandSpec, UsageError
 from msrun.options.settings import Setting, Settings, truth
 
 _LOWEST_PORT, _PORTS = 20_000, 12_000  # below those that Linux hands out by itself
 _STEPS_A_JOB = 64  # that have ports of their own
 _PSEUDO_STEP = 0xFFFF_FF00  # a batch script's step, an interactive one: not srun's
+_SCHEDULER, _WORKER = "MS_SCHED", "MS_WORKER"
 _SIZES = ("worker_num", "local_worker_num", "nproc_per_node")
 _PLACES = ("master_addr", "rdzv_endpoint")
 _BRACKET = re.compile(r"\[([^],-]*)[^]]*\]")
@@ -37,11 +39,14 @@ class Engine(NamedTuple):
     team: str = ""  # names the msruns of this node, of which one takes the ranks of all
     followers: int = 0  # of that one
     is_follower: bool = False
+    by_hand: HandSpec | None = None
     spares: int = 0  # nodes beyond those that are asked for
 
     @property
     def said(self) -> str:
         """The sentence for those who wonder why several nodes take part; empty: there is one."""
+        if self.by_hand is not None:
+            return f"{self.name}: this process controls the job, and runs none of its workers"
         if self.nnodes == 1:
             return ""
         if self.spares:
@@ -64,9 +69,11 @@ def engine(environ: Mapping[str, str], settings: Settings) -> Engine | None:
         return None  # a rank starts a job of its own
     if "standalone" in settings.given and truth(settings.given["standalone"]):
         return None
-    for read in (_open_mpi, _slurm, _kubernetes):
+    for read in (_mindspore, _open_mpi, _slurm, _kubernetes):
         found = read(environ, settings)
         if found is not None:
+            if found.by_hand is not None:
+                return found
             return None if _is_alone(settings, found) else _filled(found, settings)
     return None
 
@@ -131,6 +138,33 @@ def _numbers(environ: Mapping[str, str], names: Iterable[str]) -> list[int] | No
     """The variables' values; ``None``: not all are whole numbers."""
     texts = [environ.get(name, "") for name in names]
     return [int(text) for text in texts] if all(text.isdecimal() for text in texts) else None
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+
+def _mindspore(environ: Mapping[str, str], settings: Settings) -> Engine | None:
+    """MindSpore's dynamic cluster: a scheduler, and each worker, is started by itself.
+
+    Source: MindSpore's manual "Dynamic Cluster Startup".
+    """
+    role = environ.get("MS_ROLE", "")
+    if not role or {"nnodes", "node_rank", "spare_node", *_SIZES, *_PLACES} & settings.given.keys():
+        return None  # options say how many, and where
+    if role not in {_SCHEDULER, _WORKER}:
+        raise UsageError(f"MS_ROLE={role} must be {_SCHEDULER} or {_WORKER}")
+    named = {
+        "worker_num": "MS_WORKER_NUM",
+        "master_addr": "MS_SCHED_HOST",
+        "master_port": "MS_SCHED_PORT",
+    }
+    given = _settings(environ, named)
+    if lacking := [name for dest, name in named.items() if dest not in given]:
+        raise UsageError(f"MS_ROLE={role} needs {' and '.join(lacking)}, too")
+    given["local_worker_num"] = Setting("1", "MS_ROLE")
+    name = environ.get("MS_NODE_ID", "") if role == _WORKER else ""
+    by_hand = HandSpec(role == _WORKER, name)
+    return Engine(f"MS_ROLE={role}", 1, given, by_hand=by_hand)
 
 
 # --- Slurm ----------------------------------------------------------------------------------------

@@ -176,6 +176,7 @@ class RankEnv(NamedTuple):
     hooks: str  # the agent's socket; empty: nobody guards this process
     drill: str  # empty: no drill
     local_world_size: int = 1  # ranks on this host
+    nodes: int = 1  # msrun processes that have ranks of the job
     audit: float = AUDIT_SHARE  # of the time
     is_strict: bool = False  # refuse to train with variables that cannot be restored
     save_to: str = ""  # a drill's folder; it replaces every folder that the script saves to
@@ -203,6 +204,7 @@ class RankEnv(NamedTuple):
             hooks=environ.get(HOOKS, ""),
             drill=environ.get(DRILL, ""),
             local_world_size=number("LOCAL_WORLD_SIZE", 1),
+            nodes=number("GROUP_WORLD_SIZE", 1),
             audit=_share(environ.get(AUDIT, "")),
             is_strict=environ.get(STRICT) == "1",
             is_controlled=bool(environ.get(JOB)),

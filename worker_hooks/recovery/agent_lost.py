@@ -79,7 +79,7 @@ def _gone(guard: Guard) -> str:
 
 def _elsewhere(guard: Guard) -> set[int]:
     """Ranks on other nodes, which may be gone."""
-    if guard.env.local_world_size >= guard.env.world_size:
+    if guard.env.nodes <= 1:
         return set()
     return set(range(guard.env.world_size)) - {guard.env.rank, *guard.peers}
 

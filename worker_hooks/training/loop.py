@@ -504,7 +504,7 @@ class DataLoop:
 
     def _make_page(self, feed: Feed) -> None:
         env = self._guard.env
-        has_others = env.local_world_size < env.world_size  # which keep copies of the page
+        has_others = env.nodes > 1  # which keep copies of the page
         self.tracker.page_written = self._guard.tell_page if has_others else None
         page = self._committed.open(env.rank, env.attempt, feed, self._position())
         self._guard.register(page, self._committed.step)

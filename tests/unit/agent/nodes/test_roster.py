@@ -225,3 +225,48 @@ def test_the_own_address_is_what_was_reached_if_nobody_gave_one():
 def test_nonsense_is_no_node(odd):
     assert is_plausible(wish())
     assert not is_plausible(wish(**odd))
+
+
+# --- workers that are started by hand -------------------------------------------------------------
+
+SCHEDULER = OWN._replace(node_rank=0, nproc=0, host="sched")
+
+
+def worker(name, pid=7, host="mn1"):
+    return wish(host, nproc=1, pid=pid)._replace(name=name)
+
+
+@pytest.mark.parametrize(
+    ("names", "ordered"),
+    [
+        (("worker_10", "worker_2", "worker_9"), ["worker_2", "worker_9", "worker_10"]),
+        (("2", "10", "0", "9"), ["0", "2", "9", "10"]),
+        (("", "worker_1", ""), ["worker_1", "", ""]),
+    ],
+)
+def test_workers_get_their_ranks_in_the_order_of_their_names(names, ordered):
+    for shuffled in itertools.permutations(enumerate(names)):
+        gathering = Gathering(SCHEDULER, WantedNodes(len(names), len(names)))
+        for pid, name in shuffled:
+            assert not gathering.is_complete
+            assert gathering.add(worker(name, pid=pid + 1), f"10.0.0.{9 - pid}") is None
+        assert gathering.is_complete
+        roster = gathering.roster()
+        assert [node.name for node in roster.nodes] == ["", *ordered]
+        assert [node.nproc for node in roster.nodes] == [0] + [1] * len(names)
+        assert (roster.world_size, roster.node_of(0)) == (len(names), 1)
+
+
+def test_two_workers_of_one_name_are_told():
+    gathering = Gathering(SCHEDULER, WantedNodes(3, 3))
+    gathering.add(worker("3"), "10.0.0.2")
+    assert gathering.add(worker("3", pid=8, host="mn2"), "10.0.0.3") == (
+        "mn2 (10.0.0.3) and mn1 (10.0.0.2) both have a worker that is named '3': "
+        "give each its own MS_NODE_ID"
+    )
+    assert gathering.missing() == "1 of 3 workers are here (3)"
+
+
+def test_a_scheduler_alone_says_that_no_worker_is_here():
+    gathering = Gathering(SCHEDULER, WantedNodes(3, 3))
+    assert gathering.missing() == "0 of 3 workers are here (none)"

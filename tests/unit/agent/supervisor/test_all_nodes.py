@@ -37,7 +37,7 @@ from agent.nodes.run_messages import (
     pack_said,
     unpack_said,
 )
-from agent.spec.job_spec import ClusterSpec
+from agent.spec.job_spec import ClusterSpec, HandSpec
 from agent.supervisor import all_nodes as module
 from agent.supervisor.job_view import Holders, JobView
 from worker_hooks.contract import protocol
@@ -510,6 +510,20 @@ def test_a_job_that_began_with_fewer_nodes_numbered_them_anew(waiting, monkeypat
     waiting.links[0].lose(GONE)
     back = wish()._replace(is_spare=False, node_rank=7)  # as its command says
     assert waiting.all._judge(back, "10.0.0.4").node_rank == 1
+
+
+def test_a_worker_that_is_started_again_by_hand_has_its_own_place(waiting, monkeypatch):
+    monkeypatch.setattr(waiting.all._door, "seat", lambda: None)
+    waiting.spec.cluster = ClusterSpec(3, by_hand=HandSpec(has_worker=False))
+    waiting.all._facts[1] = waiting.all._facts[1]._replace(name="worker_0", nproc=1)
+    waiting.all._facts[2] = waiting.all._facts[2]._replace(name="worker_1", nproc=1)
+    again = wish(nproc=1, is_spare=False)._replace(name="worker_1")
+    assert isinstance(waiting.all._judge(again, "10.0.0.4"), Spare)  # that one lives yet
+    for link in waiting.links:
+        link.lose(GONE)
+    place = waiting.all._judge(again, "10.0.0.4")
+    assert (place.node_rank, place.begin.nodes[2].name) == (2, "worker_1")
+    assert waiting.all._judge(again._replace(name="new"), "10.0.0.4").node_rank == 1
 
 
 def test_no_spare_node_waits_where_no_place_is_ever_free(cluster):

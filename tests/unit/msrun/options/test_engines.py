@@ -1,11 +1,11 @@
-"""What the variables of Slurm, Open MPI and Kubernetes become where no option says otherwise."""
+"""What the variables of Slurm, Open MPI, Kubernetes and MindSpore become where no option says otherwise."""
 
 from zlib import crc32
 
 import pytest
 
 from agent.records.run_record import Record
-from agent.spec.job_spec import ClusterSpec, UsageError
+from agent.spec.job_spec import ClusterSpec, HandSpec, UsageError
 from msrun.job.request import parse
 from msrun.job.resume import newest_of
 from msrun.options.engines import first_host
@@ -340,3 +340,70 @@ def test_a_requeued_job_goes_on_with_its_own_run_of_the_same_script(recorded, ch
     recorded(**changes)
     found = newest_of("Slurm fake 100", "t.py", (), {})
     assert found == ("run0" if is_it else None)
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+
+def by_hand(role="MS_WORKER", **changes):
+    environ = {
+        "MS_ROLE": role,
+        "MS_WORKER_NUM": "8",
+        "MS_SCHED_HOST": "10.0.0.1",
+        "MS_SCHED_PORT": "8118",
+        "MS_NODE_ID": "worker_3",
+    }
+    return {name: text for name, text in (environ | changes).items() if text}
+
+
+def test_a_worker_is_started_by_hand():
+    job = request(by_hand()).job
+    assert (job.nproc, job.master_addr, job.master_port) == (1, "10.0.0.1", 8118)
+    assert (job.cluster.world, job.cluster.node_rank) == (8, -1)
+    assert job.cluster.by_hand == HandSpec(has_worker=True, name="worker_3")
+    assert (job.world_size, job.node_rank) == (8, 1)
+
+
+def test_a_scheduler_has_no_worker():
+    job = request(by_hand("MS_SCHED", MS_NODE_ID="sched")).job
+    assert (job.nproc, job.cluster.world, job.cluster.node_rank) == (0, 8, 0)
+    assert job.cluster.by_hand == HandSpec(has_worker=False)
+    assert (job.world_size, job.ranks_here) == (8, ())
+    assert job.cluster.said[0] == (
+        "MS_ROLE=MS_SCHED: this process controls the job, and runs none of its workers"
+    )
+
+
+def test_one_worker_has_a_scheduler_as_well():
+    assert request(by_hand(MS_WORKER_NUM="1")).job.cluster.world == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["--nnodes=1", "--worker-num=2", "--nproc-per-node=2", "--master-addr=h --nnodes=2"]
+)
+def test_a_line_that_says_how_many_and_where_is_no_worker_by_hand(line):
+    cluster = request(by_hand(), line).job.cluster
+    assert cluster is None or cluster.by_hand is None
+
+
+def test_a_rank_that_starts_a_job_is_no_worker_by_hand():
+    environ = by_hand(TORCHELASTIC_RUN_ID="r")  # each rank has these variables
+    assert request(environ).job.cluster is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"MS_SCHED_HOST": ""}, "MS_ROLE=MS_WORKER needs MS_SCHED_HOST, too"),
+        (
+            {"MS_SCHED_HOST": "", "MS_WORKER_NUM": ""},
+            "MS_ROLE=MS_WORKER needs MS_WORKER_NUM and MS_SCHED_HOST, too",
+        ),
+        ({"MS_ROLE": "MS_PSERVER"}, "MS_ROLE=MS_PSERVER must be MS_SCHED or MS_WORKER"),
+        ({"MS_WORKER_NUM": "many"}, "MS_WORKER_NUM=many"),
+        ({"MS_SCHED_PORT": "70000"}, "MS_SCHED_PORT=70000"),
+    ],
+)
+def test_variables_that_make_no_job_by_hand_are_refused(changes, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        request(by_hand(**changes))

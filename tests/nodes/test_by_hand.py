@@ -1,0 +1,110 @@
+"""MindSpore's dynamic cluster: a scheduler and each worker are started one by one, by hand."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Sequence
+
+import pytest
+from support.cluster import Cluster
+from support.node_jobs import PORT, NodeJobs, NodeMsrun, NodesJob, check_nothing_left
+from support.node_trainings import SCRIPT, go, weights
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+Nodes = Callable[[int], Cluster]
+PLACES = (0, 1, 1, 0)  # of the workers, by their numbers
+WAITS = (SCRIPT, "--wait=5:3")
+
+
+def start(
+    jobs: NodeJobs, name: str, where: int, *words: object, folder: str = "", workers: int = 4
+) -> NodeMsrun:
+    node = jobs.cluster.nodes[where]
+    environ = {
+        "MS_ROLE": "MS_SCHED" if name == "sched" else "MS_WORKER",
+        "MS_WORKER_NUM": str(workers),
+        "MS_SCHED_HOST": "node0",
+        "MS_SCHED_PORT": str(PORT),
+        "MS_NODE_ID": name,
+    }
+    nproc = int(name != "sched")
+    log_dir = node.folder / f"logs_{name}{folder}"
+    part = jobs.start_one(node, *words, nproc=nproc, log_dir=log_dir, **environ)
+    part.rank = 0 if name == "sched" else int(name.removeprefix("worker_")) + 1
+    return part
+
+
+def start_all(jobs: NodeJobs, *words: object) -> NodesJob:
+    """The last one first."""
+    order = [*reversed(list(enumerate(PLACES))), ("sched", 0)]
+    named = [(f"worker_{each}" if each != "sched" else each, where) for each, where in order]
+    parts = [start(jobs, name, where, *words) for name, where in named]
+    return NodesJob(sorted(parts, key=lambda part: part.rank))
+
+
+def begun(job: NodesJob) -> None:
+    job.await_lines("waits in step 5")
+    job.head.await_error("protected")
+
+
+def test_processes_are_started_one_by_one(jobs: NodeJobs, undisturbed: Sequence[str]) -> None:
+    job = start_all(jobs, SCRIPT)
+    ended = job.succeed()
+    assert weights(job.logs().values()) == undisturbed
+    assert sorted(job.logs()) == [f"worker_{rank}.log" for rank in range(4)]
+    assert "this is worker_2, with rank 2 of 4; the job is controlled" in ended[3].err
+    check_nothing_left(jobs.cluster)
+
+
+def test_a_worker_knows_its_place_on_its_machine(jobs: NodeJobs) -> None:
+    script = jobs.folder / "place.py"
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    script.write_text(
+        f"import os\nprint('place', *(os.environ[name] for name in {names}), flush=True)\n"
+    )
+    job = start_all(jobs, script)
+    job.succeed()
+    found = sorted(re.findall(r"place (.*)", "".join(job.logs().values())))
+    assert found == ["0 0 2 0 4", "1 0 2 1 4", "2 1 2 2 4", "3 1 2 3 4"]
+
+
+def test_a_worker_that_was_killed_is_started_again(
+    jobs: NodeJobs, undisturbed: Sequence[str]
+) -> None:
+    job = start_all(jobs, *WAITS)
+    begun(job)
+    job.parts[2].signal(signal.SIGKILL)
+    job.head.await_error("waiting 10 min 0 s at most for another worker_1: start msrun again")
+    new = start(jobs, "worker_1", 1, *WAITS, folder="_again")
+    job.head.await_error("keep running")
+    go(jobs)
+    job.parts[2] = new
+    job.succeed()
+    assert weights(job.logs().values()) == undisturbed
+    assert "training resumes at step 5, no step is lost" in job.head.errors
+    check_nothing_left(jobs.cluster)
+
+
+def test_a_rank_alone_is_killed(jobs: NodeJobs, undisturbed: Sequence[str]) -> None:
+    """No rank is on the scheduler's node: the state comes from another one."""
+    job = start_all(jobs, *WAITS)
+    begun(job)
+    job.kill_rank(0, 1)
+    job.head.await_error("keep running")
+    go(jobs)
+    job.succeed()
+    assert weights(job.logs().values()) == undisturbed
+    assert "training resumes at step 5, no step is lost" in job.head.errors
+    check_nothing_left(jobs.cluster)
+
+
+def test_two_workers_of_one_name_are_refused(jobs: NodeJobs) -> None:
+    sched = start(jobs, "sched", 0, SCRIPT, workers=2)
+    one = start(jobs, "worker_0", 1, SCRIPT, workers=2)
+    sched.await_error("1 of 2 workers are here (worker_0)")
+    other = start(jobs, "worker_0", 1, SCRIPT, folder="_too", workers=2)
+    assert other.wait().code == 2
+    assert "both have a worker that is named 'worker_0'" in other.errors
+    last = start(jobs, "worker_1", 1, SCRIPT, workers=2)
+    assert [part.wait().code for part in (sched, one, last)] == [0, 0, 0]
