@@ -330,6 +330,8 @@ class Job(NamedTuple):
 def first_job(spec: JobSpec) -> Job:
     """The job before anything happened."""
     dump, job = spec.dump, Job(spec.policy, devices=spec.devices)
+    if spec.adopted is not None:
+        job = job._replace(attempt=spec.adopted.attempt)
     if dump.resume is None:
         return job
     return job._replace(resume=str(dump.resume), saved_step=dump.resume_step)

@@ -93,7 +93,7 @@ def _kept(path: str) -> KeptCheckpoint | None:
 
 def newest_checkpoint(record: Record) -> KeptCheckpoint | None:
     """The newest checkpoint that the run can resume from; checked by sizes only."""
-    lineage, folders = (record.record_id, *record.lineage), map(Path, record.checkpoints)
+    lineage, folders = (record.saves_as, *record.lineage), map(Path, record.checkpoints)
     found = search_of_run(folders, lineage, record.resumed_step, verify=Verify.QUICK)
     newest = found.newest
     if newest is None:

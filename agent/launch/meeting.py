@@ -12,19 +12,26 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from agent.launch.certificates import TlsConfig, tls_context
 from agent.launch.prepare import Prepared, StartedForkserver, prepare, start_early
-from agent.nodes.gather import MissingNodesError, Succession, gather
-from agent.nodes.join import LostWhileSpareError, NeverBegunError, RefusedError, join
+from agent.nodes.gather import MissingNodesError, Past, Succession, gather
+from agent.nodes.join import (
+    JoinedNode,
+    LostWhileSpareError,
+    NeverBegunError,
+    RefusedError,
+    join,
+)
 from agent.nodes.line import Line
-from agent.nodes.messages import SurvivedStep
+from agent.nodes.messages import LivingRanks, SurvivedStep
 from agent.nodes.roster import OwnNode, Roster, WantedNodes
 from agent.nodes.run_messages import NodeFacts
 from agent.nodes.tls import PLAIN, Security, Tls
-from agent.spec.job_spec import ClusterSpec, JobSpec, NotStartedError, UsageError
+from agent.spec.job_spec import AdoptedJob, ClusterSpec, JobSpec, NotStartedError, UsageError
 from agent.text.wording import other_world
 from agent.workers.master_port import (
     is_loopback,
@@ -254,10 +261,14 @@ def gather_all(
     prepared: list[Prepared] = []
     told: dict[str, object] = {}
 
-    def settings(roster: Roster, saved: SurvivedStep | None) -> dict[str, object]:
+    def settings(roster: Roster, past: Past) -> dict[str, object]:
         """Prepare the run first: if that fails, no other node has begun."""
         nodes = tuple(node.nproc for node in roster.nodes)
-        met = _going_on(spec, saved, say)._replace(nodes=nodes, node_rank=0)
+        if isinstance(past, LivingRanks):
+            met = _adopting(spec, past, say)
+        else:
+            met = _going_on(spec, past, say)
+        met = met._replace(nodes=nodes, node_rank=0)
         met = _on_its_host(met, roster)
         prepared.append(prepare(met, environ, listen_for_nodes(spec.master_addr, 0)))
         dump = met.dump
@@ -268,7 +279,7 @@ def gather_all(
                     say(other_world(before, met.world_size))
         told.update(
             {
-                "job_id": spec.record_id,
+                "job_id": met.saves_as,
                 "run_id": spec.run_id,
                 "store_port": prepared[0].port,
                 "max_restarts": spec.max_restarts,
@@ -339,6 +350,17 @@ def _going_on(spec: JobSpec, saved: SurvivedStep | None, say: Callable[[str], No
         say(sentence)
     dump = spec.dump._replace(resume=path.absolute(), resume_step=saved.step, lineage=saved.lineage)
     return spec._replace(dump=dump)
+
+
+def _adopting(spec: JobSpec, living: LivingRanks, say: Callable[[str], None]) -> JobSpec:
+    """The job whose ranks train already."""
+    say("the workers train, without a scheduler: this one controls them from now on")
+    dump = spec.dump._replace(
+        resume=Path(living.resume) if living.resume else None,
+        resume_step=living.resume_step,
+        lineage=living.lineage,
+    )
+    return spec._replace(dump=dump, adopted=AdoptedJob(living.job, living.attempt))
 
 
 def _on_its_host(spec: JobSpec, roster: Roster) -> JobSpec:
@@ -432,6 +454,46 @@ def join_one(
         _interface(here),
         spec,
         early[-1] if early else None,
+    )
+
+
+def rejoin(
+    met: Met, environ: Mapping[str, str], attempt: int, say: Callable[[str], None]
+) -> Callable[[], JoinedNode]:
+    """What dials a scheduler that may have been started again, for ranks that train.
+
+    Args:
+        met: how this node has met the others.
+        environ: msrun's environment.
+        attempt: that the ranks are in.
+        say: prints one sentence for people.
+
+    Raises:
+        UsageError: a file that it takes is unfit.
+    """
+    spec, asked = met.prepared.spec, met.asked
+    assert asked.master_port is not None
+    living = LivingRanks(
+        spec.saves_as,
+        spec.node_rank,
+        attempt,
+        str(spec.dump.resume or ""),
+        spec.dump.resume_step,
+        spec.dump.lineage,
+        program_digest(spec),
+    )
+    side = own_side(asked, environ, met.version, say, met.door, is_first=False)
+    own = side.own._replace(node_rank=spec.node_rank, living=living)
+    return partial(
+        join,
+        asked.master_addr,
+        asked.master_port,
+        own,
+        side.token,
+        None,
+        lambda _: None,
+        security=side.security,
+        is_once=True,
     )
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from agent.nodes.guest import ANSWER_S, WRONG, Guest, StrangerError
 from agent.nodes.line import LIMIT_S, Line, bytes_of, plain_address, set_options
-from agent.nodes.messages import Admitted, Begin, Join, Refused, SurvivedStep
+from agent.nodes.messages import Admitted, Begin, Join, LivingRanks, Refused, SurvivedStep
 from agent.nodes.roster import (
     Doors,
     Gathering,
@@ -37,6 +37,8 @@ KNOCK_S = 0.5  # between two looks at what came of knocking
 MISSING = 1  # the exit code of every node if some never came
 
 Progress = Callable[[str], object]
+Past = SurvivedStep | LivingRanks | None
+"""Where the job goes on; ``None``: it begins."""
 
 
 class MissingNodesError(Exception):
@@ -70,7 +72,7 @@ def gather(
     token: bytes,
     timeout_s: float | None,
     progress: Progress,
-    settings: Callable[[Roster, SurvivedStep | None], dict[str, object]],
+    settings: Callable[[Roster, Past], dict[str, object]],
     limit_s: float = LIMIT_S,
     security: Security = PLAIN,
     succession: Succession | None = None,
@@ -178,14 +180,12 @@ class _Door:
                 word = now + NEXT_WORD_S
             self._turn(self._pause_s(now, min(word, due)))
 
-    def begin(
-        self, settings: Callable[[Roster, SurvivedStep | None], dict[str, object]]
-    ) -> GatheredNodes:
+    def begin(self, settings: Callable[[Roster, Past], dict[str, object]]) -> GatheredNodes:
         """Tell every node who takes part; the connections are the caller's from now on."""
         reached_at = [guest.connection.getsockname()[0] for guest in self._joined.values()]
         roster = self._gathering.roster(plain_address(reached_at[0]) if reached_at else "")
         ranks = self._gathering.node_ranks()
-        begin = bytes_of(Begin(roster.nodes, settings(roster, self._gathering.saved())))
+        begin = bytes_of(Begin(roster.nodes, settings(roster, self._gathering.past())))
         for key, guest in self._joined.items():
             guest.say(bytes_of(Admitted(ranks[key], guest.proof(self._token))) + begin)
         lines = {ranks[key]: guest.line() for key, guest in self._joined.items()}

@@ -231,6 +231,7 @@ class _Dialling:
             own.door,
             own.survived,
             own.name,
+            own.living,
         )
         self._send(connection, bytes_of(wish))
         self._has_asked = True

@@ -25,6 +25,10 @@ class NodeLink:
 
     def __init__(self, line: Line) -> None:
         """Take the connection over."""
+        self.open(line)
+
+    def open(self, line: Line) -> None:
+        """Take another connection over, in the place of one that is lost; see :meth:`attach`."""
         line.connection.setblocking(False)
         self._connection = line.connection
         self._reader = FrameReader()

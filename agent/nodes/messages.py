@@ -35,6 +35,18 @@ class SurvivedStep(NamedTuple):
     program: str  # a digest of what its ranks run, with which arguments
 
 
+class LivingRanks(NamedTuple):
+    """What a node tells whose ranks train on though the controller's process has ended."""
+
+    job: str  # its id
+    node_rank: int  # that the node has in it
+    attempt: int  # that its ranks are in
+    resume: str  # the checkpoint that the job began from; empty: none
+    resume_step: int
+    lineage: tuple[str, ...]  # record ids of the runs that the job resumed
+    program: str  # a digest of what its ranks run, with which arguments
+
+
 class Join(NamedTuple):
     """A node with ``nproc`` workers wants to take part."""
 
@@ -52,6 +64,7 @@ class Join(NamedTuple):
     door: int = 0  # the port at which it listens if it has to take node 0's part; 0: it does not
     survived: SurvivedStep | None = None  # None: it comes for the first time
     name: str = ""  # of its worker, which was started by hand; empty: it has none
+    living: LivingRanks | None = None  # its ranks train
 
 
 class Refused(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from agent.nodes.messages import ANY_RANK, Join, SurvivedStep
+from agent.nodes.messages import ANY_RANK, Join, LivingRanks, SurvivedStep
 from agent.nodes.run_messages import NodeFacts
 from agent.text.wording import LISTED
 
@@ -34,6 +34,7 @@ class OwnNode(NamedTuple):
     survived: SurvivedStep | None = None  # it was a node of this job before node 0 was lost
     program: str = ""  # a digest of what its ranks run
     name: str = ""  # of its worker, which was started by hand; empty: it has none
+    living: LivingRanks | None = None  # its ranks train
 
 
 class WantedNodes(NamedTuple):
@@ -202,7 +203,7 @@ class Gathering:
         """Whether the job can begin."""
         if self._wanted.world is None:
             return len(self._members) == self._wanted.nnodes
-        return self._workers == self._wanted.world
+        return self._workers == self._wanted.world and self._are_alike
 
     @property
     def is_enough(self) -> bool:
@@ -250,8 +251,20 @@ class Gathering:
             )
         )
 
-    def saved(self) -> SurvivedStep | None:
-        """Where the job goes on, as nodes say that were in it; ``None``: it begins."""
+    @property
+    def _are_alike(self) -> bool:
+        """Whether the ranks of all nodes train together, or none does."""
+        living = [each.join.living for each in self._members.values() if each.join.nproc]
+        return len({each and (each.job, each.attempt) for each in living}) == 1
+
+    def past(self) -> SurvivedStep | LivingRanks | None:
+        """Where the job goes on, as nodes say that were in it; ``None``: it begins.
+
+        It must be complete.
+        """
+        living = (each.join.living for each in self._members.values())
+        if (found := next(filter(None, living), None)) is not None:
+            return found
         told = (each.join.survived for each in self._members.values())
         return max(filter(None, told), key=lambda each: each.step, default=None)
 
@@ -269,7 +282,8 @@ class Gathering:
         join, nnodes, world = new.join, self._wanted.nnodes, self._wanted.world
         if why := self._why_of_another_job(new):
             return why
-        if join.node_rank >= (nnodes if world is None else world):
+        # a controller without workers is a node more
+        if join.node_rank >= (nnodes if world is None else world + (not self._own.nproc)):
             many = f"{nnodes} nodes" if world is None else f"{world} workers"
             return f"{new.who} has node rank {join.node_rank}, but the job has {many}"
         for each in others:
@@ -306,6 +320,8 @@ class Gathering:
         if join.version != self._own.version:
             return why_other_version(new.who, join.version, self._own.version)
         if _is_of_another_job(join.survived, self._own):
+            return of_another_program(new.who)
+        if join.living is not None and join.living.program != self._own.program:
             return of_another_program(new.who)
         if join.run_id != self._own.run_id:
             its = f"belongs to the job {join.run_id!r}" if join.run_id else "names no job"

@@ -215,6 +215,13 @@ class ClusterSpec(NamedTuple):
     by_hand: HandSpec | None = None
 
 
+class AdoptedJob(NamedTuple):
+    """A job whose ranks train already: they have lost their controller, and go on with this one."""
+
+    job_id: str  # by which its checkpoints are known
+    attempt: int  # that the ranks are in
+
+
 class JobSpec(NamedTuple):
     """A checked job: what to run, how many times, where, and what to do when it breaks."""
 
@@ -223,6 +230,7 @@ class JobSpec(NamedTuple):
     run_id: str  # TORCHELASTIC_RUN_ID
     record_id: str  # unique name of this run on this host
     job_id: str = ""  # the same of the controller's node, if that is another one
+    adopted: AdoptedJob | None = None  # None: its ranks are started
     engine_job: str = ""  # names the job of the batch system that has started this one
     argv: tuple[str, ...] = ()  # the arguments of msrun that start this job again
     is_away: bool = False  # --resume changed into the run's folder from another one
@@ -298,7 +306,7 @@ class JobSpec(NamedTuple):
     @property
     def saves_as(self) -> str:
         """The id by which checkpoints of this job are known, on all nodes."""
-        return self.job_id or self.record_id
+        return self.job_id or (self.adopted.job_id if self.adopted else self.record_id)
 
     @property
     def is_controlled(self) -> bool:

@@ -75,6 +75,7 @@ class AllNodes:
         self._door = LateGuests(
             met.door, met.version, met.token, self._judge, self._admit, met.security
         )
+        self._adopts = met.prepared.spec.adopted is not None  # ranks that train already
         self._wait_s = met.prepared.spec.replace.node_wait_s
         self._vacant: dict[int, asyncio.TimerHandle] = {}  # places of lost nodes
         self._said: set[int] = set()  # of those places
@@ -142,6 +143,11 @@ class AllNodes:
                 self._own.act(action)
 
     def _order_all(self, action: do.Action) -> None:
+        if self._adopts and isinstance(action, do.StartAttempt):
+            self._adopts = False
+            for node in self._others:
+                node.adopt(action)
+            return
         for node in self._others:
             node.act(action, self._controller.view)
         self._give_up_unawaited()

@@ -49,6 +49,7 @@ from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 
+MOST_KNOWN = 64  # messages of a rank that are kept
 CHANGED_BY = protocol.Frozen | protocol.Standing | protocol.Leaving
 """A rank says this once its page holds what matters."""
 
@@ -99,6 +100,10 @@ class HooksRelay:
         self._told: dict[int, bytes] = {}  # rank -> the heartbeat that was told last
         self._inspection = 0  # the newest one
         self._forsaken = ""  # why nobody decides any more
+        self._known: dict[int, list[Said]] = {}  # what ranks have said that stays true
+        self._greeted: set[int] = set()  # ranks that were welcomed
+        self._halted: set[int] = set()  # ranks that wait for an order
+        self._alone: Callable[[Said], None] | None = None  # takes what nobody there can answer
         self.rehearses = False
 
     def attach(self, loop: Loop, agent: AgentPort) -> None:
@@ -117,6 +122,9 @@ class HooksRelay:
 
     def end_attempt(self) -> None:
         """Every rank is gone."""
+        self._known.clear()
+        self._greeted.clear()
+        self._halted.clear()
         self._links.end()
         self._pages.clear()
         self._copies.clear()
@@ -137,6 +145,9 @@ class HooksRelay:
         self._attempt = action.attempt
         self._links.renew(action.attempt, action.survivors)
         for rank in action.newcomers:
+            self._known.pop(rank, None)
+            self._greeted.discard(rank)
+            self._halted.discard(rank)
             self._pages.drop(rank)
             self._copies.drop(rank)
         self._links.admit()
@@ -163,7 +174,16 @@ class HooksRelay:
         """Hand a message on to a rank."""
         match message:
             case protocol.Freeze():
+                self._halted.add(rank)
                 self._show(rank)
+            case protocol.Welcome() if rank in self._greeted:
+                return  # another controller answers what was said to the one before
+            case protocol.Welcome():
+                self._greeted.add(rank)
+            case protocol.Hold() | protocol.Rejoin():
+                self._halted.add(rank)
+            case protocol.GoOn() | protocol.Proceed():
+                self._halted.discard(rank)
             case protocol.Inspect(id=inspection) if inspection != self._inspection:
                 self._inspection = inspection
                 self.tell_beats()  # what is known of the ranks there is a second old
@@ -195,6 +215,30 @@ class HooksRelay:
         """No rank writes for the controller's memory any more."""
         self._giver.close()
 
+    @property
+    def are_halted(self) -> bool:
+        """Whether ranks wait for an order of the controller."""
+        return bool(self._halted)
+
+    def be_alone(self, disturbed: Callable[[Said], None] | None) -> None:
+        """The ranks train on without the controller; ``None``: it is there again.
+
+        ``disturbed``: takes what a rank says that only the controller could answer.
+        """
+        self._alone = disturbed
+
+    def say_again(self) -> None:
+        """Tell another controller what ranks have said that is still true."""
+        for said in self._known.values():
+            for message in said:
+                page = ""
+                if isinstance(message, protocol.Registered):
+                    self._pages.news(message.rank)  # what the page has, and perhaps less
+                    page = self._page(message.rank)
+                self._say(message._replace(attempt=self._attempt), page)
+                if isinstance(message, protocol.Registered):
+                    self._mark(message)
+
     def forsake(self, why: str, *, is_proven: bool) -> tuple[int, ...]:
         """The controller's node is gone: no rank waits for an order; these save by themselves.
 
@@ -202,7 +246,7 @@ class HooksRelay:
             why: as text.
             is_proven: its msrun has ended.
         """
-        self._forsaken = why
+        self._forsaken, self._alone = why, None
         saving = self._pages.all().keys() if self._may_save else set()
         for rank in self._ranks:
             alone = protocol.SaveAlone(why, is_proven)
@@ -296,11 +340,43 @@ class HooksRelay:
         if self._forsaken:
             self._answer(message)
             return
-        self._hand_on(message, page)
+        self._remember(message)
+        if self._alone is not None:
+            self._hear_alone(message, self._alone)
+        else:
+            self._hand_on(message, page)
         if isinstance(message, protocol.Registered):
             self._mark(message)
             self._shared.share(self._attempt, self._loop)
             self._copies.registered(message.rank, self._loop)
+
+    def _remember(self, message: Said) -> None:
+        """Keep what another controller would have to know."""
+        known = self._known.setdefault(message.rank, [])
+        match message:
+            case protocol.Hello():
+                known.clear()
+                known.append(message._replace(wants_resume=False))  # it has begun
+            case protocol.Registered():
+                known[:] = [each for each in known if not isinstance(each, protocol.Registered)]
+                known.append(message)
+            case protocol.Fingerprinted():
+                if len(known) < MOST_KNOWN:
+                    known.append(message)
+            case _:
+                pass
+
+    def _hear_alone(self, message: Said, disturbed: Callable[[Said], None]) -> None:
+        match message:
+            case protocol.Hello():
+                self._learn(message)
+            case protocol.Raised() | protocol.ExitRequested():
+                disturbed(message)
+                self._answer(message)
+            case protocol.Leaving():
+                self._links.send(message.rank, protocol.Release("the script has ended"))
+            case _:
+                pass
 
     def _hand_on(self, message: Said, page: str) -> None:
         match message:

@@ -11,6 +11,7 @@ from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.dump.node_memory import MemoryKeeper
 from agent.nodes.codec import pack_event, unpack_action
+from agent.nodes.join import JoinedNode
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import (
@@ -33,6 +34,7 @@ from agent.nodes.run_messages import (
 from agent.nodes.tls import PLAIN, Security
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.job_view import Holders, JobView
+from agent.supervisor.scheduler_watch import SchedulerWatch
 from agent.supervisor.supervisor import Supervisor
 from agent.workers.worker import Worker
 
@@ -55,6 +57,7 @@ class RemoteController:
         grace_s: float,
         host: str,
         lost: Callable[[Loss, int, bool], bool],
+        look: Callable[[int, Callable[[JoinedNode], object]], SchedulerWatch] | None = None,
         security: Security = PLAIN,
     ) -> None:
         """Take the parts; nothing is heard before :meth:`begin`.
@@ -69,8 +72,12 @@ class RemoteController:
             host: address of that node.
             lost: called once that node is lost, with why, the newest step of a rank here, and
                 whether ranks here save their state: whether this node takes part in what follows.
+            look: begins to look for that node's msrun if it has ended, for ranks in this attempt;
+                takes what takes the line to the new one. ``None``: ranks do not train without it.
             security: of connections to it.
         """
+        self._look = look
+        self._alone: tuple[Loss, SchedulerWatch] | None = None  # while they train without it
         self._security = security
         self._link = link
         self._hooks = hooks
@@ -80,6 +87,7 @@ class RemoteController:
         self._grace_s = grace_s
         self._host = host
         self._take_part = lost
+        self._beats: asyncio.TimerHandle | None = None
         self._is_asked = False  # somebody wants the job to end
         self._is_hurried = False  # somebody wants the ranks, which save by themselves, to end
         self.view = JobView()
@@ -101,13 +109,17 @@ class RemoteController:
     def begin(self) -> None:
         """The node is ready: hear what it is to do."""
         self._link.attach(self._loop, self._hear, self._lost)
-        self._loop.call_later(BEAT_S, self._tell_beats)
+        if self._beats is not None:
+            self._beats.cancel()
+        self._beats = self._loop.call_later(BEAT_S, self._tell_beats)
 
     def post(self, event: ev.Event) -> None:
         """Tell what happened; what follows from it will be ordered."""
         if self._link.is_open:
             self._is_asked |= isinstance(event, ev.StopRequested)  # perhaps nobody hears it
             self._link.send(Fact(pack_event(event)))
+        elif self._alone is not None:
+            self._hear_alone(event)
         elif isinstance(event, ev.StopRequested):
             self._hurry(is_now=event.is_now or self._is_hurried)
         elif isinstance(event, ev.WorkerExited | ev.StartFailed) and not self._node.living():
@@ -119,6 +131,8 @@ class RemoteController:
 
     def close(self) -> None:
         """The job is over."""
+        if self._alone is not None:
+            self._alone[1].close()
         self._memory.forget()
         self._link.close()
 
@@ -126,7 +140,7 @@ class RemoteController:
         if not self._link.is_open:
             return
         self._hooks.tell_beats()
-        self._loop.call_later(BEAT_S, self._tell_beats)
+        self._beats = self._loop.call_later(BEAT_S, self._tell_beats)
 
     def _hear(self, message: object) -> None:
         match message:
@@ -162,7 +176,73 @@ class RemoteController:
             self._node.act(action)
 
     def _lost(self, loss: Loss) -> None:
-        """Without the controller nothing is decided: end what runs here."""
+        """Without the controller nothing is decided; while nothing has to be, its ranks may go on.
+
+        Who is only silent may be alive, and give the ranks' places to others.
+        """
+        is_calm = self.view.state is JobState.RUNNING and not self._hooks.are_halted
+        is_asked = self.view.is_asked or self._is_asked
+        is_proven = loss.kind is LossKind.PROOF
+        if self._look is None or not (is_calm and is_proven and self._node.living()) or is_asked:
+            self._forsake(loss)
+            return
+        self._say(
+            f"the scheduler {loss.why}: the ranks train on without it. To have them replaced if "
+            "they die, start it again with the same command"
+        )
+        self._alone = loss, self._look(self.view.attempt, self._found)
+        self._hooks.be_alone(lambda _: self._end_alone())
+
+    def _hear_alone(self, event: ev.Event) -> None:
+        """Something happens while the ranks train without the controller."""
+        match event:
+            case ev.StopRequested():
+                self._is_asked = True
+                self._end_alone()
+            case ev.WorkerExited(exit_code=0) if not self._node.living():
+                self._end_alone()
+            case ev.WorkerExited(exit_code=code) if code:
+                self._end_alone()
+            case _:
+                pass
+
+    def _end_alone(self) -> None:
+        """What follows takes a controller: what is known of the loss of the last one counts."""
+        if self._alone is None:
+            return
+        (loss, watch), self._alone = self._alone, None
+        watch.close()
+        self._hooks.be_alone(None)
+        codes = [worker.exit_code for worker in self._node.workers()]
+        if not self._node.living() and not any(codes):
+            self.ending = Ended(0, "every rank here exited with 0, and no scheduler was there")
+            self._finish()
+            return
+        self._forsake(loss)
+
+    def _found(self, joined: JoinedNode) -> None:
+        """The scheduler was started again, and all workers are there: it decides from now on."""
+        if self._alone is None:
+            joined.line.connection.close()
+            return
+        self._alone[1].close()
+        self._alone = None
+        self._hooks.be_alone(None)
+        self.nodes = joined.roster.nodes
+        self._link.open(joined.line)
+        self.begin()
+        self._say("the scheduler is there again")
+        for worker in self._node.workers():
+            started = ev.WorkerStarted(worker.rank, worker.attempt, worker.pid)
+            self._link.send(Fact(pack_event(started)))
+        self._hooks.say_again()
+        for worker in self._node.workers():
+            if worker.exit_code is not None:
+                exited = ev.WorkerExited(worker.rank, worker.attempt, worker.exit_code)
+                self._link.send(Fact(pack_event(exited)))
+
+    def _forsake(self, loss: Loss) -> None:
+        """End what runs here."""
         why = f"the controller's node {loss.why}"
         self.ending = Ended(FAILED_EXIT, why)
         if not (living := self._node.living()):

@@ -164,6 +164,10 @@ class RemoteNode:
         """Tell it who takes part."""
         self._link.send(NodesKnown(nodes))
 
+    def adopt(self, action: do.StartAttempt) -> None:
+        """Its ranks train already, in this attempt; it will tell which."""
+        self._begin(action)
+
     def act(self, action: do.Action, view: JobView) -> None:
         """Order what concerns the processes of this node."""
         self.know(view)

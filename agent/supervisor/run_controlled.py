@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from agent.dump.node_memory import MemoryGiver
 from agent.failure.evidence_json import as_json
-from agent.launch.meeting import LostController, Met
+from agent.launch.meeting import LostController, Met, rejoin
 from agent.launch.prepare import Prepared, StartedForkserver, start_early
 from agent.launch.succession import next_job, saved_step, why_over
+from agent.nodes.join import JoinedNode
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import NodeFacts
@@ -18,6 +19,7 @@ from agent.spec.job_spec import JobSpec, UsageError
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.remote_controller import FAILED_EXIT, RemoteController
 from agent.supervisor.run_parts import RunParts, make_parts, take_apart
+from agent.supervisor.scheduler_watch import SchedulerWatch
 from agent.text.wording import ranged, worker_named
 from agent.workers.worker import Worker
 
@@ -49,6 +51,11 @@ def run_controlled(
         own = {"record_id": spec.record_id, "host": parts.facts.host}
         parts.journal.replace(layout.status, status | own)
 
+    def look(attempt: int, found: Callable[[JoinedNode], object]) -> SchedulerWatch:
+        dial = rejoin(met, environ, attempt, console.say)
+        return SchedulerWatch(dial, supervisor.loop.call_soon_threadsafe, found, console.say)
+
+    head = met.roster.nodes[0]
     controller = RemoteController(
         link,
         hooks,
@@ -58,10 +65,10 @@ def run_controlled(
         grace_s=spec.timeouts.grace_s,
         host=host,
         lost=lambda loss, reached, saves: nexts.begin(loss, reached, saves, controller.nodes),
+        look=None if head.nproc else look,
         security=met.security,
     )
     supervisor = parts.supervisor(hooks, console.say, nexts.pids)
-    head = met.roster.nodes[0]
     here = ranged(spec.ranks_here)
     place = ", in the place of a lost one" if prepared.is_late else ""
     name = met.roster.nodes[spec.node_rank].name

@@ -177,7 +177,7 @@ def _record(prepared: Prepared, facts: RunFacts, environ: Mapping[str, str]) -> 
         unrecorded=unrecorded(environ),
         failed_devices=spec.devices.given_up,
         node=prepared.layout.node,
-        job=spec.job_id,
+        job="" if spec.saves_as == spec.record_id else spec.saves_as,
         engine_job=spec.engine_job,
         host=facts.host if spec.nnodes > 1 else "",
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from support.cluster import Cluster
+from support.jobs import poll
 from support.node_jobs import PORT, NodeJobs, NodeMsrun, NodesJob, check_nothing_left
 from support.node_trainings import SCRIPT, go, weights
 
@@ -108,3 +109,61 @@ def test_two_workers_of_one_name_are_refused(jobs: NodeJobs) -> None:
     assert "both have a worker that is named 'worker_0'" in other.errors
     last = start(jobs, "worker_1", 1, SCRIPT, workers=2)
     assert [part.wait().code for part in (sched, one, last)] == [0, 0, 0]
+
+
+# --- the scheduler is killed ----------------------------------------------------------------------
+
+ALONE = "the ranks train on without it"
+PROTECTED = "protected: a rank that dies is replaced"
+
+
+def lose_scheduler(job: NodesJob) -> None:
+    job.head.signal(signal.SIGKILL)
+    for worker in job.parts[1:]:
+        worker.await_error(ALONE)
+
+
+def start_scheduler_again(jobs: NodeJobs, job: NodesJob, *words: object, times: int = 1) -> None:
+    job.parts[0] = start(jobs, "sched", 0, *words, folder=f"_again{times}")
+    job.head.await_error("the workers train, without a scheduler")
+    for part in job.parts[1:]:
+        poll(lambda part=part: part.errors.count("the scheduler is there again") == times)
+
+
+def test_training_goes_on_without_the_scheduler(
+    jobs: NodeJobs, undisturbed: Sequence[str]
+) -> None:
+    job = start_all(jobs, *WAITS)
+    begun(job)
+    lose_scheduler(job)
+    go(jobs)
+    assert [part.wait().code for part in job.parts[1:]] == [0] * 4, job.told()
+    assert weights(job.logs().values()) == undisturbed
+    assert not (jobs.folder / "checkpoints").exists()
+    check_nothing_left(jobs.cluster)
+
+
+def test_a_scheduler_that_is_started_again_controls_the_same_ranks(
+    jobs: NodeJobs, undisturbed: Sequence[str]
+) -> None:
+    """They are in step 5 all the time: one dies. After the second loss, another in step 7."""
+    words = (*WAITS, "--pause=0.3")
+    job = start_all(jobs, *words)
+    begun(job)
+    lose_scheduler(job)
+    start_scheduler_again(jobs, job, *words)
+    job.head.await_error(PROTECTED)
+    job.kill_rank(3)  # which waits, and so does the one in its place
+    job.head.await_error("rank 3 is back")
+    job.await_lines("waits in step 5")
+    lose_scheduler(job)
+    start_scheduler_again(jobs, job, *words, times=2)
+    go(jobs)
+    job.head.await_error(PROTECTED)  # all have shown once more what they hold
+    job.kill_rank(1)
+    job.head.await_error("keep running")
+    job.succeed()
+    assert weights(job.logs().values()) == undisturbed
+    assert "no step is lost" in job.head.errors
+    assert not (jobs.folder / "checkpoints").exists()
+    check_nothing_left(jobs.cluster)

@@ -1,0 +1,75 @@
+"""The scheduler of a job that is started by hand has ended: its workers train on, and look for it.
+
+It is dialled until it is started again. That is done in a thread, as it waits there for the other
+workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+from agent.nodes.join import JoinedNode, NeverBegunError, NobodyThereError, RefusedError
+
+AGAIN_S = 0.5  # from one try to the next
+REFUSED_S = 10.0  # the same after it was another job's
+
+
+class SchedulerWatch:
+    """Looks for the scheduler, until it is found or no longer wanted."""
+
+    def __init__(
+        self,
+        join: Callable[[], JoinedNode],
+        call_soon: Callable[..., object],
+        found: Callable[[JoinedNode], object],
+        say: Callable[[str], None],
+    ) -> None:
+        """Begin.
+
+        Args:
+            join: dials it once, and waits until all workers are there; raises as
+                :func:`agent.nodes.join.join`.
+            call_soon: the loop's method that another thread may call.
+            found: takes the line to it.
+            say: prints one sentence for people.
+        """
+        self._join = join
+        self._call_soon = call_soon
+        self._found = found
+        self._say = say
+        self._is_over = threading.Event()
+        threading.Thread(target=self._look, name="msrun-scheduler", daemon=True).start()
+
+    def close(self) -> None:
+        """It is not wanted any more; what is found nevertheless is closed."""
+        self._is_over.set()
+
+    def _look(self) -> None:
+        said = ""
+        while not self._is_over.is_set():
+            pause_s = AGAIN_S
+            try:
+                joined = self._join()
+            except NobodyThereError:
+                pass
+            except (RefusedError, NeverBegunError) as error:
+                pause_s = REFUSED_S
+                if str(error) != said:
+                    said = str(error)
+                    self._tell(self._say, f"what is at the scheduler's port is none: {said}")
+            else:
+                self._tell(self._take, joined)
+                return
+            self._is_over.wait(pause_s)
+
+    def _tell(self, call: Callable[..., object], about: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the job is over
+            self._call_soon(call, about)
+
+    def _take(self, joined: JoinedNode) -> None:
+        if self._is_over.is_set():
+            joined.line.connection.close()
+        else:
+            self._found(joined)
