@@ -84,24 +84,32 @@ def why_over(job: JobSpec, nodes: tuple[NodeFacts, ...], loss: Loss, reached: in
     return ""
 
 
-def saved_step(record: Record, job: JobSpec, reached: int) -> SurvivedStep | None:
+def saved_step(
+    record: Record, job: JobSpec, reached: int, patience_s: float = 0.0
+) -> SurvivedStep | None:
     """Where the job goes on; ``None``: what the ranks have reached is not saved.
 
     Args:
         record: of this node.
         job: as this node took part in it.
         reached: the newest step that a rank here has committed.
+        patience_s: until it must be: ranks on other nodes may be at it.
     """
     from worker_hooks.storage.find import Verify, search_of_run  # rarely needed
 
     lineage = (record.saves_as, *record.lineage)
-    folders = map(Path, record.checkpoints)
-    try:
-        found = search_of_run(folders, lineage, record.resumed_step, verify=Verify.QUICK).newest
-    except OSError:  # the file server is gone as well
-        return None
-    if found is None or found.manifest.step < reached:
-        return None
+    folders = [*map(Path, record.checkpoints)]
+    until_s = time.monotonic() + patience_s
+    while True:
+        try:
+            found = search_of_run(folders, lineage, record.resumed_step, verify=Verify.QUICK).newest
+        except OSError:  # the file server is gone as well
+            return None
+        if found is not None and found.manifest.step >= reached:
+            break
+        if time.monotonic() >= until_s:
+            return None
+        time.sleep(LOOK_S)
     step = found.manifest.step
     path = str(found.path.absolute())
     return SurvivedStep(job.saves_as, job.node_rank, path, step, lineage, program_digest(job))

@@ -40,6 +40,7 @@ FULL = Refused(
     "--spare-node and without --node-rank, or give another --master-port",
     WRONG,
 )
+LEFT = Refused("the job runs without this node, whose ranks it has replaced, or waits to", WRONG)
 NONE_AWAITED = Refused("the job runs, and waits for no node, as it has --node-wait=0", WRONG)
 OUTVOTED = "more than half of the nodes are silent, and may go on without this one"
 SURE_S = 60.0  # more than others wait for a node: then they have ended, or gone on
@@ -333,6 +334,8 @@ class AllNodes:
         wanted = "" if spec.run_id == spec.record_id else spec.run_id
         if join.run_id != wanted:
             return Refused(f"the job here is {wanted!r}, not {join.run_id!r}", WRONG)
+        if join.living is not None:
+            return LEFT
         if join.survived is not None and (refused := self._judge_survivor(join, join.survived)):
             return refused
         fitting = [rank for rank in self._vacant if self._facts[rank].nproc == join.nproc]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import socket
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from time import monotonic_ns
 
 from agent.controller import actions as do
@@ -48,6 +49,7 @@ from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
+from worker_hooks.recovery.peer_notes import leave_page, notes_folder
 
 MOST_KNOWN = 64  # messages of a rank that are kept
 CHANGED_BY = protocol.Frozen | protocol.Standing | protocol.Leaving
@@ -92,7 +94,9 @@ class HooksRelay:
         self._send = send
         self._record = kept
         self._mark_name = f".msrun-{spec.job_id}-node-{spec.node_rank}"
+        self._job_id = spec.job_id
         self._places: dict[int, tuple[str, ...]] = {}  # rank -> where it saves
+        self._save_to: dict[int, str] = {}  # rank -> the first of these, without a controller
         self._attempt = 0
         self._large: set[int] = set()  # ranks whose page does not fit a frame, which was said
         self._ranks = spec.ranks_here
@@ -239,6 +243,18 @@ class HooksRelay:
                 if isinstance(message, protocol.Registered):
                     self._mark(message)
 
+    def notes_folders(self) -> tuple[Path, ...]:
+        """Where ranks of the job talk to each other once no controller is there."""
+        return tuple(notes_folder(place, self._job_id) for place in set(self._save_to.values()))
+
+    def leave_pages(self, ranks: Iterable[int]) -> None:
+        """Leave what these dead ranks alone had to the ranks on other nodes."""
+        for rank in ranks:
+            content, place = self._pages.content(rank), self._save_to.get(rank)
+            if content and place:
+                folder = notes_folder(place, self._job_id)
+                self._files.do(partial(leave_page, folder, rank, content), lambda _: None)
+
     def forsake(self, why: str, *, is_proven: bool) -> tuple[int, ...]:
         """The controller's node is gone: no rank waits for an order; these save by themselves.
 
@@ -370,7 +386,9 @@ class HooksRelay:
         match message:
             case protocol.Hello():
                 self._learn(message)
-            case protocol.Raised() | protocol.ExitRequested():
+            case protocol.Raised():  # it holds its state, and saves it
+                disturbed(message)
+            case protocol.ExitRequested():
                 disturbed(message)
                 self._answer(message)
             case protocol.Leaving():
@@ -397,6 +415,8 @@ class HooksRelay:
     def _learn(self, hello: protocol.Hello) -> None:
         if hello.exit_file:
             self._agent.watch(hello.exit_file)
+        if hello.ckpt_save_path:
+            self._save_to[hello.rank] = os.path.abspath(hello.ckpt_save_path)
         places = filter(None, (hello.ckpt_save_path, hello.checkpoints))
         self._places[hello.rank] = tuple(dict.fromkeys(places))
         for place in self._places[hello.rank]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -34,14 +35,24 @@ from agent.nodes.run_messages import (
 from agent.nodes.tls import PLAIN, Security
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.job_view import Holders, JobView
-from agent.supervisor.scheduler_watch import SchedulerWatch
+from agent.supervisor.scheduler_watch import NotesWatch, SchedulerWatch
 from agent.supervisor.supervisor import Supervisor
 from agent.workers.worker import Worker
 
 SAVE_S = 1800.0  # for ranks that save by themselves; as the forkserver gives them on one node
 KILL_S = 30.0  # for killed ranks to be gone: a device may keep one for good
 BEAT_S = 1.0  # how old what the controller's node knows of the ranks' progress may be
+ELSEWHERE_S = 60.0  # for ranks of other nodes to notice that one here died, and to save
+NOBODY = "a rank is lost, and no scheduler is there"
 FAILED_EXIT = 1
+
+
+class _Alone(NamedTuple):
+    """What is at work while the ranks train without the controller."""
+
+    loss: Loss
+    scheduler: SchedulerWatch
+    notes: NotesWatch
 
 
 class RemoteController:
@@ -77,7 +88,7 @@ class RemoteController:
             security: of connections to it.
         """
         self._look = look
-        self._alone: tuple[Loss, SchedulerWatch] | None = None  # while they train without it
+        self._alone: _Alone | None = None  # while they train without it
         self._security = security
         self._link = link
         self._hooks = hooks
@@ -95,6 +106,8 @@ class RemoteController:
         """How the job ended; ``None``: it has not."""
         self.goes_on = False
         """Whether the controller's node is lost, and the job is to go on without it."""
+        self.patience_s = 0.0
+        """Until the step must be saved by which it goes on: ranks elsewhere may be at it."""
         self.nodes: tuple[NodeFacts, ...] = ()
         """Those that take part, once others do than have begun."""
 
@@ -131,8 +144,7 @@ class RemoteController:
 
     def close(self) -> None:
         """The job is over."""
-        if self._alone is not None:
-            self._alone[1].close()
+        self._stop_looking()
         self._memory.forget()
         self._link.close()
 
@@ -190,7 +202,12 @@ class RemoteController:
             f"the scheduler {loss.why}: the ranks train on without it. To have them replaced if "
             "they die, start it again with the same command"
         )
-        self._alone = loss, self._look(self.view.attempt, self._found)
+        folders, call_soon = self._hooks.notes_folders(), self._loop.call_soon_threadsafe
+        self._alone = _Alone(
+            loss,
+            self._look(self.view.attempt, self._found),
+            NotesWatch(folders, call_soon, self._end_alone),
+        )
         self._hooks.be_alone(lambda _: self._end_alone())
 
     def _hear_alone(self, event: ev.Event) -> None:
@@ -210,23 +227,34 @@ class RemoteController:
         """What follows takes a controller: what is known of the loss of the last one counts."""
         if self._alone is None:
             return
-        (loss, watch), self._alone = self._alone, None
-        watch.close()
+        loss = self._alone.loss
+        self._stop_looking()
         self._hooks.be_alone(None)
         codes = [worker.exit_code for worker in self._node.workers()]
+        dead = (each.rank for each in self._node.workers() if each.exit_code)
+        self._hooks.leave_pages(dead)
         if not self._node.living() and not any(codes):
             self.ending = Ended(0, "every rank here exited with 0, and no scheduler was there")
             self._finish()
             return
-        self._forsake(loss)
+        if not self._node.living() and not self._is_asked:  # ranks on other nodes save its step
+            self.patience_s = ELSEWHERE_S
+            self.goes_on = self._take_part(loss, self._hooks.newest_step(), True)
+        asked = "it is asked for, and no scheduler is there"
+        self._forsake(loss, asked if self._is_asked else NOBODY)
+
+    def _stop_looking(self) -> None:
+        if self._alone is not None:
+            self._alone.scheduler.close()
+            self._alone.notes.close()
+            self._alone = None
 
     def _found(self, joined: JoinedNode) -> None:
         """The scheduler was started again, and all workers are there: it decides from now on."""
         if self._alone is None:
             joined.line.connection.close()
             return
-        self._alone[1].close()
-        self._alone = None
+        self._stop_looking()
         self._hooks.be_alone(None)
         self.nodes = joined.roster.nodes
         self._link.open(joined.line)
@@ -241,9 +269,9 @@ class RemoteController:
                 exited = ev.WorkerExited(worker.rank, worker.attempt, worker.exit_code)
                 self._link.send(Fact(pack_event(exited)))
 
-    def _forsake(self, loss: Loss) -> None:
+    def _forsake(self, loss: Loss, why: str = "") -> None:
         """End what runs here."""
-        why = f"the controller's node {loss.why}"
+        why = why or f"the controller's node {loss.why}"
         self.ending = Ended(FAILED_EXIT, why)
         if not (living := self._node.living()):
             self._finish()

@@ -85,7 +85,8 @@ def run_controlled(
     controller.close()
     parts.finish_output(console.say)
     ending = controller.ending
-    lost = nexts.lost(parts, hooks.newest_step()) if controller.goes_on else None
+    newest = hooks.newest_step()
+    lost = nexts.lost(parts, newest, controller.patience_s) if controller.goes_on else None
     code = FAILED_EXIT if ending is None else ending.exit_code
     reason = (
         "the controller's node did not say how the job ended" if ending is None else ending.reason
@@ -148,17 +149,18 @@ class _NextJob:
         """Processes that do not end with the ranks."""
         return frozenset(() if self._early is None else (self._early.forkserver.pid,))
 
-    def lost(self, parts: RunParts, newest: int) -> LostController | None:
+    def lost(self, parts: RunParts, newest: int, patience_s: float) -> LostController | None:
         """What is known, now that the ranks have ended; ``None``: the step is not saved.
 
         Args:
             parts: of the run that is over.
             newest: the newest step that a rank here had committed when it ended.
+            patience_s: until ranks elsewhere must have saved it.
         """
         assert self._job is not None
         assert self._job.cluster is not None
         spec, reached = self._met.prepared.spec, max(self._reached, newest)
-        saved = saved_step(parts.kept.present, spec, reached)
+        saved = saved_step(parts.kept.present, spec, reached, patience_s)
         if saved is None and self._has_lost_before:  # a moment ago: it has just begun anew
             saved = saved_step(parts.kept.present, spec, spec.dump.resume_step)
             if saved is not None and (steps := reached - saved.step) > 0:

@@ -1,19 +1,56 @@
 """The scheduler of a job that is started by hand has ended: its workers train on, and look for it.
 
 It is dialled until it is started again. That is done in a thread, as it waits there for the other
-workers.
+workers. Of these it knows only by the folder that all share: if ranks elsewhere begin to save by
+themselves, as one has died, ranks here have to take part.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from agent.nodes.join import JoinedNode, NeverBegunError, NobodyThereError, RefusedError
 
 AGAIN_S = 0.5  # from one try to the next
 REFUSED_S = 10.0  # the same after it was another job's
+
+
+class NotesWatch:
+    """Looks whether ranks on other nodes have begun to save by themselves."""
+
+    def __init__(
+        self, folders: Sequence[Path], call_soon: Callable[..., object], begun: Callable[[], object]
+    ) -> None:
+        """Begin.
+
+        Args:
+            folders: in which they would leave notes.
+            call_soon: the loop's method that another thread may call.
+            begun: called once they have.
+        """
+        self._folders = folders
+        self._call_soon = call_soon
+        self._begun = begun
+        self._is_over = threading.Event()
+        threading.Thread(target=self._look, name="msrun-notes", daemon=True).start()
+
+    def close(self) -> None:
+        """Nobody wants to know any more."""
+        self._is_over.set()
+
+    def _look(self) -> None:
+        while self._folders and not self._is_over.wait(AGAIN_S):
+            if any(each.exists() for each in self._folders):
+                with contextlib.suppress(RuntimeError):  # the loop is closed: the job is over
+                    self._call_soon(self._tell)
+                return
+
+    def _tell(self) -> None:
+        if not self._is_over.is_set():
+            self._begun()
 
 
 class SchedulerWatch:

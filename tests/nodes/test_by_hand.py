@@ -130,9 +130,7 @@ def start_scheduler_again(jobs: NodeJobs, job: NodesJob, *words: object, times: 
         poll(lambda part=part: part.errors.count("the scheduler is there again") == times)
 
 
-def test_training_goes_on_without_the_scheduler(
-    jobs: NodeJobs, undisturbed: Sequence[str]
-) -> None:
+def test_training_goes_on_without_the_scheduler(jobs: NodeJobs, undisturbed: Sequence[str]) -> None:
     job = start_all(jobs, *WAITS)
     begun(job)
     lose_scheduler(job)
@@ -166,4 +164,18 @@ def test_a_scheduler_that_is_started_again_controls_the_same_ranks(
     assert weights(job.logs().values()) == undisturbed
     assert "no step is lost" in job.head.errors
     assert not (jobs.folder / "checkpoints").exists()
+    check_nothing_left(jobs.cluster)
+
+
+def test_a_rank_dies_while_the_scheduler_is_away(
+    jobs: NodeJobs, undisturbed: Sequence[str]
+) -> None:
+    job = start_all(jobs, *WAITS, "--pause=0.05")
+    begun(job)
+    lose_scheduler(job)
+    job.kill_rank(1)
+    go(jobs)
+    assert [part.wait().code for part in job.parts[1:]] == [0] * 4, job.told()
+    assert "which is lost; step 4 is saved" in job.parts[1].errors
+    assert weights(job.logs().values()) == undisturbed
     check_nothing_left(jobs.cluster)

@@ -146,6 +146,7 @@ class Cluster:
             cluster=ClusterSpec(3),
             nnodes=3,
             node_rank=0,
+            adopted=None,
         )
         met = SimpleNamespace(
             door=self.door,

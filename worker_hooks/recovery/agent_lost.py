@@ -34,7 +34,7 @@ from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import FOLDER_MODE
 from worker_hooks.contract.layout import DUMP, UNFINISHED, DumpLayout
 from worker_hooks.guard.guard import Guard
-from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes
+from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes, notes_folder
 from worker_hooks.storage import commit, manifest, private_records, safetensors_file
 from worker_hooks.storage.late_entries import UnknownStateError
 from worker_hooks.storage.manifest import DUMP_KIND, REPLICATED, Manifest, Shard
@@ -105,8 +105,7 @@ def _save(guard: Guard) -> None:
     welcome = guard.welcome
     assert welcome is not None
     guard.gate.hold()
-    name = f"{DUMP}alone-{guard.env.record_id}{UNFINISHED}"
-    notes, place = _open_notes(guard, name)
+    notes, place = _open_notes(guard)
     if _elsewhere(guard):
         notes.forget_earlier()
     began_s = time.monotonic()
@@ -133,11 +132,12 @@ def _save(guard: Guard) -> None:
         notes.withdraw()
 
 
-def _open_notes(guard: Guard, name: str) -> tuple[PeerNotes, str]:
+def _open_notes(guard: Guard) -> tuple[PeerNotes, str]:
+    job = guard.env.record_id
     assert guard.welcome is not None
     try:
         notes, place = (
-            PeerNotes(Path(guard.options.ckpt_save_path, name), guard.env.rank),
+            PeerNotes(notes_folder(guard.options.ckpt_save_path, job), guard.env.rank),
             guard.options.ckpt_save_path,
         )
         notes.tell(step=guard.source.step)
@@ -145,7 +145,7 @@ def _open_notes(guard: Guard, name: str) -> tuple[PeerNotes, str]:
         if not _fallbacks(guard):
             raise
         place = guard.welcome.fallback
-        notes = PeerNotes(Path(place, name), guard.env.rank)
+        notes = PeerNotes(notes_folder(place, job), guard.env.rank)
         notes.tell(step=guard.source.step)
     return notes, place
 
@@ -167,7 +167,7 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
             break  # that peer holds: no collective after this commit can be finished
         if not gate.is_torn and not guard.peers.are_all_awake:
             break  # a peer is dead or stopped: the same
-        missing = everyone - told.keys()
+        missing = everyone - told.keys() - notes.left()
         is_late = time.monotonic() > began_s + _late_s(guard, missing)
         if not gate.is_torn and is_late and missing:
             break  # a peer does not run, or is on a node that is gone: the same
@@ -185,11 +185,12 @@ def _await_all(guard: Guard, notes: PeerNotes, began_s: float, grace_s: float) -
     that keeps the interpreter, or in the kernel) writes none within LATE_S, nor does one of a node
     that is gone.
     """
-    elsewhere = _elsewhere(guard)
+    everywhere = _elsewhere(guard)
     until_s = began_s + LATE_SILENT_S + grace_s + LAST_LOOK_S
     while True:
         notes.touch()
         told = notes.read()
+        elsewhere = everywhere - notes.left()
         now_s = time.monotonic()
         late_s = began_s + _late_s(guard, elsewhere - told.keys())
         awaited = guard.peers.awake() | (elsewhere & told.keys() if now_s > late_s else elsewhere)
@@ -402,7 +403,7 @@ class _DumpWithoutAgent:
     ) -> _PrivateStates:
         """What the ranks wrote, and of those that wrote nothing what their pages have."""
         source, env = self._guard.source, self._guard.env
-        pages = self._guard.peers.pages()
+        pages = self._notes.pages(env.attempt) | self._guard.peers.pages()
         if source.page is not None:
             pages[self._rank] = source.page
         ranks, why = range(env.world_size), ""

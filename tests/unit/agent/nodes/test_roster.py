@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from agent.nodes.messages import ANY_RANK, Join
+from agent.nodes.messages import ANY_RANK, Join, LivingRanks
 from agent.nodes.roster import (
     Gathering,
     OwnNode,
@@ -270,3 +270,37 @@ def test_two_workers_of_one_name_are_told():
 def test_a_scheduler_alone_says_that_no_worker_is_here():
     gathering = Gathering(SCHEDULER, WantedNodes(3, 3))
     assert gathering.missing() == "0 of 3 workers are here (none)"
+
+
+def living(name, rank, attempt=2, job="lost", program="train.py"):
+    told = LivingRanks(job, rank, attempt, "", 0, (), program)
+    return worker(name, pid=rank)._replace(node_rank=rank, living=told)
+
+
+def test_workers_that_train_keep_their_places_and_begin_together():
+    gathering = Gathering(SCHEDULER._replace(program="train.py"), WantedNodes(3, 3))
+    names = ("late", "b", "a")  # by their names they would get others
+    for rank in (3, 1, 2):
+        assert not gathering.is_complete
+        assert gathering.add(living(names[rank - 1], rank), "10.0.0.2") is None
+    assert gathering.is_complete
+    assert [node.name for node in gathering.roster().nodes] == ["", *names]
+    assert gathering.past()._replace(node_rank=0) == LivingRanks(
+        "lost", 0, 2, "", 0, (), "train.py"
+    )
+
+
+@pytest.mark.parametrize(
+    "other", [worker("c", pid=9), living("c", 3, attempt=3), living("c", 3, job="another")]
+)
+def test_workers_that_do_not_train_together_do_not_begin(other):
+    gathering = Gathering(SCHEDULER._replace(program="train.py"), WantedNodes(3, 3))
+    for join in (living("a", 1), living("b", 2), other):
+        assert gathering.add(join, "10.0.0.2") is None
+    assert not gathering.is_complete
+
+
+def test_workers_of_another_script_are_refused_by_a_scheduler():
+    gathering = Gathering(SCHEDULER._replace(program="other.py"), WantedNodes(3, 3))
+    why = gathering.add(living("a", 1), "10.0.0.2")
+    assert "runs another script or has other arguments" in why

@@ -16,7 +16,7 @@ from agent.failure.evidence_json import as_json
 from agent.launch.meeting import program_digest
 from agent.machine.process_use import ProcessNews
 from agent.nodes.line import Loss, LossKind
-from agent.nodes.messages import ANY_RANK, Join, Refused, Spare, SurvivedStep
+from agent.nodes.messages import ANY_RANK, Join, LivingRanks, Refused, Spare, SurvivedStep
 from agent.nodes.run_messages import (
     Beats,
     Ended,
@@ -110,6 +110,19 @@ def test_all_nodes_show_the_same_status_and_end_alike(cluster):
         assert link.said == [ShownStatus({"state": "running"}), Ended(3, "rank 1 failed")]
         assert 0 < link.drained <= module.CLOSE_S
     assert cluster.told == ["finish"]
+
+
+def test_ranks_that_train_already_are_not_started(cluster):
+    cluster.all._adopts = True
+    begun = do.StartAttempt(3, "the job begins")
+    cluster.all.act(begun)
+    assert [link.orders() for link in cluster.links] == [[], []]
+    assert cluster.acts == [begun]
+    cluster.hear(ev.WorkerStarted(3, 3, 77))
+    assert cluster.all.worker(3).pid == 77
+    again = do.StartAttempt(4, "all are gone")
+    cluster.all.act(again)
+    assert [link.orders() for link in cluster.links] == [[again], [again]]
 
 
 # --- what nodes say -------------------------------------------------------------------------------
@@ -554,6 +567,14 @@ def test_a_node_that_was_cut_off_from_this_job_waits_as_a_spare(waiting, job):
     waiting.hooks.newest = 3  # it had come further than those that went on
     assert isinstance(waiting.all._judge(survivor(job=job), "10.0.0.4"), Spare)
     assert waiting.events == []
+
+
+def test_a_node_whose_ranks_train_is_none_of_a_job_that_runs(waiting):
+    """Its msrun stood still for so long that it was taken for lost."""
+    waiting.links[0].lose(GONE)
+    told = LivingRanks("r", 1, 0, "", 0, (), program_digest(SimpleNamespace(program=PROGRAM)))
+    join = wish(is_spare=False, rank=1)._replace(living=told)
+    assert waiting.all._judge(join, "10.0.0.4") == module.LEFT
 
 
 def test_a_job_that_began_anew_ends_if_a_later_step_of_it_is_saved(waiting):

@@ -21,6 +21,8 @@ from agent.nodes.run_messages import (
     PageNews,
     PageSeen,
     RankUnlinked,
+    ToRank,
+    pack_said,
     unpack_said,
 )
 from agent.supervisor import hooks_relay as module
@@ -326,3 +328,85 @@ def test_a_rank_gets_no_order_where_there_is_no_room_for_what_it_would_write(nod
     (failed,) = (unpack_said(each.message) for each in node.said if isinstance(each, FromRank))
     assert (failed.rank, failed.dump_id, failed.is_place, failed.round) == (4, 3, True, 2)
     inboxes.close()
+
+
+# --- without a scheduler --------------------------------------------------------------------------
+
+
+def test_another_controller_hears_what_ranks_have_said_that_is_true(node):
+    client, page = node.registered()
+    node.relay.hear(ToRank(4, pack_said(protocol.Welcome(""))))
+    first = protocol.Fingerprinted(4, 0, 1, {"a": "b"})
+    node.say(client, first)
+    node.say(client, protocol.Progress(4, 0, 1, 10))
+    fd, page = make(4)  # it registers once more, as its state has got another structure
+    write(page, 8, 8)
+    node.say(client, protocol.Registered(4, 0, 8), [fd])
+    os.close(fd)
+    node.relay.be_alone(lambda _: None)
+    second = protocol.Fingerprinted(4, 0, 9, {"a": "c"}, is_late=True)
+    node.say(client, second)
+    write(page, 9, 9)
+    node.said.clear()
+    node.relay.be_alone(None)
+    node.relay.say_again()
+    told = [each for each in node.said if isinstance(each, FromRank)]
+    hello, one, registered, two = [unpack_said(each.message) for each in told]
+    assert (hello.rank, hello.wants_resume) == (4, False)
+    assert (one, two) == (first, second)
+    assert registered.step == 8
+    assert record(mirrored(node.said).all()[4], 9).step == 9
+    got, _ = wire.receive(client)
+    assert isinstance(got, protocol.Welcome)
+    node.relay.hear(ToRank(4, pack_said(protocol.Welcome(""))))  # the answer to that Hello
+    node.relay.hear(ToRank(4, pack_said(protocol.Release("go"))))
+    assert wire.receive(client)[0] == protocol.Release("go")
+
+
+@pytest.mark.parametrize(
+    ("message", "disturbs", "answer"),
+    [
+        (protocol.Raised(4, 0, "broken"), True, None),
+        (protocol.ExitRequested(4, 0, "SIGTERM"), True, None),
+        (protocol.Leaving(4, 0), False, protocol.Release("the script has ended")),
+        (protocol.Progress(4, 0, 1, 10), False, None),
+    ],
+)
+def test_what_ranks_say_while_no_controller_is_there(node, message, disturbs, answer):
+    client, _ = node.registered()
+    heard = []
+    node.relay.be_alone(heard.append)
+    node.said.clear()
+    node.say(client, message)
+    assert heard == [message] * disturbs
+    assert [each for each in node.said if isinstance(each, FromRank)] == []
+    if answer is not None:
+        assert wire.receive(client)[0] == answer
+
+
+def test_ranks_that_wait_for_an_order_are_known(node):
+    node.registered()
+    assert not node.relay.are_halted
+    for order, release in (
+        (protocol.Freeze(1, 1.0), protocol.GoOn(1)),
+        (protocol.Hold(1), protocol.Proceed(1, 5)),
+        (protocol.Rejoin(0, "", "", 0), protocol.GoOn(1)),
+    ):
+        node.relay.hear(ToRank(4, pack_said(order)))
+        assert node.relay.are_halted
+        node.relay.hear(ToRank(4, pack_said(release)))
+        assert not node.relay.are_halted
+
+
+def test_what_a_dead_rank_alone_had_is_left_to_others(node, tmp_path):
+    client = node.rank()
+    node.say(client, protocol.Hello(4, 0, os.getpid(), str(tmp_path), False))
+    fd, page = make(4)
+    write(page, 6, 6)
+    node.say(client, protocol.Registered(4, 0, 6), [fd])
+    os.close(fd)
+    (folder,) = node.relay.notes_folders()
+    node.relay.leave_pages((4, 5))  # rank 5 has none
+    poll(lambda: node.turn() or (folder / "page_4").exists())
+    assert (folder / "page_4").read_bytes() == page.content()
+    assert [path.name for path in folder.iterdir()] == ["page_4"]

@@ -10,7 +10,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.nodes.codec import pack_action, unpack_event
-from agent.nodes.line import CLOSED
+from agent.nodes.line import CLOSED, Loss, LossKind
 from agent.nodes.run_messages import (
     Ended,
     Fact,
@@ -44,9 +44,12 @@ class FakeLink:
     def close(self):
         self.is_open = False
 
-    def lose(self):
+    def open(self, line):
+        self.line, self.is_open = line, True
+
+    def lose(self, loss=CLOSED):
         self.is_open = False
-        self._lost(CLOSED)
+        self._lost(loss)
 
 
 class FakeNode:
@@ -63,6 +66,19 @@ class FakeNode:
 
     def living(self):
         return self.alive
+
+    def workers(self):
+        return [
+            SimpleNamespace(
+                rank=rank,
+                attempt=4,
+                pid=100 + rank,
+                exit_code=None if rank in self.alive else self.code,
+            )
+            for rank in (2, 3)
+        ]
+
+    code = -9
 
     def wake(self, rank):
         self.log.append(("wake", rank))
@@ -87,6 +103,21 @@ class FakeHooks:
 
     def forget_memory(self):
         self.log.append("memory is forgotten")
+
+    are_halted = False
+    disturbed = None
+
+    def be_alone(self, disturbed):
+        self.disturbed = disturbed
+
+    def say_again(self):
+        self.log.append("said again")
+
+    def notes_folders(self):
+        return ()
+
+    def leave_pages(self, ranks):
+        self.log.append(("pages", *ranks))
 
     def newest_step(self):
         return 7
@@ -258,3 +289,124 @@ def test_without_the_controller_and_without_ranks_it_ends_at_once(node):
     node.link.lose()
     assert node.here.log == ["finish"]
     assert node.controller.ending == Ended(1, WHY)
+
+
+# --- without a scheduler --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(node):
+    """The ranks train, in attempt 4; the scheduler has no ranks, and is killed."""
+    node.looks = []
+
+    def look(attempt, found):
+        watch = SimpleNamespace(attempt=attempt, found=found, is_closed=False)
+        watch.close = lambda: setattr(watch, "is_closed", True)
+        node.looks.append(watch)
+        return watch
+
+    node.controller._look = look
+    node.link.hear(JobKnown("running", 4, True))
+    node.here.log.clear()
+    return node
+
+
+def lost_for_good(alone):
+    """What was begun when the line was lost has ended, and the ranks save by themselves."""
+    assert alone.looks[-1].is_closed
+    assert alone.hooks.disturbed is None
+    return [each for each in alone.hooks.log if each[0] == "forsaken"]
+
+
+def test_ranks_train_on_without_a_scheduler(alone):
+    alone.link.lose()
+    assert [watch.attempt for watch in alone.looks] == [4]
+    assert (alone.here.log, alone.hooks.log, alone.losses) == ([], [], [])
+    (said,) = alone.said
+    assert said.startswith("the scheduler closed the line: the ranks train on without it.")
+    assert alone.controller.ending is None
+
+
+@pytest.mark.parametrize("case", ["silent", "halted", "not running", "asked", "no ranks"])
+def test_they_do_not_where_more_is_to_be_decided(alone, case):
+    loss = Loss(LossKind.SILENCE, "is lost") if case == "silent" else CLOSED
+    alone.hooks.are_halted = case == "halted"
+    if case == "not running":
+        alone.link.hear(JobKnown("freezing", 4, True))
+    if case == "asked":
+        alone.controller.post(ev.StopRequested(15))
+    if case == "no ranks":
+        alone.here.alive = ()
+    alone.link.lose(loss)
+    assert alone.looks == []
+    assert alone.controller.ending is not None
+
+
+def test_a_scheduler_that_is_there_again_hears_all_that_is_true(alone):
+    alone.link.lose()
+    alone.link.said.clear()
+    alone.here.alive = (3,)
+    joined = SimpleNamespace(line="line", roster=SimpleNamespace(nodes=("nodes",)))
+    alone.looks[0].found(joined)
+    assert alone.link.line == "line"
+    assert [unpack_event(each.event) for each in alone.link.said] == [
+        ev.WorkerStarted(2, 4, 102),
+        ev.WorkerStarted(3, 4, 103),
+        ev.WorkerExited(2, 4, -9),
+    ]
+    assert alone.hooks.log == ["said again"]
+    assert alone.hooks.disturbed is None
+    assert alone.looks[0].is_closed
+    assert alone.said[-1] == "the scheduler is there again"
+    alone.link.lose()  # and again
+    assert len(alone.looks) == 2
+
+
+def test_a_rank_that_says_what_only_a_scheduler_can_answer_ends_it(alone):
+    alone.link.lose()
+    alone.hooks.disturbed(protocol.Raised(2, 4, "broken"))
+    why = "a rank is lost, and no scheduler is there"
+    assert lost_for_good(alone) == [("forsaken", why, True)]
+    assert len(alone.losses) == 1
+    alone.controller._end_alone()  # as the next one says
+    assert len(alone.losses) == 1
+    closed = []
+    late = SimpleNamespace(
+        line=SimpleNamespace(connection=SimpleNamespace(close=lambda: closed.append(1)))
+    )
+    alone.looks[0].found(late)
+    assert closed == [1]
+
+
+def test_a_node_whose_only_rank_dies_goes_on_with_what_others_save(alone):
+    alone.link.lose()
+    alone.here.alive = ()
+    alone.controller.post(ev.WorkerExited(3, 4, -9))
+    assert ("pages", 2, 3) in alone.hooks.log
+    assert alone.losses == [(CLOSED, 7, True)]
+    assert alone.controller.goes_on
+    assert alone.controller.patience_s > 0
+    assert alone.here.log[-1] == "finish"
+
+
+def test_training_may_come_to_its_end_without_a_scheduler(alone):
+    alone.link.lose()
+    alone.here.alive = (3,)
+    alone.here.code = 0
+    alone.controller.post(ev.WorkerExited(2, 4, 0))
+    assert alone.controller.ending is None
+    alone.here.alive = ()
+    alone.controller.post(ev.WorkerExited(3, 4, 0))
+    assert alone.controller.ending.exit_code == 0
+    assert not alone.controller.goes_on
+    assert alone.here.log == ["finish"]
+    assert alone.looks[0].is_closed
+
+
+def test_who_asks_for_the_end_gets_it_without_a_scheduler(alone):
+    alone.link.lose()
+    alone.hooks.saving = (2, 3)
+    alone.controller.post(ev.StopRequested(15))
+    why = "it is asked for, and no scheduler is there"
+    assert lost_for_good(alone) == [("forsaken", why, True)]
+    assert not alone.controller.goes_on

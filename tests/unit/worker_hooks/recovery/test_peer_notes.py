@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from support.status_pages import make, write
 
 from worker_hooks.recovery import peer_notes
-from worker_hooks.recovery.peer_notes import PeerNotes
+from worker_hooks.recovery.peer_notes import PeerNotes, leave_page, notes_folder
+from worker_hooks.storage.private_records import record
 
 
 @pytest.fixture
@@ -78,3 +80,24 @@ def test_a_note_that_is_withdrawn_is_gone(notes):
     other.withdraw()
     other.withdraw()
     assert set(notes.read()) == {0}
+
+
+def test_the_page_of_a_dead_rank_is_left_to_those_on_other_machines(notes):
+    for rank, attempt in ((2, 1), (12, 1), (3, 0)):
+        fd, page = make(rank, attempt)
+        write(page, 6, 6)
+        leave_page(notes.folder, rank, page.content())
+        os.close(fd)
+    (notes.folder / "page_4").write_bytes(b"none" * 1000)
+    (notes.folder / "page_x").touch()
+    assert notes.left() == {2, 3, 4, 12}
+    found = notes.pages(attempt=1)
+    assert set(found) == {2, 12}
+    assert record(found[12], 6).step == 6
+    assert set(notes.read()) == {0}
+
+
+def test_all_ranks_of_a_job_find_the_same_folder(tmp_path):
+    folder = notes_folder(str(tmp_path / "checkpoints"), "job")
+    leave_page(folder, 3, b"page")  # the first one makes it
+    assert PeerNotes(folder, 0).left() == {3}
