@@ -109,6 +109,11 @@ def _of_nodes(job: Job) -> str:
         return ""
     if not job.policy.replace.node_wait_s:
         return "; a node that dies ends the job, its step is saved"
+    if not job.policy.replace.near:
+        return (
+            "; likewise a worker's msrun, once it is started again; without the scheduler the "
+            "ranks train on"
+        )
     return (
         "; likewise a node, once another takes its place (if it is node 0, all ranks start again "
         "from that step)"

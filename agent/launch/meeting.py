@@ -12,7 +12,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -183,7 +182,8 @@ def own_side(
 def program_digest(spec: JobSpec) -> str:
     """Stands for what the ranks run, and with which arguments."""
     program = spec.program
-    what = (program.kind.value, program.name, program.args)
+    # it may lie in another folder on another node
+    what = (program.kind.value, os.path.basename(program.name), program.args)
     return hashlib.sha256(repr(what).encode()).hexdigest()[:32]
 
 
@@ -459,7 +459,7 @@ def join_one(
 
 def rejoin(
     met: Met, environ: Mapping[str, str], attempt: int, say: Callable[[str], None]
-) -> Callable[[], JoinedNode]:
+) -> Callable[[Callable[[socket.socket], object]], JoinedNode]:
     """What dials a scheduler that may have been started again, for ranks that train.
 
     Args:
@@ -484,17 +484,22 @@ def rejoin(
     )
     side = own_side(asked, environ, met.version, say, met.door, is_first=False)
     own = side.own._replace(node_rank=spec.node_rank, living=living)
-    return partial(
-        join,
-        asked.master_addr,
-        asked.master_port,
-        own,
-        side.token,
-        None,
-        lambda _: None,
-        security=side.security,
-        is_once=True,
-    )
+    host, port = asked.master_addr, asked.master_port
+
+    def dial(opened: Callable[[socket.socket], object]) -> JoinedNode:
+        return join(
+            host,
+            port,
+            own,
+            side.token,
+            None,
+            lambda _: None,
+            security=side.security,
+            is_once=True,
+            opened=opened,
+        )
+
+    return dial
 
 
 class _Told(NamedTuple):

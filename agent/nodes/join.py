@@ -81,6 +81,7 @@ def join(
     waits_as_spare: Callable[[], object] = lambda: None,
     security: Security = PLAIN,
     is_once: bool = False,
+    opened: Callable[[socket.socket], object] = lambda _: None,
 ) -> JoinedNode:
     """Join the job whose controller listens at ``host:port``, and wait until it begins.
 
@@ -100,6 +101,7 @@ def join(
             as long as the job runs; ``timeout_s`` counts no more.
         security: of the connection.
         is_once: dial once; of several nodes any may be the one that gathers the others.
+        opened: takes each connection; who shuts it down ends this try.
 
     Raises:
         RefusedError: the job does not take this node, or is over and had no need of it.
@@ -108,7 +110,7 @@ def join(
         LostWhileSpareError: node 0 is lost, and other nodes may take its part.
     """
     dialling = _Dialling(
-        host, port, own, token, timeout_s, progress, limit_s, waits_as_spare, security
+        host, port, own, token, timeout_s, progress, limit_s, waits_as_spare, security, opened
     )
     return dialling.until_begun(is_once=is_once)
 
@@ -127,7 +129,9 @@ class _Dialling:
         limit_s: float,
         waits_as_spare: Callable[[], object],
         security: Security,
+        opened: Callable[[socket.socket], object],
     ) -> None:
+        self._opened = opened
         self._security = security
         self._host, self._port = host, port
         self._where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -169,6 +173,7 @@ class _Dialling:
     def _dial(self) -> JoinedNode:
         connection = self._connected()
         try:
+            self._opened(connection)
             return self._met(connection)
         except BaseException:
             connection.close()

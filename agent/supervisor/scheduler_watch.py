@@ -8,6 +8,7 @@ themselves, as one has died, ranks here have to take part.
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -58,7 +59,7 @@ class SchedulerWatch:
 
     def __init__(
         self,
-        join: Callable[[], JoinedNode],
+        join: Callable[[Callable[[socket.socket], object]], JoinedNode],
         call_soon: Callable[..., object],
         found: Callable[[JoinedNode], object],
         say: Callable[[str], None],
@@ -66,8 +67,8 @@ class SchedulerWatch:
         """Begin.
 
         Args:
-            join: dials it once, and waits until all workers are there; raises as
-                :func:`agent.nodes.join.join`.
+            join: dials it once, and waits until all workers are there; takes what takes the
+                connection, and raises as :func:`agent.nodes.join.join`.
             call_soon: the loop's method that another thread may call.
             found: takes the line to it.
             say: prints one sentence for people.
@@ -77,18 +78,25 @@ class SchedulerWatch:
         self._found = found
         self._say = say
         self._is_over = threading.Event()
+        self._connection: socket.socket | None = None
         threading.Thread(target=self._look, name="msrun-scheduler", daemon=True).start()
 
     def close(self) -> None:
-        """It is not wanted any more; what is found nevertheless is closed."""
+        """It is not wanted any more; what is found nevertheless is closed.
+
+        Who waits there waits no longer: this node may come again, as another one.
+        """
         self._is_over.set()
+        if self._connection is not None:
+            with contextlib.suppress(OSError):  # it is closed already
+                self._connection.shutdown(socket.SHUT_RDWR)
 
     def _look(self) -> None:
         said = ""
         while not self._is_over.is_set():
             pause_s = AGAIN_S
             try:
-                joined = self._join()
+                joined = self._join(self._open)
             except NobodyThereError:
                 pass
             except (RefusedError, NeverBegunError) as error:
@@ -101,11 +109,17 @@ class SchedulerWatch:
                 return
             self._is_over.wait(pause_s)
 
+    def _open(self, connection: socket.socket) -> None:
+        self._connection = connection
+        if self._is_over.is_set():
+            raise NobodyThereError
+
     def _tell(self, call: Callable[..., object], about: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the job is over
             self._call_soon(call, about)
 
     def _take(self, joined: JoinedNode) -> None:
+        self._connection = None  # it is somebody else's now
         if self._is_over.is_set():
             joined.line.connection.close()
         else:

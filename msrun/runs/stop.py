@@ -65,6 +65,8 @@ def _choose(environ: Mapping[str, str], name: str | None) -> Record:
         fitting = [record for record in living if name in {record.record_id, record.run_id}]
     else:
         fitting = [record for record in living if record.cwd == os.getcwd()] or living
+    if len({record.saves_as for record in fitting}) == 1:  # several nodes of one job are here
+        fitting = sorted(fitting, key=lambda record: bool(record.job))[:1]
     if len(fitting) > 1:
         listed = ", ".join(f"{record.record_id} in {record.cwd}" for record in fitting)
         raise UsageError(f"{len(fitting)} runs are alive ({listed}): say which one to stop")

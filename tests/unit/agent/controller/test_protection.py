@@ -224,3 +224,18 @@ def test_what_is_protected_after_a_restart_is_not_said_again():
         job = decision.job
         assert decision.say == ""
     assert protection(job).level is Level.PARTLY
+
+
+@pytest.mark.parametrize(
+    ("near", "wait_s", "said"),
+    [
+        (range(2), 600.0, "likewise a node, once another takes its place (if it is node 0, all "),
+        (range(2), 0.0, "; a node that dies ends the job, its step is saved"),
+        (range(0), 600.0, "likewise a worker's msrun, once it is started again; without the sched"),
+    ],
+)
+def test_what_the_death_of_a_node_costs_is_said_with_it(near, wait_s, said):
+    job = play(THREE, EQUAL)
+    more = job.policy.replace._replace(near=near, has_nodes=True, node_wait_s=wait_s)
+    job = job._replace(policy=job.policy._replace(replace=more))
+    assert said in str(protection(job))

@@ -1,5 +1,6 @@
 """Workers without a scheduler look for it, and whether ranks elsewhere have begun to save."""
 
+import socket
 from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 
@@ -41,7 +42,7 @@ def line():
 def dialled(*answers):
     left = iter(answers)
 
-    def join():
+    def join(_opened):
         answer = next(left)
         if isinstance(answer, Exception):
             raise answer
@@ -56,6 +57,22 @@ def test_it_is_dialled_until_it_is_there():
     SchedulerWatch(join, loop.soon, found.append, said.append)
     loop.turn()
     assert (found, said, there.closed) == ([there], [], [])
+
+
+def test_the_line_that_was_found_stays_open_when_it_is_closed():
+    one, other = socket.socketpair()
+    loop, there = Loop(), line()
+
+    def join(opened):
+        opened(one)
+        return there
+
+    watch = SchedulerWatch(join, loop.soon, lambda _: watch.close(), print)
+    loop.turn()
+    one.sendall(b"x")
+    assert other.recv(1) == b"x"
+    for each in (one, other):
+        each.close()
 
 
 def test_another_job_at_its_port_is_said_once():
@@ -107,3 +124,21 @@ def test_nobody_is_told_who_does_not_want_to_know_any_more(tmp_path):
     watch.close()
     call(*about)
     assert begun == []
+
+
+def test_who_waits_there_waits_no_longer_when_it_is_closed():
+    one, other = socket.socketpair()
+    heard = SimpleQueue()
+
+    def join(opened):
+        opened(one)
+        heard.put("waits")
+        heard.put(one.recv(1))
+        raise NobodyThereError
+
+    watch = SchedulerWatch(join, Loop().soon, print, print)
+    assert heard.get(timeout=LONG_S) == "waits"
+    watch.close()
+    assert heard.get(timeout=LONG_S) == b""
+    for each in (one, other):
+        each.close()

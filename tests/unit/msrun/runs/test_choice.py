@@ -24,13 +24,14 @@ def environ(tmp_path, monkeypatch):
     return {name: str(tmp_path / place) for name, place in places.items()}
 
 
-def written(environ, name, started, cwd=None, *, alive=False):
+def written(environ, name, started, cwd=None, *, alive=False, job=""):
     """A record; of this folder, if no other is given."""
     pid, folder = os.getpid(), run_record.writable_folder(environ)
     born = (run_record.birth(pid) or 0) + (not alive)
     argv = ("msrun", "train.py")
     run_record.write(
-        folder, Record(name, name, pid, born, "/nowhere", argv, cwd or os.getcwd(), started)
+        folder,
+        Record(name, name, pid, born, "/nowhere", argv, cwd or os.getcwd(), started, job=job),
     )
 
 
@@ -84,4 +85,14 @@ def test_a_script_never_stops_a_run_of_another_folder_without_its_name(environ):
     assert stop._choose(environ, None).record_id == "mine"
     written(environ, "second", 2.0, alive=True)
     with pytest.raises(UsageError, match="2 runs are alive"):
+        stop._choose(environ, None)
+
+
+def test_of_several_nodes_of_one_job_here_the_one_that_decides_is_stopped(environ):
+    written(environ, "worker", 3.0, alive=True, job="scheduler")
+    written(environ, "scheduler", 2.0, alive=True)
+    written(environ, "another", 1.0, alive=True, job="scheduler")
+    assert stop._choose(environ, None).record_id == "scheduler"
+    written(environ, "mine", 4.0, alive=True)
+    with pytest.raises(UsageError, match="4 runs are alive"):
         stop._choose(environ, None)
