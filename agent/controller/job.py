@@ -329,9 +329,11 @@ class Job(NamedTuple):
 
 def first_job(spec: JobSpec) -> Job:
     """The job before anything happened."""
-    dump, job = spec.dump, Job(spec.policy, devices=spec.devices)
-    if spec.adopted is not None:
-        job = job._replace(attempt=spec.adopted.attempt)
-    if dump.resume is None:
+    job, adopted, begun = Job(spec.policy, devices=spec.devices), spec.adopted, spec.dump
+    if adopted is not None:
+        job = job._replace(attempt=adopted.attempt)
+    if adopted is not None and adopted.resume is not None:
+        return job._replace(resume=str(adopted.resume), saved_step=adopted.resume_step)
+    if begun.resume is None:
         return job
-    return job._replace(resume=str(dump.resume), saved_step=dump.resume_step)
+    return job._replace(resume=str(begun.resume), saved_step=begun.resume_step)

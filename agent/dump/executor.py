@@ -457,9 +457,13 @@ class DumpExecutor:
             self._abandoned.append(target)
             self._file_thread.continue_in_new_thread()  # the disk may no longer answer
 
-    def take(self, path: str, file: int) -> None:
-        """What a rank of another node has written to memory is here."""
-        target = None if self._dump is None else self._dump.target
+    def take(self, dump_id: int, path: str, file: int) -> None:
+        """What a rank of another node has written to memory is here.
+
+        Paths are used again by later dumps.
+        """
+        is_present = self._dump is not None and self._dump.action.dump_id == dump_id
+        target = self._dump.target if self._dump is not None and is_present else None
         if not (isinstance(target, MemoryTarget) and target.take(path, file)):
             os.close(file)
 

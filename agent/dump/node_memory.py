@@ -157,6 +157,11 @@ class MemoryKeeper:
         self._wanted = order.path
         threading.Thread(target=self._fetch, args=(order,), name="msrun-fetch", daemon=True).start()
 
+    def move(self, host: str) -> None:
+        """The controller's node is another machine, which knows nothing of what is kept here."""
+        self.forget()
+        self._host = host
+
     def forget(self) -> None:
         """Free the memory."""
         self._wanted = ""
@@ -202,7 +207,7 @@ class MemoryInboxes:
         self,
         call_soon: CallSoon,
         progressed: Callable[[int], None],
-        taken: Callable[[str, int], None],
+        taken: Callable[[int, str, int], None],
         security: Security = PLAIN,
     ) -> None:
         """Expect nothing yet.
@@ -210,7 +215,8 @@ class MemoryInboxes:
         Args:
             call_soon: the loop's method that another thread may call.
             progressed: takes the dump's id as bytes come.
-            taken: takes the path of a file in memory here, and the descriptor of one in its place.
+            taken: takes the dump's id, the path of a file in memory here, and the descriptor of one
+                in its place.
             security: of connections between nodes.
         """
         self._security = security
@@ -230,7 +236,7 @@ class MemoryInboxes:
 
         inbox = self._open[rank] = MemoryInbox(
             f"msrun-memory-{save.step}-rank-{rank}",
-            lambda file: self._call_soon(self._taken, save.folder, file),
+            lambda file: self._call_soon(self._taken, save.dump_id, save.folder, file),
             lambda: self._call_soon(self._progressed, save.dump_id),
             self._security,
         )
@@ -256,6 +262,11 @@ class MemoryGiver:
         self._host = host
         self._security = security
         self._owed: dict[int, tuple[SaveFar, protocol.Save, int]] = {}  # rank -> its file
+
+    def move(self, host: str) -> None:
+        """The controller's node is another machine, which has ordered nothing yet."""
+        self.close()
+        self._host = host
 
     def place(self, order: SaveFar, wanted: int) -> protocol.Save:
         """The order to the rank: it writes into the memory of this process.

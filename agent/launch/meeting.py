@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from agent.launch.certificates import TlsConfig, tls_context
 from agent.launch.prepare import Prepared, StartedForkserver, prepare, start_early
+from agent.launch.scheduler_watch import Dial
 from agent.nodes.gather import MissingNodesError, Past, Succession, gather
 from agent.nodes.join import (
     JoinedNode,
@@ -360,7 +361,12 @@ def _adopting(spec: JobSpec, living: LivingRanks, say: Callable[[str], None]) ->
         resume_step=living.resume_step,
         lineage=living.lineage,
     )
-    return spec._replace(dump=dump, adopted=AdoptedJob(living.job, living.attempt))
+    adopted = AdoptedJob(living.job, living.attempt)
+    if living.attempt_resume:
+        path = Path(living.attempt_resume)
+        with contextlib.suppress(ValueError):  # it is not seen here: a restart finds none
+            adopted = adopted._replace(resume=path, resume_step=manifest.read(path).step)
+    return spec._replace(dump=dump, adopted=adopted)
 
 
 def _on_its_host(spec: JobSpec, roster: Roster) -> JobSpec:
@@ -369,8 +375,8 @@ def _on_its_host(spec: JobSpec, roster: Roster) -> JobSpec:
         return spec
     own = roster.nodes[spec.node_rank]
     there = [each for each in roster.nodes if (each.host, each.address) == (own.host, own.address)]
-    before = sum(each.nproc for each in there if each.rank < own.rank)
-    return spec._replace(local_first=before, local_world=sum(each.nproc for each in there))
+    ends = (each.local_first + each.nproc for each in there)
+    return spec._replace(local_first=own.local_first, local_world=max(ends))
 
 
 # --- the other nodes ------------------------------------------------------------------------------
@@ -458,14 +464,15 @@ def join_one(
 
 
 def rejoin(
-    met: Met, environ: Mapping[str, str], attempt: int, say: Callable[[str], None]
-) -> Callable[[Callable[[socket.socket], object]], JoinedNode]:
+    met: Met, environ: Mapping[str, str], say: Callable[[str], None]
+) -> Callable[[int, str], Dial]:
     """What dials a scheduler that may have been started again, for ranks that train.
+
+    It takes the attempt that the ranks are in, and the checkpoint from which that has resumed.
 
     Args:
         met: how this node has met the others.
         environ: msrun's environment.
-        attempt: that the ranks are in.
         say: prints one sentence for people.
 
     Raises:
@@ -473,33 +480,40 @@ def rejoin(
     """
     spec, asked = met.prepared.spec, met.asked
     assert asked.master_port is not None
-    living = LivingRanks(
-        spec.saves_as,
-        spec.node_rank,
-        attempt,
-        str(spec.dump.resume or ""),
-        spec.dump.resume_step,
-        spec.dump.lineage,
-        program_digest(spec),
-    )
-    side = own_side(asked, environ, met.version, say, met.door, is_first=False)
-    own = side.own._replace(node_rank=spec.node_rank, living=living)
     host, port = asked.master_addr, asked.master_port
+    side = own_side(asked, environ, met.version, say, met.door, is_first=False)
 
-    def dial(opened: Callable[[socket.socket], object]) -> JoinedNode:
-        return join(
-            host,
-            port,
-            own,
-            side.token,
-            None,
-            lambda _: None,
-            security=side.security,
-            is_once=True,
-            opened=opened,
+    def made(attempt: int, resume: str) -> Dial:
+        living = LivingRanks(
+            job=spec.saves_as,
+            node_rank=spec.node_rank,
+            attempt=attempt,
+            attempt_resume=resume,
+            resume=str(spec.dump.resume or ""),
+            resume_step=spec.dump.resume_step,
+            lineage=spec.dump.lineage,
+            program=program_digest(spec),
+            world=spec.world_size,
+            local_first=spec.local_first,
         )
+        own = side.own._replace(node_rank=spec.node_rank, living=living)
 
-    return dial
+        def dial(opened: Callable[[socket.socket], object]) -> JoinedNode:
+            return join(
+                host,
+                port,
+                own,
+                side.token,
+                None,
+                lambda _: None,
+                security=side.security,
+                is_once=True,
+                opened=opened,
+            )
+
+        return dial
+
+    return made
 
 
 class _Told(NamedTuple):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from agent.nodes.guest import ANSWER_S, WRONG, Guest, StrangerError
 from agent.nodes.line import LIMIT_S, Line, bytes_of, plain_address, set_options
-from agent.nodes.messages import Admitted, Begin, Join, LivingRanks, Refused, SurvivedStep
+from agent.nodes.messages import AGAIN, Admitted, Begin, Join, LivingRanks, Refused, SurvivedStep
 from agent.nodes.roster import (
     Doors,
     Gathering,
@@ -34,6 +34,7 @@ PATIENCE_S = 1.0  # that a guest has in any case, however many others knock
 MOST_REFUSALS = 8  # that people hear of
 RETRY_S = 0.2  # after descriptors ran out
 KNOCK_S = 0.5  # between two looks at what came of knocking
+MIXED = "another worker has no rank any more, so all of them start again from the same step"
 MISSING = 1  # the exit code of every node if some never came
 
 Progress = Callable[[str], object]
@@ -301,6 +302,17 @@ class _Door:
             self._forget(earlier)  # its process has lost that connection, and made this one
         del self._guests[guest]
         self._joined[key] = guest
+        if self._gathering.is_mixed:
+            self._turn_back_living()
+
+    def _turn_back_living(self) -> None:
+        """Some ranks have to be started: those that train save what they hold, and come again."""
+        for key, guest in tuple(self._joined.items()):
+            if guest.join is not None and guest.join.living is not None:
+                guest.refuse(Refused(MIXED, AGAIN))
+                self._gathering.remove(key)
+                del self._joined[key]
+                self._guests[guest] = None
 
     def _is_wanted(self, join: Join) -> bool:
         """Whether a node may have a place yet; a job begins without those that are spare."""

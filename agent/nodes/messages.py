@@ -14,6 +14,7 @@ from typing import NamedTuple, get_args
 from agent.nodes.run_messages import NodeFacts, RunMessage
 from agent.nodes.vocabulary import Vocabulary
 
+AGAIN = 75  # exit code of who is refused, and comes again once its ranks have saved; EX_TEMPFAIL
 ANY_RANK = -1  # a node rank that was not given
 
 
@@ -41,10 +42,13 @@ class LivingRanks(NamedTuple):
     job: str  # its id
     node_rank: int  # that the node has in it
     attempt: int  # that its ranks are in
-    resume: str  # the checkpoint that the job began from; empty: none
+    attempt_resume: str  # the checkpoint that they have resumed from; empty: none
+    resume: str  # the same of the job's beginning
     resume_step: int
     lineage: tuple[str, ...]  # record ids of the runs that the job resumed
     program: str  # a digest of what its ranks run, with which arguments
+    world: int  # ranks of the job
+    local_first: int  # the local rank of its first rank
 
 
 class Join(NamedTuple):

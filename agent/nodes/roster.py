@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -235,21 +235,21 @@ class Gathering:
 
     def roster(self, own_address: str = "") -> Roster:
         """The nodes in order. ``own_address``: of the node that gathers, if it knew none."""
-        return Roster(
-            tuple(
-                NodeFacts(
-                    rank,
-                    each.join.host,
-                    each.address or own_address,
-                    each.join.nproc,
-                    each.join.pid,
-                    each.join.torch,
-                    each.join.door,
-                    each.join.name,
-                )
-                for rank, each in enumerate(self._by_rank())
+        found: list[NodeFacts] = []
+        for rank, each in enumerate(self._by_rank()):
+            join, address = each.join, each.address or own_address
+            facts = NodeFacts(
+                rank, join.host, address, join.nproc, join.pid, join.torch, join.door, join.name
             )
-        )
+            living = join.living
+            first = local_rank(found, facts) if living is None else living.local_first
+            found.append(facts._replace(local_first=first))
+        return Roster(tuple(found))
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether all are here, and some ranks train, and others have to be started."""
+        return self._workers == self._wanted.world and not self._are_alike
 
     @property
     def _are_alike(self) -> bool:
@@ -323,6 +323,11 @@ class Gathering:
             return of_another_program(new.who)
         if join.living is not None and join.living.program != self._own.program:
             return of_another_program(new.who)
+        if join.living is not None and join.living.world != self._wanted.world:
+            return (
+                f"{new.who} takes part in a job of {join.living.world} workers, "
+                f"this one has {self._wanted.world}"
+            )
         if join.run_id != self._own.run_id:
             its = f"belongs to the job {join.run_id!r}" if join.run_id else "names no job"
             ours = repr(self._own.run_id) if self._own.run_id else "one without a name"
@@ -355,6 +360,18 @@ class Gathering:
             )
         )
         return list(_seated(given, free))
+
+
+def local_rank(others: Iterable[NodeFacts], new: NodeFacts) -> int:
+    """The first local rank of a node that others on its machine leave, if they are nodes as well.
+
+    Each has as many workers, of which one follows the other.
+    """
+    where = new.host, new.address
+    there = [each for each in others if (each.host, each.address) == where and each.nproc]
+    taken = {each.local_first for each in there}
+    firsts = range(0, new.nproc * (len(there) + 1), max(new.nproc, 1))
+    return next((first for first in firsts if first not in taken), 0)
 
 
 def _is_of_another_job(survived: SurvivedStep | None, own: OwnNode) -> bool:

@@ -1,7 +1,7 @@
 """What the controller's node and the others say to each other while the job runs. Pure.
 
 To the controller's node: Fact, FromRank, PageSeen, PageNews, RankUnlinked,
-FolderMarked, Beats, SweptNode, MemoryTaken.
+FolderMarked, Beats, SweptNode, MemoryTaken, ToldAgain.
 To the others: JobKnown, NodesKnown, Order, ToRank, SaveFar, Wake, TakeMemory, ShownStatus, Ended;
 to the next one also PageSeen, PageNews and, if it is the next one no more, PagesLeft.
 """
@@ -26,6 +26,7 @@ class NodeFacts(NamedTuple):
     torch: str = ""  # its version; empty: not known
     door: int = 0  # the port at which it listens to take node 0's part; 0: it does not
     name: str = ""  # of its worker, if that was started by hand
+    local_first: int = 0  # the local rank of its first worker, if each has an msrun of its own
 
 
 class Fact(NamedTuple):
@@ -136,6 +137,10 @@ class Wake(NamedTuple):
     rank: int
 
 
+class ToldAgain(NamedTuple):
+    """The node's ranks train already, and all that is true of them has been told."""
+
+
 class TakeMemory(NamedTuple):
     """Fetch a checkpoint in memory, and keep it until the next one, or until it is forgotten."""
 
@@ -170,7 +175,7 @@ class Ended(NamedTuple):
 RunMessage = (
     Fact | FromRank | PageSeen | PageNews | PagesLeft | RankUnlinked | FolderMarked | Beats
     | SweptNode | MemoryTaken | JobKnown | NodesKnown | Order | ToRank | SaveFar | Wake
-    | TakeMemory | ShownStatus | Ended
+    | TakeMemory | ShownStatus | Ended | ToldAgain
 )
 # fmt: on
 

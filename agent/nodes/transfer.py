@@ -156,7 +156,10 @@ class MemoryInbox:
         with connection:
             if not hmac.compare_digest(_received(connection, KEY_BYTES), self.key):
                 return False
-            (size,) = _SIZE.unpack(_received(connection, _SIZE.size))
+            told = _received(connection, _SIZE.size)
+            if len(told) < _SIZE.size:
+                return False
+            (size,) = _SIZE.unpack(told)
             file = os.memfd_create(self._name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
                 _fill(file, connection, size, self._progress)

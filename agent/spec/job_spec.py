@@ -220,6 +220,8 @@ class AdoptedJob(NamedTuple):
 
     job_id: str  # by which its checkpoints are known
     attempt: int  # that the ranks are in
+    resume: Path | None = None  # the checkpoint that they have resumed from
+    resume_step: int = 0  # that it holds
 
 
 class JobSpec(NamedTuple):

@@ -21,8 +21,8 @@ from agent.nodes.guest import WRONG
 from agent.nodes.late import LateGuests, NodePlace
 from agent.nodes.line import Line, Loss, LossKind
 from agent.nodes.link import NodeLink
-from agent.nodes.messages import Begin, Join, Refused, Spare, SurvivedStep
-from agent.nodes.roster import of_another_program
+from agent.nodes.messages import AGAIN, Begin, Join, Refused, Spare, SurvivedStep
+from agent.nodes.roster import local_rank, of_another_program
 from agent.nodes.run_messages import NodeFacts, SaveFar
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
@@ -40,12 +40,14 @@ FULL = Refused(
     "--spare-node and without --node-rank, or give another --master-port",
     WRONG,
 )
-LEFT = Refused("the job runs without this node, whose ranks it has replaced, or waits to", WRONG)
+LEFT = Refused("the job runs without this node, whose ranks it has replaced, or waits to", AGAIN)
 NONE_AWAITED = Refused("the job runs, and waits for no node, as it has --node-wait=0", WRONG)
 OUTVOTED = "more than half of the nodes are silent, and may go on without this one"
 SURE_S = 60.0  # more than others wait for a node: then they have ended, or gone on
 FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at about that time
 SWEEP_S = 10.0  # until a node has swept, and told what it found
+TELL_S = 10.0  # until nodes whose ranks train already have told what these hold
+FAILURES = ev.WorkerExited | ev.StartFailed | ev.RankUnreachable | protocol.Raised
 CLOSE_S = 5.0  # until all nodes have heard that the job is over
 
 
@@ -76,6 +78,8 @@ class AllNodes:
         self._door = LateGuests(
             met.door, met.version, met.token, self._judge, self._admit, met.security
         )
+        self._untold: set[RemoteNode] = set()  # whose ranks trained already
+        self._withheld: list[ev.Event] = []  # until these have told what they have
         self._adopts = met.prepared.spec.adopted is not None  # ranks that train already
         self._wait_s = met.prepared.spec.replace.node_wait_s
         self._vacant: dict[int, asyncio.TimerHandle] = {}  # places of lost nodes
@@ -146,6 +150,8 @@ class AllNodes:
     def _order_all(self, action: do.Action) -> None:
         if self._adopts and isinstance(action, do.StartAttempt):
             self._adopts = False
+            self._untold = set(self._others)
+            self._loop.call_later(TELL_S, self._release_withheld)
             for node in self._others:
                 node.adopt(action)
             return
@@ -272,7 +278,8 @@ class AllNodes:
                 self._silent.add(rank)
                 self._silences.append(self._loop.time())
         for event in node.lost_events(why):
-            self._controller.post(event)
+            self.post(event)
+        self.told_again(node)
         self._give_up_if_outvoted()
         self._say_awaited()
         self._choose_next()
@@ -353,9 +360,11 @@ class AllNodes:
             return self._spared(join) if may_wait else FULL
         # a worker that was started again has its own place before that of another one
         rank = min(fitting, key=lambda each: (self._facts[each].name != join.name, each))
-        self._facts[rank] = NodeFacts(
+        new = NodeFacts(
             rank, join.host, address, join.nproc, join.pid, join.torch, join.door, join.name
         )
+        others = (each for each in self._facts if each.rank != rank)
+        self._facts[rank] = new._replace(local_first=local_rank(others, new))
         settings = {**self._met.settings, "is_late": True}
         return NodePlace(rank, Begin(tuple(self._facts), settings))
 
@@ -464,8 +473,23 @@ class AllNodes:
     # --- an agent, for the hooks ----------------------------------------------------------------
 
     def post(self, event: ev.Event) -> None:
-        """Decide on an event."""
-        self._controller.post(event)
+        """Decide on an event; of what is lost not before all have told what they have."""
+        if self._untold and isinstance(event, FAILURES):
+            self._withheld.append(event)
+        else:
+            self._controller.post(event)
+
+    def told_again(self, node: RemoteNode) -> None:
+        """A node whose ranks trained already has told all that is true of them."""
+        self._untold.discard(node)
+        if not self._untold:
+            self._release_withheld()
+
+    def _release_withheld(self) -> None:
+        self._untold.clear()
+        withheld, self._withheld = self._withheld, []
+        for event in withheld:
+            self._controller.post(event)
 
     def announce(self) -> None:
         """Take in every start that has happened already; other nodes tell theirs in order."""

@@ -365,12 +365,12 @@ class HooksBridge:
         """Checkpoints in memory are complete once ``spread`` has them on all nodes."""
         self._spread = spread
 
-    def take_memory(self, path: str, file: int) -> None:
+    def take_memory(self, dump_id: int, path: str, file: int) -> None:
         """What a rank of another node has written to memory is here, in the place of ``path``."""
         if self._guarding is None:
             os.close(file)
         else:
-            self._guarding.dumps.take(path, file)
+            self._guarding.dumps.take(dump_id, path, file)
 
     def mirror_news(self, rank: int, attempt: int, pieces: Iterable[tuple[int, bytes]]) -> None:
         """Take what a rank has written to its page."""

@@ -49,11 +49,15 @@ from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
-from worker_hooks.recovery.peer_notes import leave_page, notes_folder
+from worker_hooks.contract.left_pages import leave_page, notes_folder
 
 MOST_KNOWN = 64  # messages of a rank that are kept
 CHANGED_BY = protocol.Frozen | protocol.Standing | protocol.Leaving
 """A rank says this once its page holds what matters."""
+
+WAITS = protocol.Raised | protocol.Leaving | protocol.ExitRequested
+ANSWERS = protocol.Release | protocol.Leave | protocol.Dismiss | protocol.Rejoin | protocol.Hold
+"""What a rank has said when it waits, and what it waits for."""
 
 ForHooks = ToRank | SaveFar | PageSeen | PageNews | PagesLeft
 
@@ -107,6 +111,9 @@ class HooksRelay:
         self._known: dict[int, list[Said]] = {}  # what ranks have said that stays true
         self._greeted: set[int] = set()  # ranks that were welcomed
         self._halted: set[int] = set()  # ranks that wait for an order
+        self._pending: dict[int, Said] = {}  # rank -> what it has said, and waits for the answer
+        self._left: set[int] = set()  # ranks whose scripts have ended
+        self._resume = ""  # the checkpoint that this attempt has resumed from
         self._alone: Callable[[Said], None] | None = None  # takes what nobody there can answer
         self.rehearses = False
 
@@ -118,9 +125,9 @@ class HooksRelay:
         self._marks = FolderMarks(self._mark_name, self._files)
         self._links.attach(loop, self._on_message, self._on_lost)
 
-    def begin(self, attempt: int, resume: str) -> None:  # noqa: ARG002  the controller's node knows
-        """An attempt begins."""
-        self._attempt = attempt
+    def begin(self, attempt: int, resume: str) -> None:
+        """An attempt begins; ``resume``: the checkpoint that it resumes from, or empty."""
+        self._attempt, self._resume = attempt, resume
         self._links.begin(attempt)
         self._marks.begin()
 
@@ -129,6 +136,8 @@ class HooksRelay:
         self._known.clear()
         self._greeted.clear()
         self._halted.clear()
+        self._pending.clear()
+        self._left.clear()
         self._links.end()
         self._pages.clear()
         self._copies.clear()
@@ -152,6 +161,7 @@ class HooksRelay:
             self._known.pop(rank, None)
             self._greeted.discard(rank)
             self._halted.discard(rank)
+            self._pending.pop(rank, None)
             self._pages.drop(rank)
             self._copies.drop(rank)
         self._links.admit()
@@ -176,6 +186,8 @@ class HooksRelay:
 
     def tell(self, rank: int, message: protocol.Message) -> None:
         """Hand a message on to a rank."""
+        if isinstance(message, ANSWERS):
+            self._pending.pop(rank, None)
         match message:
             case protocol.Freeze():
                 self._halted.add(rank)
@@ -215,14 +227,36 @@ class HooksRelay:
         else:
             self.tell(order.rank, save)
 
+    def move_memory(self, host: str) -> None:
+        """The controller's memory is on another machine."""
+        self._giver.move(host)
+
     def forget_memory(self) -> None:
         """No rank writes for the controller's memory any more."""
         self._giver.close()
 
     @property
-    def are_halted(self) -> bool:
-        """Whether ranks wait for an order of the controller."""
-        return bool(self._halted)
+    def are_calm(self) -> bool:
+        """Whether no rank waits for the controller, but to be let go at its end."""
+        are_greeted = self._known.keys() <= self._greeted
+        pending = self._pending.values()
+        are_leaving = all(isinstance(each, protocol.Leaving) for each in pending)
+        return are_greeted and are_leaving and not self._halted
+
+    @property
+    def are_training(self) -> bool:
+        """Whether ranks with a state to save have not come to the end of their scripts."""
+        return bool(self._pages.all().keys() - self._left)
+
+    @property
+    def saves(self) -> bool:
+        """Whether ranks here have a state to save."""
+        return self._may_save and bool(self._pages.all())
+
+    @property
+    def resume(self) -> str:
+        """The checkpoint that this attempt has resumed from, or empty."""
+        return self._resume
 
     def be_alone(self, disturbed: Callable[[Said], None] | None) -> None:
         """The ranks train on without the controller; ``None``: it is there again.
@@ -230,9 +264,17 @@ class HooksRelay:
         ``disturbed``: takes what a rank says that only the controller could answer.
         """
         self._alone = disturbed
+        if disturbed is not None:
+            for rank in tuple(self._pending):
+                self._let_go(rank)
+
+    def _let_go(self, rank: int) -> None:
+        self._pending.pop(rank, None)
+        self._links.send(rank, protocol.Release("the script has ended"))
 
     def say_again(self) -> None:
         """Tell another controller what ranks have said that is still true."""
+        self._marks.begin()  # it may be on another machine, with other folders
         for said in self._known.values():
             for message in said:
                 page = ""
@@ -251,7 +293,7 @@ class HooksRelay:
         """Leave what these dead ranks alone had to the ranks on other nodes."""
         for rank in ranks:
             content, place = self._pages.content(rank), self._save_to.get(rank)
-            if content and place:
+            if place:
                 folder = notes_folder(place, self._job_id)
                 self._files.do(partial(leave_page, folder, rank, content), lambda _: None)
 
@@ -368,15 +410,23 @@ class HooksRelay:
 
     def _remember(self, message: Said) -> None:
         """Keep what another controller would have to know."""
-        known = self._known.setdefault(message.rank, [])
+        if isinstance(message, WAITS):
+            self._pending[message.rank] = message
+        if isinstance(message, protocol.Leaving):
+            self._left.add(message.rank)
+        if isinstance(message, protocol.Rejoining):
+            self._pending.pop(message.rank, None)
         match message:
             case protocol.Hello():
-                known.clear()
+                self._left.discard(message.rank)
+                known = self._known[message.rank] = []
                 known.append(message._replace(wants_resume=False))  # it has begun
             case protocol.Registered():
+                known = self._known.setdefault(message.rank, [])
                 known[:] = [each for each in known if not isinstance(each, protocol.Registered)]
                 known.append(message)
             case protocol.Fingerprinted():
+                known = self._known.setdefault(message.rank, [])
                 if len(known) < MOST_KNOWN:
                     known.append(message)
             case _:
@@ -384,15 +434,13 @@ class HooksRelay:
 
     def _hear_alone(self, message: Said, disturbed: Callable[[Said], None]) -> None:
         match message:
-            case protocol.Hello():
-                self._learn(message)
-            case protocol.Raised():  # it holds its state, and saves it
+            case protocol.Hello() | protocol.Raised():  # who has raised holds its state
                 disturbed(message)
             case protocol.ExitRequested():
                 disturbed(message)
                 self._answer(message)
             case protocol.Leaving():
-                self._links.send(message.rank, protocol.Release("the script has ended"))
+                self._let_go(message.rank)
             case _:
                 pass
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.dump.node_memory import MemoryKeeper
+from agent.hooks.rank_links import Said
+from agent.launch.scheduler_watch import SchedulerWatch
 from agent.nodes.codec import pack_event, unpack_action
 from agent.nodes.join import JoinedNode
 from agent.nodes.line import Loss, LossKind
@@ -29,30 +30,29 @@ from agent.nodes.run_messages import (
     ShownStatus,
     SweptNode,
     TakeMemory,
+    ToldAgain,
     ToRank,
     Wake,
 )
 from agent.nodes.tls import PLAIN, Security
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.job_view import Holders, JobView
-from agent.supervisor.scheduler_watch import NotesWatch, SchedulerWatch
 from agent.supervisor.supervisor import Supervisor
 from agent.workers.worker import Worker
+from worker_hooks.contract import protocol
 
 SAVE_S = 1800.0  # for ranks that save by themselves; as the forkserver gives them on one node
 KILL_S = 30.0  # for killed ranks to be gone: a device may keep one for good
 BEAT_S = 1.0  # how old what the controller's node knows of the ranks' progress may be
 ELSEWHERE_S = 60.0  # for ranks of other nodes to notice that one here died, and to save
-NOBODY = "a rank is lost, and no scheduler is there"
+LOST = "a rank is lost, and no scheduler is there"
+ASKED = "it is asked for, and no scheduler is there"
 FAILED_EXIT = 1
 
 
-class _Alone(NamedTuple):
-    """What is at work while the ranks train without the controller."""
-
-    loss: Loss
-    scheduler: SchedulerWatch
-    notes: NotesWatch
+Look = Callable[[int, Callable[[JoinedNode], object], Callable[[str], object]], SchedulerWatch]
+"""Begins to look for the controller's msrun, for ranks in this attempt; takes what takes the line
+to the new one, and what takes why they cannot train on."""
 
 
 class RemoteController:
@@ -68,7 +68,7 @@ class RemoteController:
         grace_s: float,
         host: str,
         lost: Callable[[Loss, int, bool], bool],
-        look: Callable[[int, Callable[[JoinedNode], object]], SchedulerWatch] | None = None,
+        look: Look | None = None,
         security: Security = PLAIN,
     ) -> None:
         """Take the parts; nothing is heard before :meth:`begin`.
@@ -83,12 +83,12 @@ class RemoteController:
             host: address of that node.
             lost: called once that node is lost, with why, the newest step of a rank here, and
                 whether ranks here save their state: whether this node takes part in what follows.
-            look: begins to look for that node's msrun if it has ended, for ranks in this attempt;
-                takes what takes the line to the new one. ``None``: ranks do not train without it.
+            look: begins to look for that node's msrun if it has ended. ``None``: ranks do not
+                train without it.
             security: of connections to it.
         """
         self._look = look
-        self._alone: _Alone | None = None  # while they train without it
+        self._alone: tuple[Loss, SchedulerWatch] | None = None  # while they train without it
         self._security = security
         self._link = link
         self._hooks = hooks
@@ -144,7 +144,8 @@ class RemoteController:
 
     def close(self) -> None:
         """The job is over."""
-        self._stop_looking()
+        if self._alone is not None:
+            self._stop_looking()
         self._memory.forget()
         self._link.close()
 
@@ -192,7 +193,7 @@ class RemoteController:
 
         Who is only silent may be alive, and give the ranks' places to others.
         """
-        is_calm = self.view.state is JobState.RUNNING and not self._hooks.are_halted
+        is_calm = self.view.state is JobState.RUNNING and self._hooks.are_calm
         is_asked = self.view.is_asked or self._is_asked
         is_proven = loss.kind is LossKind.PROOF
         if self._look is None or not (is_calm and is_proven and self._node.living()) or is_asked:
@@ -202,52 +203,56 @@ class RemoteController:
             f"the scheduler {loss.why}: the ranks train on without it. To have them replaced if "
             "they die, start it again with the same command"
         )
-        folders, call_soon = self._hooks.notes_folders(), self._loop.call_soon_threadsafe
-        self._alone = _Alone(
-            loss,
-            self._look(self.view.attempt, self._found),
-            NotesWatch(folders, call_soon, self._end_alone),
-        )
-        self._hooks.be_alone(lambda _: self._end_alone())
+        self._alone = loss, self._look(self.view.attempt, self._found, self._end_training)
+        self._hooks.be_alone(self._disturbed)
+
+    def _end_training(self, why: str) -> None:
+        """The ranks cannot train on; one that has come to its end, and evaluates, is let alone."""
+        if self._hooks.are_training:
+            self._end_alone(why)
+
+    def _disturbed(self, said: Said) -> None:
+        """A rank has said what only the controller could answer."""
+        if isinstance(said, protocol.ExitRequested):
+            self._is_asked = True
+        self._end_alone(ASKED if self._is_asked else LOST)
 
     def _hear_alone(self, event: ev.Event) -> None:
         """Something happens while the ranks train without the controller."""
         match event:
-            case ev.StopRequested():
+            case ev.StopRequested() | ev.ExitRequestedByFile():
                 self._is_asked = True
-                self._end_alone()
-            case ev.WorkerExited(exit_code=0) if not self._node.living():
-                self._end_alone()
-            case ev.WorkerExited(exit_code=code) if code:
-                self._end_alone()
+                self._end_alone(ASKED)
+            case ev.SignalReceived():
+                ranks = tuple(self._node.living())
+                self._node.act(do.SignalRanks(ranks, event.signum, "msrun has received it"))
+            case ev.WorkerExited(exit_code=code) if code or not self._node.living():
+                self._end_alone(LOST)
             case _:
                 pass
 
-    def _end_alone(self) -> None:
+    def _end_alone(self, why: str) -> None:
         """What follows takes a controller: what is known of the loss of the last one counts."""
         if self._alone is None:
             return
-        loss = self._alone.loss
-        self._stop_looking()
+        loss = self._stop_looking()
         self._hooks.be_alone(None)
-        codes = [worker.exit_code for worker in self._node.workers()]
-        dead = (each.rank for each in self._node.workers() if each.exit_code)
-        self._hooks.leave_pages(dead)
-        if not self._node.living() and not any(codes):
+        dead = [each.rank for each in self._node.workers() if each.exit_code]
+        if not self._node.living() and not dead:
             self.ending = Ended(0, "every rank here exited with 0, and no scheduler was there")
             self._finish()
             return
+        self._hooks.leave_pages(dead)
         if not self._node.living() and not self._is_asked:  # ranks on other nodes save its step
-            self.patience_s = ELSEWHERE_S
-            self.goes_on = self._take_part(loss, self._hooks.newest_step(), True)
-        asked = "it is asked for, and no scheduler is there"
-        self._forsake(loss, asked if self._is_asked else NOBODY)
+            self.patience_s = ELSEWHERE_S if self._hooks.saves else 0.0
+            self.goes_on = self._take_part(loss, self._hooks.newest_step(), self._hooks.saves)
+        self._forsake(loss, why)
 
-    def _stop_looking(self) -> None:
-        if self._alone is not None:
-            self._alone.scheduler.close()
-            self._alone.notes.close()
-            self._alone = None
+    def _stop_looking(self) -> Loss:
+        assert self._alone is not None
+        (loss, watch), self._alone = self._alone, None
+        watch.close()
+        return loss
 
     def _found(self, joined: JoinedNode) -> None:
         """The scheduler was started again, and all workers are there: it decides from now on."""
@@ -258,6 +263,9 @@ class RemoteController:
         self._hooks.be_alone(None)
         self.nodes = joined.roster.nodes
         self._link.open(joined.line)
+        host = joined.line.connection.getpeername()[0]
+        self._memory.move(host)
+        self._hooks.move_memory(host)
         self.begin()
         self._say("the scheduler is there again")
         for worker in self._node.workers():
@@ -268,6 +276,7 @@ class RemoteController:
             if worker.exit_code is not None:
                 exited = ev.WorkerExited(worker.rank, worker.attempt, worker.exit_code)
                 self._link.send(Fact(pack_event(exited)))
+        self._link.send(ToldAgain())
 
     def _forsake(self, loss: Loss, why: str = "") -> None:
         """End what runs here."""

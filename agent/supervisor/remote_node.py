@@ -37,6 +37,7 @@ from agent.nodes.run_messages import (
     ShownStatus,
     SweptNode,
     TakeMemory,
+    ToldAgain,
     ToRank,
     Wake,
     pack_said,
@@ -50,6 +51,7 @@ from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.storage.manifest import is_in_memory
 
+UNKNOWN_PID = -1  # of a rank that this msrun has not started
 UNKNOWN_END = -signal.SIGKILL  # of a rank whose node is gone: nobody saw it end
 
 
@@ -67,6 +69,9 @@ class JobPort(Protocol):
 
     def swept(self) -> None:
         """A node has no process of the attempt any more."""
+
+    def told_again(self, node: RemoteNode) -> None:
+        """A node whose ranks trained already has told all that is true of them."""
 
     def memory_taken(self, node: int, path: str, why_not: str) -> None:
         """A node has the checkpoint in memory, or has not because of ``why_not``."""
@@ -165,8 +170,11 @@ class RemoteNode:
         self._link.send(NodesKnown(nodes))
 
     def adopt(self, action: do.StartAttempt) -> None:
-        """Its ranks train already, in this attempt; it will tell which."""
+        """Its ranks train already, in this attempt; it will tell more."""
         self._begin(action)
+        for worker in self.workers.values():
+            worker.pid, worker.started_at = UNKNOWN_PID, time.time()
+            self._job.post(ev.WorkerStarted(worker.rank, worker.attempt, worker.pid))
 
     def act(self, action: do.Action, view: JobView) -> None:
         """Order what concerns the processes of this node."""
@@ -337,6 +345,8 @@ class RemoteNode:
                 self._hooks.mirror_beats(message.now_ns, beats, processes, message.inspection)
             case SweptNode():
                 self._on_swept(message)
+            case ToldAgain():
+                self._job.told_again(self)
             case MemoryTaken():
                 if not message.why_not:
                     self._memory[message.path] = message.here

@@ -7,8 +7,10 @@ from contextlib import suppress
 
 from agent.dump.node_memory import MemoryGiver
 from agent.failure.evidence_json import as_json
+from agent.launch.doors import Address
 from agent.launch.meeting import LostController, Met, rejoin
 from agent.launch.prepare import Prepared, StartedForkserver, start_early
+from agent.launch.scheduler_watch import AloneWith, SchedulerWatch
 from agent.launch.succession import next_job, saved_step, why_over
 from agent.nodes.join import JoinedNode
 from agent.nodes.line import Loss, LossKind
@@ -19,7 +21,6 @@ from agent.spec.job_spec import JobSpec, UsageError
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.remote_controller import FAILED_EXIT, RemoteController
 from agent.supervisor.run_parts import RunParts, make_parts, take_apart
-from agent.supervisor.scheduler_watch import SchedulerWatch
 from agent.text.wording import ranged, worker_named
 from agent.workers.worker import Worker
 
@@ -51,11 +52,19 @@ def run_controlled(
         own = {"record_id": spec.record_id, "host": parts.facts.host}
         parts.journal.replace(layout.status, status | own)
 
-    def look(attempt: int, found: Callable[[JoinedNode], object]) -> SchedulerWatch:
-        dial = rejoin(met, environ, attempt, console.say)
-        return SchedulerWatch(dial, supervisor.loop.call_soon_threadsafe, found, console.say)
-
     head = met.roster.nodes[0]
+    dialling = None if head.nproc else rejoin(met, environ, console.say)
+
+    def look(
+        attempt: int, found: Callable[[JoinedNode], object], too_late: Callable[[str], object]
+    ) -> SchedulerWatch:
+        assert dialling is not None
+        nodes = controller.nodes or met.roster.nodes
+        others = (each for each in nodes if each.door and each.rank not in {0, spec.node_rank})
+        doors = {each.rank: Address(each.address, each.door) for each in others}
+        at = AloneWith(dialling(attempt, hooks.resume), doors, hooks.notes_folders())
+        return SchedulerWatch(at, supervisor.loop, found, too_late, console.say)
+
     controller = RemoteController(
         link,
         hooks,
@@ -65,7 +74,7 @@ def run_controlled(
         grace_s=spec.timeouts.grace_s,
         host=host,
         lost=lambda loss, reached, saves: nexts.begin(loss, reached, saves, controller.nodes),
-        look=None if head.nproc else look,
+        look=None if dialling is None else look,
         security=met.security,
     )
     supervisor = parts.supervisor(hooks, console.say, nexts.pids)

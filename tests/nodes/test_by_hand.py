@@ -4,44 +4,16 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
-from support.cluster import Cluster
+from support.hand_jobs import SCHEDULER, start, start_all
 from support.jobs import poll
-from support.node_jobs import PORT, NodeJobs, NodeMsrun, NodesJob, check_nothing_left
-from support.node_trainings import SCRIPT, go, weights
+from support.node_jobs import NodeJobs, NodesJob, check_nothing_left
+from support.node_trainings import SCRIPT, check_weights, go, weights
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-Nodes = Callable[[int], Cluster]
-PLACES = (0, 1, 1, 0)  # of the workers, by their numbers
 WAITS = (SCRIPT, "--wait=5:3")
-
-
-def start(
-    jobs: NodeJobs, name: str, where: int, *words: object, folder: str = "", workers: int = 4
-) -> NodeMsrun:
-    node = jobs.cluster.nodes[where]
-    environ = {
-        "MS_ROLE": "MS_SCHED" if name == "sched" else "MS_WORKER",
-        "MS_WORKER_NUM": str(workers),
-        "MS_SCHED_HOST": "node0",
-        "MS_SCHED_PORT": str(PORT),
-        "MS_NODE_ID": name,
-    }
-    nproc = int(name != "sched")
-    log_dir = node.folder / f"logs_{name}{folder}"
-    part = jobs.start_one(node, *words, nproc=nproc, log_dir=log_dir, **environ)
-    part.rank = 0 if name == "sched" else int(name.removeprefix("worker_")) + 1
-    return part
-
-
-def start_all(jobs: NodeJobs, *words: object) -> NodesJob:
-    """The last one first."""
-    order = [*reversed(list(enumerate(PLACES))), ("sched", 0)]
-    named = [(f"worker_{each}" if each != "sched" else each, where) for each, where in order]
-    parts = [start(jobs, name, where, *words) for name, where in named]
-    return NodesJob(sorted(parts, key=lambda part: part.rank))
 
 
 def begun(job: NodesJob) -> None:
@@ -77,12 +49,12 @@ def test_a_worker_that_was_killed_is_started_again(
     begun(job)
     job.parts[2].signal(signal.SIGKILL)
     job.head.await_error("waiting 10 min 0 s at most for another worker_1: start msrun again")
-    new = start(jobs, "worker_1", 1, *WAITS, folder="_again")
+    new = start(jobs, "worker_1", *WAITS, again="_again")
     job.head.await_error("keep running")
     go(jobs)
     job.parts[2] = new
     job.succeed()
-    assert weights(job.logs().values()) == undisturbed
+    check_weights(weights(job.logs().values()), undisturbed, job.head.errors)
     assert "training resumes at step 5, no step is lost" in job.head.errors
     check_nothing_left(jobs.cluster)
 
@@ -101,13 +73,13 @@ def test_a_rank_alone_is_killed(jobs: NodeJobs, undisturbed: Sequence[str]) -> N
 
 
 def test_two_workers_of_one_name_are_refused(jobs: NodeJobs) -> None:
-    sched = start(jobs, "sched", 0, SCRIPT, workers=2)
-    one = start(jobs, "worker_0", 1, SCRIPT, workers=2)
+    sched = start(jobs, SCHEDULER, SCRIPT, workers=2)
+    one = start(jobs, "worker_0", SCRIPT, workers=2)
     sched.await_error("1 of 2 workers are here (worker_0)")
-    other = start(jobs, "worker_0", 1, SCRIPT, folder="_too", workers=2)
+    other = start(jobs, "worker_0", SCRIPT, again="_too", workers=2)
     assert other.wait().code == 2
     assert "both have a worker that is named 'worker_0'" in other.errors
-    last = start(jobs, "worker_1", 1, SCRIPT, workers=2)
+    last = start(jobs, "worker_1", SCRIPT, workers=2)
     assert [part.wait().code for part in (sched, one, last)] == [0, 0, 0]
 
 
@@ -124,7 +96,7 @@ def lose_scheduler(job: NodesJob) -> None:
 
 
 def start_scheduler_again(jobs: NodeJobs, job: NodesJob, *words: object, times: int = 1) -> None:
-    job.parts[0] = start(jobs, "sched", 0, *words, folder=f"_again{times}")
+    job.parts[0] = start(jobs, SCHEDULER, *words, again=times)
     job.head.await_error("the workers train, without a scheduler")
     for part in job.parts[1:]:
         poll(lambda part=part: part.errors.count("the scheduler is there again") == times)

@@ -10,7 +10,7 @@ import pytest
 from support.cluster import Cluster
 from support.node_drills import told_place
 from support.node_jobs import PORT, NodeJobs, NodeMsrun, NodesJob, check_nothing_left, static
-from support.node_trainings import SCRIPT, go, train, weights
+from support.node_trainings import SCRIPT, check_weights, go, train, weights
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 Nodes = Callable[[int], Cluster]
@@ -47,7 +47,7 @@ def check_bitwise(undisturbed: Sequence[str], *parts: NodeMsrun) -> None:
     """The job is over, and its weights are those of one that nothing befell."""
     for part in parts:
         assert part.wait().code == 0, "".join(each.errors for each in parts)
-    assert weights(logs_of(*parts)) == undisturbed
+    check_weights(weights(logs_of(*parts)), undisturbed, "".join(part.errors for part in parts))
 
 
 def test_a_spare_node_takes_the_place_of_the_first(

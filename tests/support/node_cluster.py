@@ -80,8 +80,8 @@ class FakeHooks:
     def mirror(self, rank, attempt, page):
         self.heard.append(("page", rank, attempt, page))
 
-    def take_memory(self, path, file):
-        self.heard.append(("memory", path, file))
+    def take_memory(self, *about):
+        self.heard.append(("memory", *about))
 
     def copy_pages(self, send):
         self.copies = send

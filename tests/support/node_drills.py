@@ -36,7 +36,7 @@ from support.node_jobs import (
     check_nothing_left,
     processes_on,
 )
-from support.node_trainings import SCRIPT, weights
+from support.node_trainings import SCRIPT, STALE, weights
 from support.warm_python import WarmPython
 
 NODES, NPROC = 3, 2
@@ -44,7 +44,6 @@ RANKS = NODES * NPROC
 WORDS = ("--epochs=10", "--pause=0.04")  # 30 steps
 STEPS = range(3, 24)  # at which something is struck
 ENDS_S = 150.0
-STALE = re.compile(r"(random numbers|buffers|data position).* (of a step before|were not saved)")
 
 
 @dataclass

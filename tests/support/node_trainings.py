@@ -11,6 +11,7 @@ from worker_hooks.storage import manifest as manifests
 
 SCRIPT = WORKERS / "train_on_nodes.py"
 RESTARTS = "--on-failure=dump,restart"
+STALE = re.compile(r"(random numbers|buffers|data position).* (of a step before|were not saved)")
 TRIGGERED = "Graceful exit is triggered, stop training"
 
 
@@ -30,6 +31,14 @@ def weights(logs: Iterable[str]) -> list[str]:
     """How each rank has ended."""
     found = [re.findall(r"ended at step \d+, weights \w+", log) for log in logs]
     return sorted(line for lines in found for line in lines)
+
+
+def check_weights(found: list[str], undisturbed: list[str], said: str) -> None:
+    """They are those of an undisturbed run, unless what ranks alone had was lost, as was said.
+
+    What a rank of a lost node has drawn is sent to another node as each backward begins.
+    """
+    assert found == undisturbed or STALE.search(said), said
 
 
 def first_step(job: NodesJob) -> int:

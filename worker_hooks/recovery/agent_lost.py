@@ -33,8 +33,9 @@ from typing import NamedTuple
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import FOLDER_MODE
 from worker_hooks.contract.layout import DUMP, UNFINISHED, DumpLayout
+from worker_hooks.contract.left_pages import notes_folder
 from worker_hooks.guard.guard import Guard
-from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes, notes_folder
+from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes
 from worker_hooks.storage import commit, manifest, private_records, safetensors_file
 from worker_hooks.storage.late_entries import UnknownStateError
 from worker_hooks.storage.manifest import DUMP_KIND, REPLICATED, Manifest, Shard

@@ -16,31 +16,15 @@ from typing import Any, NamedTuple
 from weakref import finalize
 
 from worker_hooks.contract.atomic_file import ensure_folder, read_small, write_atomic
-from worker_hooks.contract.layout import DUMP, UNFINISHED
+from worker_hooks.contract.left_pages import left_pages
 from worker_hooks.contract.process_stat import read_stat
 from worker_hooks.contract.status_page import Page
 from worker_hooks.machine import kernel_files
 from worker_hooks.storage.private_records import UNSOUND
 
 SAVED = "saved.json"
-PAGE = "page_{}"
 TOUCH_S = 0.5
 AWAY_S = 20.0  # without a sign: a writer on another machine counts as dead; file servers are late
-
-
-def notes_folder(place: str, job: str) -> Path:
-    """Where ranks of a job that save to ``place`` talk to each other."""
-    return Path(place, f"{DUMP}alone-{job}{UNFINISHED}")
-
-
-def leave_page(folder: Path, rank: int, content: bytes) -> None:
-    """Leave the status page of a dead rank to the ranks on other machines.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    ensure_folder(folder)
-    write_atomic(folder / PAGE.format(rank), content, durable=False)
 
 
 class PeerNote(NamedTuple):
@@ -110,14 +94,14 @@ class PeerNotes:
 
     def left(self) -> set[int]:
         """Dead ranks on other machines whose pages are here."""
-        return {int(path.name[5:]) for path in self.folder.glob(PAGE.format("*[0-9]"))}
+        return set(left_pages(self.folder))
 
     def pages(self, attempt: int) -> dict[int, Page]:
         """Those pages, if they are of this attempt."""
         found = {}
-        for rank in self.left():
+        for rank, path in left_pages(self.folder).items():
             with contextlib.suppress(OSError, *UNSOUND):
-                page = _page((self.folder / PAGE.format(rank)).read_bytes())
+                page = _page(path.read_bytes())
                 if (page.rank, page.attempt) == (rank, attempt):
                     found[rank] = page
         return found

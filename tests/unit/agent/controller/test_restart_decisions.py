@@ -42,6 +42,7 @@ from agent.controller.decide import decide
 from agent.controller.job import Job, first_job
 from agent.controller.states import JobState
 from agent.spec.device_plan import DevicePlan
+from agent.spec.job_spec import AdoptedJob
 
 TERM_ALL = ("TERM 0,1,3; deadline stopping 30", "rank 2 is lost")
 
@@ -220,8 +221,22 @@ def test_ids_of_dumps_are_never_used_again():
 
 def test_a_job_that_was_told_where_to_resume_knows_the_step():
     dump = SimpleNamespace(resume=Path("/old"), resume_step=7)
-    job = first_job(SimpleNamespace(dump=dump, policy=TWO, devices=DevicePlan()))
+    spec = SimpleNamespace(dump=dump, policy=TWO, devices=DevicePlan(), adopted=None)
+    job = first_job(spec)
     assert (job.resume, job.saved_step, job.policy) == ("/old", 7, TWO)
+
+
+def test_a_job_whose_ranks_train_knows_their_attempt_and_what_that_resumed_from():
+    dump = SimpleNamespace(resume=Path("/old"), resume_step=7)
+    spec = SimpleNamespace(dump=dump, policy=TWO, devices=DevicePlan())
+    spec.adopted = AdoptedJob("job", 3)
+    job = first_job(spec)
+    assert (job.attempt, job.resume, job.saved_step) == (3, "/old", 7)
+    spec.adopted = AdoptedJob("job", 3, Path("/newer"), 50)
+    job = first_job(spec)
+    assert (job.attempt, job.resume, job.saved_step) == (3, "/newer", 50)
+    begun = decide(job, launch())
+    assert begun.actions[0] == do.StartAttempt(3, "the job begins", "/newer")
 
 
 def test_late_news_of_an_older_step_are_no_way_back():

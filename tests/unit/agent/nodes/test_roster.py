@@ -13,6 +13,7 @@ from agent.nodes.roster import (
     WantedNodes,
     is_plausible,
     key_of,
+    local_rank,
     natural,
 )
 from agent.nodes.run_messages import NodeFacts
@@ -272,8 +273,8 @@ def test_a_scheduler_alone_says_that_no_worker_is_here():
     assert gathering.missing() == "0 of 3 workers are here (none)"
 
 
-def living(name, rank, attempt=2, job="lost", program="train.py"):
-    told = LivingRanks(job, rank, attempt, "", 0, (), program)
+def living(name, rank, attempt=2, job="lost", program="train.py", world=3, local=0):
+    told = LivingRanks(job, rank, attempt, "", "", 0, (), program, world, local)
     return worker(name, pid=rank)._replace(node_rank=rank, living=told)
 
 
@@ -286,7 +287,7 @@ def test_workers_that_train_keep_their_places_and_begin_together():
     assert gathering.is_complete
     assert [node.name for node in gathering.roster().nodes] == ["", *names]
     assert gathering.past()._replace(node_rank=0) == LivingRanks(
-        "lost", 0, 2, "", 0, (), "train.py"
+        "lost", 0, 2, "", "", 0, (), "train.py", 3, 0
     )
 
 
@@ -296,11 +297,41 @@ def test_workers_that_train_keep_their_places_and_begin_together():
 def test_workers_that_do_not_train_together_do_not_begin(other):
     gathering = Gathering(SCHEDULER._replace(program="train.py"), WantedNodes(3, 3))
     for join in (living("a", 1), living("b", 2), other):
+        assert not gathering.is_mixed
         assert gathering.add(join, "10.0.0.2") is None
     assert not gathering.is_complete
+    assert gathering.is_mixed
 
 
 def test_workers_of_another_script_are_refused_by_a_scheduler():
     gathering = Gathering(SCHEDULER._replace(program="other.py"), WantedNodes(3, 3))
     why = gathering.add(living("a", 1), "10.0.0.2")
     assert "runs another script or has other arguments" in why
+
+
+def test_a_scheduler_of_a_smaller_job_takes_no_part_of_another():
+    gathering = Gathering(SCHEDULER._replace(program="train.py"), WantedNodes(2, 2))
+    why = gathering.add(living("a", 1), "10.0.0.2")
+    assert why == "mn1 (10.0.0.2) takes part in a job of 3 workers, this one has 2"
+
+
+def test_each_worker_of_a_machine_has_a_local_rank_of_its_own():
+    gathering = Gathering(SCHEDULER, WantedNodes(4, 4))
+    places = (("mn1", "10.0.0.2"), ("mn2", "10.0.0.3"), ("mn1", "10.0.0.2"), ("mn1", "10.0.0.2"))
+    for number, (host, address) in enumerate(places):
+        gathering.add(worker(f"worker_{number}", pid=number + 1, host=host), address)
+    nodes = gathering.roster().nodes
+    assert [node.local_first for node in nodes] == [0, 0, 0, 1, 2]
+    # one that comes in the place of worker 0 gets the device that is free there
+    new = nodes[1]._replace(pid=99)
+    assert local_rank((*nodes[:1], *nodes[2:]), new) == 0
+    assert local_rank((*nodes[:3], *nodes[4:]), new) == 1
+    assert local_rank(nodes, new._replace(host="mn9")) == 0
+    assert local_rank(nodes, new) == 3
+
+
+def test_workers_that_train_keep_their_devices():
+    gathering = Gathering(SCHEDULER._replace(program="train.py"), WantedNodes(3, 3))
+    for rank, local in ((1, 2), (2, 0), (3, 1)):  # as they came in the places of others
+        gathering.add(living(str(rank), rank, local=local), "10.0.0.2")
+    assert [node.local_first for node in gathering.roster().nodes[1:]] == [2, 0, 1]

@@ -3,20 +3,18 @@
 import asyncio
 from base64 import b64encode
 from signal import SIGKILL, SIGTERM
-from types import SimpleNamespace
 
 import pytest
-from support.node_cluster import PROGRAM, START, Cluster, FakeLink
+from support.node_cluster import START, Cluster, FakeLink
 
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.failure.evidence import ErrorFile, Evidence, WorkerEnd
 from agent.failure.evidence_json import as_json
-from agent.launch.meeting import program_digest
 from agent.machine.process_use import ProcessNews
 from agent.nodes.line import Loss, LossKind
-from agent.nodes.messages import ANY_RANK, Join, LivingRanks, Refused, Spare, SurvivedStep
+from agent.nodes.messages import ANY_RANK, Join, Refused, Spare
 from agent.nodes.run_messages import (
     Beats,
     Ended,
@@ -110,19 +108,6 @@ def test_all_nodes_show_the_same_status_and_end_alike(cluster):
         assert link.said == [ShownStatus({"state": "running"}), Ended(3, "rank 1 failed")]
         assert 0 < link.drained <= module.CLOSE_S
     assert cluster.told == ["finish"]
-
-
-def test_ranks_that_train_already_are_not_started(cluster):
-    cluster.all._adopts = True
-    begun = do.StartAttempt(3, "the job begins")
-    cluster.all.act(begun)
-    assert [link.orders() for link in cluster.links] == [[], []]
-    assert cluster.acts == [begun]
-    cluster.hear(ev.WorkerStarted(3, 3, 77))
-    assert cluster.all.worker(3).pid == 77
-    again = do.StartAttempt(4, "all are gone")
-    cluster.all.act(again)
-    assert [link.orders() for link in cluster.links] == [[again], [again]]
 
 
 # --- what nodes say -------------------------------------------------------------------------------
@@ -542,51 +527,3 @@ def test_a_worker_that_is_started_again_by_hand_has_its_own_place(waiting, monke
 def test_no_spare_node_waits_where_no_place_is_ever_free(cluster):
     assert isinstance(answer := cluster.all._judge(wish(), "10.0.0.4"), Refused)
     assert "--node-wait=0" in answer.why
-
-
-# --- nodes that have lost node 0 of some job ------------------------------------------------------
-
-
-def survivor(step=9, job="other", program=None):
-    digest = program_digest(SimpleNamespace(program=PROGRAM)) if program is None else program
-    return wish(is_spare=False)._replace(
-        survived=SurvivedStep(job, 1, "/c/step_9", step, (job,), digest)
-    )
-
-
-def test_a_survivor_of_another_script_is_refused_by_a_job_that_runs(waiting):
-    answer = waiting.all._judge(survivor(program="other"), "10.0.0.4")
-    assert answer == Refused(
-        "d goes on with a job that runs another script or has other arguments", 2
-    )
-    assert waiting.events == []
-
-
-@pytest.mark.parametrize("job", ["r", "before"])
-def test_a_node_that_was_cut_off_from_this_job_waits_as_a_spare(waiting, job):
-    waiting.hooks.newest = 3  # it had come further than those that went on
-    assert isinstance(waiting.all._judge(survivor(job=job), "10.0.0.4"), Spare)
-    assert waiting.events == []
-
-
-def test_a_node_whose_ranks_train_is_none_of_a_job_that_runs(waiting):
-    """Its msrun stood still for so long that it was taken for lost."""
-    waiting.links[0].lose(GONE)
-    told = LivingRanks("r", 1, 0, "", 0, (), program_digest(SimpleNamespace(program=PROGRAM)))
-    join = wish(is_spare=False, rank=1)._replace(living=told)
-    assert waiting.all._judge(join, "10.0.0.4") == module.LEFT
-
-
-def test_a_job_that_began_anew_ends_if_a_later_step_of_it_is_saved(waiting):
-    waiting.hooks.newest = 8
-    answer = waiting.all._judge(survivor(step=9), "10.0.0.4")
-    why = (
-        "d has saved step 9 of the same training in /c/step_9, and was not here when this job "
-        "began, which has come to step 8"
-    )
-    assert waiting.events == [ev.StopRequested(SIGTERM, why)]
-    assert answer == Refused(f"the job here has begun without this node, and ends: {why}", 1)
-    waiting.events.clear()
-    waiting.hooks.newest = 9
-    assert isinstance(waiting.all._judge(survivor(step=9), "10.0.0.4"), Spare)
-    assert waiting.events == []

@@ -313,7 +313,8 @@ def test_what_a_rank_writes_to_memory_goes_to_the_controllers_node(node):
     poll(lambda: node.turn() or any(isinstance(each, FromRank) for each in node.said))
     told = [unpack_said(each.message) for each in node.said if isinstance(each, FromRank)]
     assert told == [written]
-    ((path, file),) = taken
+    ((dump_id, path, file),) = taken
+    assert dump_id == 3
     assert (path, os.pread(file, 9, 0)) == ("/proc/1/fd/9", b"state")
     os.close(file)
     inboxes.close()
@@ -366,6 +367,7 @@ def test_another_controller_hears_what_ranks_have_said_that_is_true(node):
 @pytest.mark.parametrize(
     ("message", "disturbs", "answer"),
     [
+        (protocol.Hello(4, 0, 7, "", False), True, None),
         (protocol.Raised(4, 0, "broken"), True, None),
         (protocol.ExitRequested(4, 0, "SIGTERM"), True, None),
         (protocol.Leaving(4, 0), False, protocol.Release("the script has ended")),
@@ -386,16 +388,18 @@ def test_what_ranks_say_while_no_controller_is_there(node, message, disturbs, an
 
 def test_ranks_that_wait_for_an_order_are_known(node):
     node.registered()
-    assert not node.relay.are_halted
+    assert not node.relay.are_calm  # its Hello is not answered yet
+    node.relay.hear(ToRank(4, pack_said(protocol.Welcome(""))))
+    assert node.relay.are_calm
     for order, release in (
         (protocol.Freeze(1, 1.0), protocol.GoOn(1)),
         (protocol.Hold(1), protocol.Proceed(1, 5)),
         (protocol.Rejoin(0, "", "", 0), protocol.GoOn(1)),
     ):
         node.relay.hear(ToRank(4, pack_said(order)))
-        assert node.relay.are_halted
+        assert not node.relay.are_calm
         node.relay.hear(ToRank(4, pack_said(release)))
-        assert not node.relay.are_halted
+        assert node.relay.are_calm
 
 
 def test_what_a_dead_rank_alone_had_is_left_to_others(node, tmp_path):
@@ -410,3 +414,23 @@ def test_what_a_dead_rank_alone_had_is_left_to_others(node, tmp_path):
     poll(lambda: node.turn() or (folder / "page_4").exists())
     assert (folder / "page_4").read_bytes() == page.content()
     assert [path.name for path in folder.iterdir()] == ["page_4"]
+
+
+@pytest.mark.parametrize(
+    ("message", "is_calm"),
+    [
+        (protocol.Raised(4, 0, "broken"), False),
+        (protocol.ExitRequested(4, 0, "SIGTERM"), False),
+        (protocol.Leaving(4, 0), True),
+    ],
+)
+def test_what_waited_for_the_controller_as_it_ended(node, message, is_calm):
+    client, _ = node.registered()
+    node.relay.hear(ToRank(4, pack_said(protocol.Welcome(""))))
+    assert isinstance(wire.receive(client)[0], protocol.Welcome)
+    assert node.relay.are_training
+    node.say(client, message)
+    assert node.relay.are_calm is is_calm
+    assert node.relay.are_training is not is_calm
+    node.relay.be_alone(lambda _: None)
+    assert wire.receive(client)[0] == protocol.Release("the script has ended")

@@ -146,7 +146,7 @@ class Far:
     def _soon(self, call, *args):
         self.calls.put(lambda: call(*args))
 
-    def _taken(self, path, file):
+    def _taken(self, _dump_id, path, file):
         if not self.target.take(path, file):
             os.close(file)
             self.refused.append(path)

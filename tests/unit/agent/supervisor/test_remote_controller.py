@@ -18,6 +18,7 @@ from agent.nodes.run_messages import (
     Order,
     ShownStatus,
     SweptNode,
+    ToldAgain,
     ToRank,
     Wake,
     pack_said,
@@ -104,7 +105,9 @@ class FakeHooks:
     def forget_memory(self):
         self.log.append("memory is forgotten")
 
-    are_halted = False
+    are_calm = True
+    are_training = True
+    saves = True
     disturbed = None
 
     def be_alone(self, disturbed):
@@ -113,8 +116,8 @@ class FakeHooks:
     def say_again(self):
         self.log.append("said again")
 
-    def notes_folders(self):
-        return ()
+    def move_memory(self, host):
+        self.log.append(("memory at", host))
 
     def leave_pages(self, ranks):
         self.log.append(("pages", *ranks))
@@ -299,8 +302,8 @@ def alone(node):
     """The ranks train, in attempt 4; the scheduler has no ranks, and is killed."""
     node.looks = []
 
-    def look(attempt, found):
-        watch = SimpleNamespace(attempt=attempt, found=found, is_closed=False)
+    def look(attempt, found, too_late):
+        watch = SimpleNamespace(attempt=attempt, found=found, too_late=too_late, is_closed=False)
         watch.close = lambda: setattr(watch, "is_closed", True)
         node.looks.append(watch)
         return watch
@@ -330,7 +333,7 @@ def test_ranks_train_on_without_a_scheduler(alone):
 @pytest.mark.parametrize("case", ["silent", "halted", "not running", "asked", "no ranks"])
 def test_they_do_not_where_more_is_to_be_decided(alone, case):
     loss = Loss(LossKind.SILENCE, "is lost") if case == "silent" else CLOSED
-    alone.hooks.are_halted = case == "halted"
+    alone.hooks.are_calm = case != "halted"
     if case == "not running":
         alone.link.hear(JobKnown("freezing", 4, True))
     if case == "asked":
@@ -346,15 +349,16 @@ def test_a_scheduler_that_is_there_again_hears_all_that_is_true(alone):
     alone.link.lose()
     alone.link.said.clear()
     alone.here.alive = (3,)
-    joined = SimpleNamespace(line="line", roster=SimpleNamespace(nodes=("nodes",)))
-    alone.looks[0].found(joined)
-    assert alone.link.line == "line"
+    line = SimpleNamespace(connection=SimpleNamespace(getpeername=lambda: ("10.0.0.9", 1)))
+    alone.looks[0].found(SimpleNamespace(line=line, roster=SimpleNamespace(nodes=("nodes",))))
+    assert alone.link.line is line
+    assert alone.link.said.pop() == ToldAgain()
     assert [unpack_event(each.event) for each in alone.link.said] == [
         ev.WorkerStarted(2, 4, 102),
         ev.WorkerStarted(3, 4, 103),
         ev.WorkerExited(2, 4, -9),
     ]
-    assert alone.hooks.log == ["said again"]
+    assert alone.hooks.log == [("memory at", "10.0.0.9"), "said again"]
     assert alone.hooks.disturbed is None
     assert alone.looks[0].is_closed
     assert alone.said[-1] == "the scheduler is there again"
@@ -368,7 +372,7 @@ def test_a_rank_that_says_what_only_a_scheduler_can_answer_ends_it(alone):
     why = "a rank is lost, and no scheduler is there"
     assert lost_for_good(alone) == [("forsaken", why, True)]
     assert len(alone.losses) == 1
-    alone.controller._end_alone()  # as the next one says
+    alone.controller._end_alone("again")  # as the next one says
     assert len(alone.losses) == 1
     closed = []
     late = SimpleNamespace(
@@ -410,3 +414,43 @@ def test_who_asks_for_the_end_gets_it_without_a_scheduler(alone):
     why = "it is asked for, and no scheduler is there"
     assert lost_for_good(alone) == [("forsaken", why, True)]
     assert not alone.controller.goes_on
+
+
+def test_a_rank_that_asks_for_the_end_of_the_job_gets_it(alone):
+    alone.link.lose()
+    alone.hooks.disturbed(protocol.ExitRequested(2, 4, "SIGTERM"))
+    assert lost_for_good(alone) == [
+        ("forsaken", "it is asked for, and no scheduler is there", True)
+    ]
+    assert not alone.controller.goes_on
+
+
+def test_a_file_asks_for_the_end_without_a_scheduler(alone):
+    alone.link.lose()
+    alone.controller.post(ev.ExitRequestedByFile(4, "a file"))
+    assert len(lost_for_good(alone)) == 1
+    assert not alone.controller.goes_on
+
+
+def test_signals_for_the_ranks_reach_them_without_a_scheduler(alone):
+    alone.link.lose()
+    alone.controller.post(ev.SignalReceived(10))
+    assert alone.here.log == [do.SignalRanks((2, 3), 10, "msrun has received it")]
+    assert not alone.looks[0].is_closed
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_rank_that_evaluates_is_let_alone_when_others_have_ended(alone, trains):
+    alone.link.lose()
+    alone.hooks.are_training = trains
+    alone.looks[0].too_late("another worker's msrun has ended, and no scheduler is there")
+    assert alone.looks[0].is_closed is trains
+
+
+def test_a_node_without_a_state_to_save_does_not_wait_for_others(alone):
+    alone.link.lose()
+    alone.here.alive = ()
+    alone.hooks.saves = False
+    alone.controller.post(ev.WorkerExited(3, 4, -9))
+    assert alone.losses == [(CLOSED, 7, False)]
+    assert alone.controller.patience_s == 0

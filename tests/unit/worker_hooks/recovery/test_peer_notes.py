@@ -8,8 +8,9 @@ import sys
 import pytest
 from support.status_pages import make, write
 
+from worker_hooks.contract.left_pages import leave_page, notes_folder
 from worker_hooks.recovery import peer_notes
-from worker_hooks.recovery.peer_notes import PeerNotes, leave_page, notes_folder
+from worker_hooks.recovery.peer_notes import PeerNotes
 from worker_hooks.storage.private_records import record
 
 
@@ -99,5 +100,6 @@ def test_the_page_of_a_dead_rank_is_left_to_those_on_other_machines(notes):
 
 def test_all_ranks_of_a_job_find_the_same_folder(tmp_path):
     folder = notes_folder(str(tmp_path / "checkpoints"), "job")
-    leave_page(folder, 3, b"page")  # the first one makes it
+    leave_page(folder, 2, b"")  # the first one makes it, though nothing is known of its rank
+    leave_page(folder, 3, b"page")
     assert PeerNotes(folder, 0).left() == {3}

@@ -1,0 +1,148 @@
+"""The scheduler of a job that is started by hand has ended: its workers train on, and look for it.
+
+It is dialled until it is started again. That is done in a thread, as it waits there for the other
+workers. Of these it is known whether their msruns are there, by their doors, and whether ranks
+elsewhere have begun to save by themselves, by the folder that all share: then ranks here have to
+take part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.hooks.rank_links import Loop
+from agent.launch.doors import Address, DoorWatch
+from agent.nodes.join import JoinedNode, NeverBegunError, NobodyThereError, RefusedError
+from agent.nodes.messages import AGAIN
+
+AGAIN_S = 0.5  # from one try to the next
+GONE_S = 5.0  # that another worker's msrun is gone, until that counts
+REFUSED_S = 10.0  # the same after it was another job's
+SAVING = "ranks of other workers have begun to save, and no scheduler is there"
+GONE = "another worker's msrun has ended, and no scheduler is there"
+
+Dial = Callable[[Callable[[socket.socket], object]], JoinedNode]
+"""Dials the scheduler once, and waits until all workers are there; takes what takes the connection,
+and raises as :func:`agent.nodes.join.join`."""
+
+
+class AloneWith(NamedTuple):
+    """What workers without a scheduler look at."""
+
+    dial: Dial
+    doors: Mapping[int, Address]  # of the other workers' msruns, by the nodes' ranks
+    folders: Sequence[Path]  # in which ranks leave notes
+
+
+class SchedulerWatch:
+    """Looks for the scheduler, until it is found, no longer wanted, or too late."""
+
+    def __init__(
+        self,
+        look_at: AloneWith,
+        loop: Loop,
+        found: Callable[[JoinedNode], object],
+        too_late: Callable[[str], object],
+        say: Callable[[str], None],
+    ) -> None:
+        """Begin.
+
+        Args:
+            look_at: what is looked at.
+            loop: on which the others are called.
+            found: takes the line to it.
+            too_late: takes why the ranks here cannot train on, as a sentence.
+            say: prints one sentence for people.
+        """
+        self._look_at = look_at
+        self._loop = loop
+        self._found = found
+        self._too_late = too_late
+        self._say = say
+        self._is_over = threading.Event()
+        self._connection: socket.socket | None = None
+        self._doors = DoorWatch(look_at.doors)
+        self._gone_s: float | None = None  # since then another one's msrun has ended
+        self._timer = loop.call_later(AGAIN_S, self._knock)
+        for look in (self._look_for_it, self._look_for_notes):
+            threading.Thread(target=look, name="msrun-scheduler", daemon=True).start()
+
+    def close(self) -> None:
+        """It is not wanted any more; what is found nevertheless is closed.
+
+        Who waits there waits no longer: this node may come again, as another one.
+        """
+        self._is_over.set()
+        self._timer.cancel()
+        self._doors.close()
+        if self._connection is not None:
+            with contextlib.suppress(OSError):  # it is closed already
+                self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _knock(self) -> None:
+        """At the end of training, too, msruns end, some a moment before others."""
+        now_s = self._loop.time()
+        if not self._doors.look(set(self._look_at.doors)).gone:
+            self._gone_s = None
+        elif self._gone_s is None:
+            self._gone_s = now_s
+        elif now_s > self._gone_s + GONE_S:
+            self._end(GONE)
+        if not self._is_over.is_set():
+            self._timer = self._loop.call_later(AGAIN_S, self._knock)
+
+    def _end(self, why: str) -> None:
+        if not self._is_over.is_set():
+            self._too_late(why)
+
+    # --- in threads -----------------------------------------------------------------------------
+
+    def _look_for_notes(self) -> None:
+        folders = self._look_at.folders
+        while folders and not self._is_over.wait(AGAIN_S):
+            with contextlib.suppress(OSError):  # the file server is away for a moment
+                if any(each.exists() for each in folders):
+                    self._call(self._end, SAVING)
+                    return
+
+    def _look_for_it(self) -> None:
+        said = ""
+        while not self._is_over.is_set():
+            pause_s = AGAIN_S
+            try:
+                joined = self._look_at.dial(self._open)
+            except NobodyThereError:
+                pass
+            except (RefusedError, NeverBegunError) as error:
+                if error.exit_code == AGAIN:
+                    self._call(self._end, str(error))
+                    return
+                pause_s = REFUSED_S
+                if str(error) != said:
+                    said = str(error)
+                    self._call(self._say, f"what is at the scheduler's port is none: {said}")
+            else:
+                self._call(self._take, joined)
+                return
+            self._is_over.wait(pause_s)
+
+    def _open(self, connection: socket.socket) -> None:
+        self._connection = connection
+        if self._is_over.is_set():
+            raise NobodyThereError
+
+    def _call(self, call: Callable[..., object], about: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the job is over
+            self._loop.call_soon_threadsafe(call, about)
+
+    def _take(self, joined: JoinedNode) -> None:
+        self._connection = None  # it is somebody else's now
+        if self._is_over.is_set():
+            joined.line.connection.close()
+        else:
+            self._found(joined)

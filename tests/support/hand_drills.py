@@ -1,0 +1,214 @@
+"""Random faults in jobs that are started one by one: a scheduler, and four workers on two nodes.
+
+    python tests/support/hand_drills.py COUNT [FIRST_SEED] [CASE ...]
+
+What is struck, at which step and how long after its begin follows from the seed. Every job ends
+with 0 on all nodes, and bitwise as if nothing had happened, unless msrun says what is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[:0] = map(str, (Path(__file__).parents[2], Path(__file__).parents[1]))
+
+from support.cluster import Cluster
+from support.hand_jobs import PLACES, SCHEDULER, start, start_all
+from support.jobs import PYTHON
+from support.node_drills import ENDS_S
+from support.node_jobs import NodeJobs, NodeMsrun, NodesJob, check_nothing_left
+from support.node_trainings import SCRIPT, STALE, weights
+from support.warm_python import WarmPython
+
+RANKS = len(PLACES)
+WORDS = ("--epochs=8", "--pause=0.05")  # 32 steps
+STEPS = range(2, 24)  # at which something is struck
+
+
+@dataclass
+class Drill:
+    """One job and what befalls it."""
+
+    jobs: NodeJobs
+    chance: random.Random
+    job: NodesJob
+    notes: list[str] = field(default_factory=list)
+    pids: dict[int, int] = field(default_factory=dict)  # of the ranks at first
+    idle: NodeMsrun | None = None  # a scheduler that finds nobody, as all have gone on
+    inexact: bool = False  # what a rank alone had is gone with its msrun
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def pause(self, most_s: float) -> None:
+        seconds = self.chance.choice((0.0, self.chance.uniform(0.0, most_s)))
+        self.note(f"{seconds:.2f} s later")
+        time.sleep(seconds)
+
+    def kill_scheduler(self) -> None:
+        self.note("scheduler killed")
+        self.job.head.signal(signal.SIGKILL)
+
+    def start_scheduler(self) -> None:
+        self.note("scheduler started")
+        self.job.parts[0] = start(self.jobs, SCHEDULER, SCRIPT, *WORDS, again=len(self.notes))
+
+    def kill_rank(self) -> None:
+        rank = self.chance.randrange(RANKS)
+        self.note(f"rank {rank} killed")
+        os.kill(self.pids[rank], signal.SIGKILL)
+
+    def kill_worker(self) -> int:
+        number = self.chance.randrange(RANKS)
+        self.note(f"msrun of worker {number} killed")
+        self.job.parts[number + 1].signal(signal.SIGKILL)
+        return number
+
+    def start_worker(self, number: int, at: Sequence[str] | None = None) -> None:
+        self.note(f"worker {number} started")
+        where = {} if at is None else {"at": at}
+        self.job.parts[number + 1] = start(
+            self.jobs, f"worker_{number}", SCRIPT, *WORDS, again=len(self.notes), **where
+        )
+
+
+def the_scheduler_stays_away(drill: Drill) -> None:
+    drill.kill_scheduler()
+
+
+def the_scheduler_comes_back(drill: Drill) -> None:
+    drill.kill_scheduler()
+    drill.pause(1.0)
+    drill.start_scheduler()
+
+
+def it_comes_back_and_a_rank_dies(drill: Drill) -> None:
+    the_scheduler_comes_back(drill)
+    drill.pause(1.5)
+    drill.kill_rank()
+
+
+def a_rank_dies_without_it(drill: Drill) -> None:
+    drill.kill_scheduler()
+    drill.pause(0.5)
+    drill.kill_rank()
+
+
+def a_rank_dies_and_then_the_scheduler(drill: Drill) -> None:
+    drill.kill_rank()
+    drill.pause(0.5)
+    drill.kill_scheduler()
+
+
+def a_rank_dies_without_it_and_it_comes_back(drill: Drill) -> None:
+    a_rank_dies_without_it(drill)
+    drill.pause(3.0)
+    drill.start_scheduler()
+
+
+def a_worker_is_started_again(drill: Drill) -> None:
+    number = drill.kill_worker()
+    drill.pause(1.0)
+    drill.start_worker(number)
+
+
+def a_rank_dies(drill: Drill) -> None:
+    drill.kill_rank()
+
+
+CASES: tuple[Callable[[Drill], None], ...] = (
+    *(the_scheduler_stays_away, the_scheduler_comes_back, it_comes_back_and_a_rank_dies),
+    *(a_rank_dies_without_it, a_rank_dies_and_then_the_scheduler, a_worker_is_started_again),
+    *(a_rank_dies_without_it_and_it_comes_back, a_rank_dies),
+)
+
+
+def run(seed: int, case: Callable[[Drill], None], expected: Sequence[str], folder: Path) -> str:
+    """One drill.
+
+    Returns:
+        What befell the job, and how it went.
+
+    Raises:
+        AssertionError: it went wrong.
+    """
+    folder.mkdir(parents=True)
+    with Cluster(2, folder) as cluster:
+        jobs, chance = NodeJobs(cluster), random.Random(seed)
+        drill = Drill(jobs, chance, start_all(jobs, SCRIPT, *WORDS))
+        job = drill.job
+        try:
+            step, later_s = chance.choice(STEPS), chance.uniform(0.0, 0.08)
+            drill.note(f"step {step} + {1000 * later_s:.0f} ms")
+            job.await_lines(f"begins step {step}\n")
+            drill.pids = {rank: job.rank_pid(rank) for rank in range(RANKS)}
+            time.sleep(later_s)
+            case(drill)
+            how = ended(drill, expected)
+            check_nothing_left(cluster)
+        except BaseException as error:
+            raise AssertionError(f"{'; '.join(drill.notes)}\n{error}\n{job.told()}") from error
+        return f"{'; '.join(drill.notes)}: {how}"
+
+
+def ended(drill: Drill, expected: Sequence[str]) -> str:
+    """Wait for the job's end."""
+    job = drill.job
+    codes = [part.wait(ENDS_S).code for part in job.parts[1:]]
+    assert codes == [0] * RANKS, codes
+    if "0 of 4 workers are here" in job.head.errors or not job.head.is_over:
+        job.head.signal(signal.SIGTERM)  # all had gone on without it, or ended
+    said = "".join(part.errors for part in job.parts)
+    job.head.wait(ENDS_S)
+    paths = [path for part in job.parts for path in part.folder.glob("worker_*.log")]
+    logs = [path.read_text() for path in paths]
+    if weights(logs) == expected:
+        return "equal"
+    is_told = STALE.search(said) or any(STALE.search(log) or "are lost" in log for log in logs)
+    assert is_told, f"other weights, and nothing was said: {weights(logs)} {expected}"
+    return "other weights, as was said"
+
+
+def undisturbed(folder: Path) -> list[str]:
+    python = WarmPython()
+    try:
+        return weights(python.train(folder, RANKS, SCRIPT, *WORDS))
+    finally:
+        python.end()
+
+
+def main(count: int, first: int = 0, *names: str) -> int:
+    cases = [case for case in CASES if case.__name__ in names or not names]
+    folder = Path(tempfile.mkdtemp(prefix="hand-drills-"))
+    expected = undisturbed(folder / "undisturbed")
+    seen: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        case, began = cases[seed % len(cases)], time.monotonic()
+        try:
+            told = run(seed, case, expected, folder / str(seed))
+        except AssertionError as error:
+            seen["failed"] += 1
+            (folder / f"{seed}.txt").write_text(str(error))
+            told = f"FAILED, see {folder}/{seed}.txt: {str(error).splitlines()[0]}"
+        else:
+            seen[told.rpartition(": ")[2]] += 1
+            shutil.rmtree(folder / str(seed), ignore_errors=True)
+        print(f"{seed} {case.__name__} ({time.monotonic() - began:.0f} s): {told}", flush=True)
+    print(dict(seen))
+    return 1 if seen["failed"] else 0
+
+
+if __name__ == "__main__":
+    assert PYTHON
+    sys.exit(main(int(sys.argv[1]), int((sys.argv[2:] or ["0"])[0]), *sys.argv[3:]))

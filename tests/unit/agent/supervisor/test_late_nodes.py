@@ -1,0 +1,142 @@
+"""Nodes that come when a job runs, or whose ranks train already, and what they know of it."""
+
+import asyncio
+from dataclasses import replace
+from signal import SIGTERM
+from types import SimpleNamespace
+
+import pytest
+from support.node_cluster import PROGRAM, Cluster
+
+from agent.controller import actions as do
+from agent.controller import events as ev
+from agent.launch.meeting import program_digest
+from agent.nodes.line import Loss, LossKind
+from agent.nodes.messages import ANY_RANK, Join, LivingRanks, Refused, Spare, SurvivedStep
+from agent.nodes.run_messages import ToldAgain
+from agent.supervisor import all_nodes as module
+from worker_hooks.contract import protocol
+
+GONE = Loss(LossKind.PROOF, "closed the line")
+
+
+@pytest.fixture
+def cluster():
+    loop = asyncio.new_event_loop()
+    cluster = Cluster(loop)
+    yield cluster
+    cluster.door.close()
+    loop.close()
+
+
+@pytest.fixture
+def waiting():
+    """A job that waits for another node where one is lost."""
+    loop = asyncio.new_event_loop()
+    cluster = Cluster(loop, wait_s=600.0)
+    cluster.start(2, 3, 4)
+    yield cluster
+    cluster.door.close()
+    loop.close()
+
+
+def wish(nproc=3, rank=ANY_RANK, is_spare=False):
+    return Join("", "record", rank, nproc, "d", 77, "1", "", "", "", is_spare)
+
+
+# --- ranks that train already ---------------------------------------------------------------------
+
+
+def adopted(cluster):
+    cluster.all._adopts = True
+    begun = do.StartAttempt(3, "the job begins")
+    cluster.all.act(begun)
+    return begun
+
+
+def test_ranks_that_train_already_are_not_started(cluster):
+    begun = adopted(cluster)
+    assert [link.orders() for link in cluster.links] == [[], []]
+    assert cluster.acts == [begun]
+    assert cluster.events == [ev.WorkerStarted(rank, 3, -1) for rank in (2, 3, 4, 5)]
+    cluster.hear(ev.WorkerStarted(3, 3, 77))
+    assert cluster.all.worker(3).pid == 77
+    again = do.StartAttempt(4, "all are gone")
+    cluster.all.act(again)
+    assert [link.orders() for link in cluster.links] == [[again], [again]]
+
+
+def test_what_is_lost_counts_once_all_have_told_what_they_hold(cluster):
+    adopted(cluster)
+    cluster.events.clear()
+    died = ev.WorkerExited(3, 3, -9)
+    cluster.hear(died)
+    cluster.all.post(protocol.Raised(2, 3, "broken"))
+    cluster.all.post(protocol.Registered(2, 3, 5))
+    cluster.links[0].hear(ToldAgain())
+    assert cluster.events == [protocol.Registered(2, 3, 5)]
+    cluster.links[1].lose(GONE)  # it will never tell
+    assert cluster.events[1] == replace(died, step=43)
+    assert cluster.events[2] == protocol.Raised(2, 3, "broken")
+    assert [each.rank for each in cluster.events[3:]] == [5]
+    assert cluster.events[3].lost
+    cluster.hear(ev.WorkerExited(4, 3, -9))
+    assert cluster.events[-1].rank == 4
+
+
+def test_one_that_tells_nothing_holds_up_nobody_for_ever(cluster, monkeypatch):
+    monkeypatch.setattr(module, "TELL_S", 0.0)
+    adopted(cluster)
+    cluster.hear(ev.WorkerExited(3, 3, -9))
+    cluster.loop.call_later(0.01, cluster.loop.stop)
+    cluster.loop.run_forever()
+    assert cluster.events[-1].rank == 3
+
+
+# --- nodes that have lost node 0 of some job ------------------------------------------------------
+
+
+def survivor(step=9, job="other", program=None):
+    digest = program_digest(SimpleNamespace(program=PROGRAM)) if program is None else program
+    return wish(is_spare=False)._replace(
+        survived=SurvivedStep(job, 1, "/c/step_9", step, (job,), digest)
+    )
+
+
+def test_a_survivor_of_another_script_is_refused_by_a_job_that_runs(waiting):
+    answer = waiting.all._judge(survivor(program="other"), "10.0.0.4")
+    assert answer == Refused(
+        "d goes on with a job that runs another script or has other arguments", 2
+    )
+    assert waiting.events == []
+
+
+@pytest.mark.parametrize("job", ["r", "before"])
+def test_a_node_that_was_cut_off_from_this_job_waits_as_a_spare(waiting, job):
+    waiting.hooks.newest = 3  # it had come further than those that went on
+    assert isinstance(waiting.all._judge(survivor(job=job), "10.0.0.4"), Spare)
+    assert waiting.events == []
+
+
+def test_a_node_whose_ranks_train_is_none_of_a_job_that_runs(waiting):
+    """Its msrun stood still for so long that it was taken for lost."""
+    waiting.links[0].lose(GONE)
+    digest = program_digest(SimpleNamespace(program=PROGRAM))
+    told = LivingRanks("r", 1, 0, "", "", 0, (), digest, 6, 0)
+    join = wish(is_spare=False, rank=1)._replace(living=told)
+    assert waiting.all._judge(join, "10.0.0.4") == module.LEFT
+
+
+def test_a_job_that_began_anew_ends_if_a_later_step_of_it_is_saved(waiting):
+    waiting.hooks.newest = 8
+    answer = waiting.all._judge(survivor(step=9), "10.0.0.4")
+    why = (
+        "d has saved step 9 of the same training in /c/step_9, and was not here when this job "
+        "began, which has come to step 8"
+    )
+    assert waiting.events == [ev.StopRequested(SIGTERM, why)]
+    assert answer == Refused(f"the job here has begun without this node, and ends: {why}", 1)
+    waiting.events.clear()
+    waiting.hooks.newest = 9
+    assert isinstance(waiting.all._judge(survivor(step=9), "10.0.0.4"), Spare)
+    assert waiting.events == []
