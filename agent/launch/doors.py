@@ -52,7 +52,7 @@ class _Knock:
         now = time.monotonic()
         if now - self._looked_s > UNSEEN_S:  # nobody listened to what it would have said
             self.close()
-            self._unheard_since_s, self.is_silent = now, False
+            self._unheard_since_s, self.is_silent, self.is_open = now, False, None
         self._looked_s = now
         if self._connection is not None:
             self._look_at(self._connection, now)

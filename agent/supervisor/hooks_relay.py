@@ -249,11 +249,6 @@ class HooksRelay:
         return bool(self._pages.all().keys() - self._left)
 
     @property
-    def saves(self) -> bool:
-        """Whether ranks here have a state to save."""
-        return self._may_save and bool(self._pages.all())
-
-    @property
     def resume(self) -> str:
         """The checkpoint that this attempt has resumed from, or empty."""
         return self._resume

@@ -243,10 +243,13 @@ class RemoteController:
             self._finish()
             return
         self._hooks.leave_pages(dead)
-        if not self._node.living() and not self._is_asked:  # ranks on other nodes save its step
-            self.patience_s = ELSEWHERE_S if self._hooks.saves else 0.0
-            self.goes_on = self._take_part(loss, self._hooks.newest_step(), self._hooks.saves)
         self._forsake(loss, why)
+
+    @property
+    def _is_to_go_on(self) -> bool:
+        """Whether something is left to do: not if every rank here has come to its end."""
+        codes = [each.exit_code for each in self._node.workers()]
+        return any(code != 0 for code in codes)
 
     def _stop_looking(self) -> Loss:
         assert self._alone is not None
@@ -282,12 +285,19 @@ class RemoteController:
         """End what runs here."""
         why = why or f"the controller's node {loss.why}"
         self.ending = Ended(FAILED_EXIT, why)
-        if not (living := self._node.living()):
-            self._finish()
-            return
+        living = self._node.living()
         is_asked = self.view.is_asked or self._is_asked
         self.view = self.view._replace(state=JobState.STOPPING)
-        saving = self._hooks.forsake(why, is_proven=loss.kind is LossKind.PROOF)
+        told = self._hooks.forsake(why, is_proven=loss.kind is LossKind.PROOF)
+        saving = tuple(rank for rank in told if rank in living)
+        if not is_asked and self._is_to_go_on:
+            # where no rank holds the step, others elsewhere do
+            self.patience_s = 0.0 if saving else ELSEWHERE_S
+            saves = bool(saving) or self.view.has_hooks
+            self.goes_on = self._take_part(loss, self._hooks.newest_step(), saves)
+        if not living:
+            self._finish()
+            return
         self._node.act(do.CancelStarts(why, now=True))
         others = tuple(rank for rank in living if rank not in saving)
         if saving:
@@ -296,8 +306,6 @@ class RemoteController:
             self._loop.call_later(SAVE_S, self._kill, why)
         else:
             self._say(f"{why}: the ranks of this node are stopped")
-        if not is_asked:
-            self.goes_on = self._take_part(loss, self._hooks.newest_step(), bool(saving))
         if others:
             is_urgent = loss.kind is LossKind.SILENCE  # others may soon be started in their places
             signum = signal.SIGKILL if is_urgent else signal.SIGTERM

@@ -67,7 +67,10 @@ class Drill:
     def kill_rank(self) -> None:
         rank = self.chance.randrange(RANKS)
         self.note(f"rank {rank} killed")
-        os.kill(self.pids[rank], signal.SIGKILL)
+        try:
+            os.kill(self.pids[rank], signal.SIGKILL)
+        except ProcessLookupError:
+            self.note("which had ended")
 
     def kill_worker(self) -> int:
         number = self.chance.randrange(RANKS)

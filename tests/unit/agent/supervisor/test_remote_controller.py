@@ -107,7 +107,6 @@ class FakeHooks:
 
     are_calm = True
     are_training = True
-    saves = True
     disturbed = None
 
     def be_alone(self, disturbed):
@@ -447,10 +446,24 @@ def test_a_rank_that_evaluates_is_let_alone_when_others_have_ended(alone, trains
     assert alone.looks[0].is_closed is trains
 
 
-def test_a_node_without_a_state_to_save_does_not_wait_for_others(alone):
+def test_a_job_without_a_state_to_save_has_nothing_to_go_on_from(alone):
+    alone.link.hear(JobKnown("running", 4, False))
     alone.link.lose()
     alone.here.alive = ()
-    alone.hooks.saves = False
     alone.controller.post(ev.WorkerExited(3, 4, -9))
     assert alone.losses == [(CLOSED, 7, False)]
-    assert alone.controller.patience_s == 0
+
+
+def test_a_node_whose_ranks_are_being_replaced_goes_on_with_what_others_save(node):
+    node.link.hear(JobKnown("replacing", 1, True))
+    node.link.lose()
+    assert node.losses == [(CLOSED, 7, True)]
+    assert node.controller.patience_s > 0
+
+
+def test_a_node_whose_ranks_have_come_to_their_end_goes_on_with_nothing(node):
+    node.link.hear(JobKnown("running", 1, True))
+    node.here.alive, node.here.code = (), 0
+    node.link.lose()
+    assert node.losses == []
+    assert node.here.log[-1] == "finish"
