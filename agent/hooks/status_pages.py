@@ -14,7 +14,7 @@ from time import monotonic_ns
 from typing import NamedTuple
 from weakref import finalize
 
-from worker_hooks.contract.status_page import Heartbeat, Pace, Page
+from worker_hooks.contract.status_page import Heartbeat, Pace, Page, Phase
 from worker_hooks.storage.private_records import UNSOUND
 
 STEADY_NS = 20_000_000  # what would move a heartbeat by less is no news
@@ -180,6 +180,14 @@ class StatusPages:
             return None if (page := self._pages.get(rank)) is None else page.newest_step()
         except UNSOUND:
             return None
+
+    def phases(self) -> dict[int, Phase]:
+        """What the ranks' main threads are doing."""
+        found = {}
+        for rank, page in self._pages.items():
+            with contextlib.suppress(*UNSOUND):
+                found[rank] = page.heartbeat().phase
+        return found
 
     def newest_of_all(self) -> int:
         """The newest step that any rank has committed; 0: none."""

@@ -183,8 +183,9 @@ def own_side(
 def program_digest(spec: JobSpec) -> str:
     """Stands for what the ranks run, and with which arguments."""
     program = spec.program
-    # it may lie in another folder on another node
-    what = (program.kind.value, os.path.basename(program.name), program.args)
+    # it may lie elsewhere on another node; but experiments have folders of their own
+    where = Path(program.name).absolute().parts[-2:]
+    what = (program.kind.value, where, program.args)
     return hashlib.sha256(repr(what).encode()).hexdigest()[:32]
 
 
@@ -481,9 +482,14 @@ def rejoin(
     spec, asked = met.prepared.spec, met.asked
     assert asked.master_port is not None
     host, port = asked.master_addr, asked.master_port
-    side = own_side(asked, environ, met.version, say, met.door, is_first=False)
+    first = own_side(asked, environ, met.version, say, met.door, is_first=False)
 
     def made(attempt: int, resume: str) -> Dial:
+        side = first
+        try:  # its certificate may have been renewed since
+            side = own_side(asked, environ, met.version, say, met.door, is_first=False)
+        except UsageError as error:
+            say(str(error))
         living = LivingRanks(
             job=spec.saves_as,
             node_rank=spec.node_rank,

@@ -47,7 +47,7 @@ class SchedulerWatch:
         look_at: AloneWith,
         loop: Loop,
         found: Callable[[JoinedNode], object],
-        too_late: Callable[[str], object],
+        too_late: Callable[[str, bool], object],
         say: Callable[[str], None],
     ) -> None:
         """Begin.
@@ -56,7 +56,8 @@ class SchedulerWatch:
             look_at: what is looked at.
             loop: on which the others are called.
             found: takes the line to it.
-            too_late: takes why the ranks here cannot train on, as a sentence.
+            too_late: takes why the ranks here cannot train on, as a sentence, and whether that is
+                certain. It may be told more than once.
             say: prints one sentence for people.
         """
         self._look_at = look_at
@@ -92,23 +93,24 @@ class SchedulerWatch:
         elif self._gone_s is None:
             self._gone_s = now_s
         elif now_s > self._gone_s + GONE_S:
-            self._end(GONE)
+            self._end(GONE, certain=False)
         if not self._is_over.is_set():
             self._timer = self._loop.call_later(AGAIN_S, self._knock)
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: str, *, certain: bool = True) -> None:
         if not self._is_over.is_set():
-            self._too_late(why)
+            self._too_late(why, certain)
 
     # --- in threads -----------------------------------------------------------------------------
 
     def _look_for_notes(self) -> None:
         folders = self._look_at.folders
-        while folders and not self._is_over.wait(AGAIN_S):
+        pause_s = AGAIN_S
+        while folders and not self._is_over.wait(pause_s):
             with contextlib.suppress(OSError):  # the file server is away for a moment
                 if any(each.exists() for each in folders):
                     self._call(self._end, SAVING)
-                    return
+                    pause_s = REFUSED_S
 
     def _look_for_it(self) -> None:
         said = ""
@@ -119,11 +121,10 @@ class SchedulerWatch:
             except NobodyThereError:
                 pass
             except (RefusedError, NeverBegunError) as error:
+                pause_s = REFUSED_S
                 if error.exit_code == AGAIN:
                     self._call(self._end, str(error))
-                    return
-                pause_s = REFUSED_S
-                if str(error) != said:
+                elif str(error) != said:
                     said = str(error)
                     self._call(self._say, f"what is at the scheduler's port is none: {said}")
             else:

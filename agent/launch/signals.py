@@ -54,6 +54,11 @@ def note_late(spec: JobSpec) -> None:
             signal.signal(signum, lambda number, _: _LATE.append(number))
 
 
+def is_asked_late() -> bool:
+    """Whether a signal has come since a job was over."""
+    return bool(_LATE)
+
+
 def take_back(spec: JobSpec) -> None:
     """Between two jobs of one msrun each signal means what it does to any program.
 

@@ -24,7 +24,7 @@ from agent.launch.meeting import (
     own_side,
     program_digest,
 )
-from agent.launch.signals import take_back
+from agent.launch.signals import is_asked_late, take_back
 from agent.nodes.gather import NodeZeroBackError, Succession
 from agent.nodes.join import NobodyThereError
 from agent.nodes.line import Loss, LossKind
@@ -35,6 +35,7 @@ from agent.records.run_record import Record, new_record_id
 from agent.spec.job_spec import JobSpec, NotStartedError
 from agent.text.wording import duration
 
+SAVED_LOOK_S = 0.5  # between two looks at what others save
 LOOK_S = 0.1  # between two looks at who is there
 FIRST = 0  # the node that is lost
 HOME = -1  # where the nodes met first: somebody may have started node 0 there again
@@ -107,9 +108,9 @@ def saved_step(
             return None
         if found is not None and found.manifest.step >= reached:
             break
-        if time.monotonic() >= until_s:
+        if time.monotonic() >= until_s or is_asked_late():
             return None
-        time.sleep(LOOK_S)
+        time.sleep(SAVED_LOOK_S)
     step = found.manifest.step
     path = str(found.path.absolute())
     return SurvivedStep(job.saves_as, job.node_rank, path, step, lineage, program_digest(job))

@@ -262,9 +262,9 @@ class Gathering:
 
         It must be complete.
         """
-        living = (each.join.living for each in self._members.values())
-        if (found := next(filter(None, living), None)) is not None:
-            return found
+        living = [each.join.living for each in self._members.values() if each.join.living]
+        if living:  # one that came late does not know what the attempt has resumed from
+            return max(living, key=lambda each: (each.attempt_resume, len(each.lineage)))
         told = (each.join.survived for each in self._members.values())
         return max(filter(None, told), key=lambda each: each.step, default=None)
 

@@ -169,6 +169,7 @@ class Ended(NamedTuple):
 
     exit_code: int
     reason: str
+    state: str = ""  # of the job, as people are shown it; empty: not known
 
 
 # fmt: off

@@ -23,7 +23,7 @@ from agent.nodes.line import Line, Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.messages import AGAIN, Begin, Join, Refused, Spare, SurvivedStep
 from agent.nodes.roster import local_rank, of_another_program
-from agent.nodes.run_messages import NodeFacts, SaveFar
+from agent.nodes.run_messages import Ended, NodeFacts, SaveFar
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.job_view import Holders, JobView
@@ -235,7 +235,8 @@ class AllNodes:
         self._inboxes.close()
         end_s = self._loop.time() + CLOSE_S
         for node in self._others:
-            node.end(ending.exit_code, ending.reason, max(0.0, end_s - self._loop.time()))
+            left_s = max(0.0, end_s - self._loop.time())
+            node.end(Ended(ending.exit_code, ending.reason, ending.state.value), left_s)
         self._own.finish()
 
     # --- what the others say --------------------------------------------------------------------
@@ -342,7 +343,8 @@ class AllNodes:
         if join.run_id != wanted:
             return Refused(f"the job here is {wanted!r}, not {join.run_id!r}", WRONG)
         if join.living is not None:
-            return LEFT
+            is_ours = join.living.job in {spec.saves_as, *spec.dump.lineage}
+            return LEFT if is_ours else Refused(of_another_program(join.host), WRONG)
         if join.survived is not None and (refused := self._judge_survivor(join, join.survived)):
             return refused
         fitting = [rank for rank in self._vacant if self._facts[rank].nproc == join.nproc]

@@ -50,6 +50,8 @@ from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.left_pages import leave_page, notes_folder
+from worker_hooks.contract.status_page import Phase
+from worker_hooks.storage.manifest import is_in_memory
 
 MOST_KNOWN = 64  # messages of a rank that are kept
 CHANGED_BY = protocol.Frozen | protocol.Standing | protocol.Leaving
@@ -196,6 +198,8 @@ class HooksRelay:
                 return  # another controller answers what was said to the one before
             case protocol.Welcome():
                 self._greeted.add(rank)
+                if message.resume and not is_in_memory(Path(message.resume)):
+                    self._resume = message.resume  # which the rank has asked for, or the job
             case protocol.Hold() | protocol.Rejoin():
                 self._halted.add(rank)
             case protocol.GoOn() | protocol.Proceed():
@@ -244,9 +248,21 @@ class HooksRelay:
         return are_greeted and are_leaving and not self._halted
 
     @property
-    def are_training(self) -> bool:
-        """Whether ranks with a state to save have not come to the end of their scripts."""
-        return bool(self._pages.all().keys() - self._left)
+    def are_in_a_step(self) -> bool:
+        """Whether ranks are in the middle of a step, which takes all others."""
+        return any(phase is not Phase.IDLE for phase in self._pages.phases().values())
+
+    @property
+    def are_in_script(self) -> bool:
+        """Whether ranks have not come to the end of their scripts; unknown of those that say
+        nothing: then they have not.
+        """
+        return not self._left
+
+    @property
+    def may_save(self) -> bool:
+        """Whether ranks save their state when something fails."""
+        return self._may_save
 
     @property
     def resume(self) -> str:

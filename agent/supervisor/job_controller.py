@@ -237,7 +237,6 @@ class JobController:
                 self._ending = RunEnding.of(action, self._job, workers, self._account)
                 for timer in self._reminders:
                     timer.cancel()
-                self._publish()  # other nodes hear of it, and are told nothing more
                 self._node.finish()
             case do.Sweep():
                 self._cancel_deadline()

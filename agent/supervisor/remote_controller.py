@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -50,7 +51,9 @@ ASKED = "it is asked for, and no scheduler is there"
 FAILED_EXIT = 1
 
 
-Look = Callable[[int, Callable[[JoinedNode], object], Callable[[str], object]], SchedulerWatch]
+Look = Callable[
+    [int, Callable[[JoinedNode], object], Callable[[str, bool], object]], SchedulerWatch
+]
 """Begins to look for the controller's msrun, for ranks in this attempt; takes what takes the line
 to the new one, and what takes why they cannot train on."""
 
@@ -94,6 +97,7 @@ class RemoteController:
         self._hooks = hooks
         self._evidence = evidence
         self._show_status = show_status
+        self._shown: dict[str, object] = {}  # the newest
         self._say = say
         self._grace_s = grace_s
         self._host = host
@@ -172,9 +176,12 @@ class RemoteController:
             case TakeMemory():
                 self._memory.take(message)
             case ShownStatus():
+                self._shown = message.status
                 self._show_status(message.status)
             case Ended():
                 self.ending = message
+                if message.state and self._shown:
+                    self._show_status({**self._shown, "state": message.state})
                 self._node.finish()
             case _:
                 raise TypeError(f"not for a node: {message}")
@@ -206,9 +213,15 @@ class RemoteController:
         self._alone = loss, self._look(self.view.attempt, self._found, self._end_training)
         self._hooks.be_alone(self._disturbed)
 
-    def _end_training(self, why: str) -> None:
-        """The ranks cannot train on; one that has come to its end, and evaluates, is let alone."""
-        if self._hooks.are_training:
+    def _end_training(self, why: str, certain: bool) -> None:
+        """The ranks cannot train on.
+
+        Args:
+            why: as text.
+            certain: it is not only that another worker's msrun has ended, which it may have done
+                with the training: a rank that is in no step is let alone then.
+        """
+        if self._hooks.are_in_a_step or (certain and self._hooks.are_in_script):
             self._end_alone(why)
 
     def _disturbed(self, said: Said) -> None:
@@ -266,9 +279,10 @@ class RemoteController:
         self._hooks.be_alone(None)
         self.nodes = joined.roster.nodes
         self._link.open(joined.line)
-        host = joined.line.connection.getpeername()[0]
-        self._memory.move(host)
-        self._hooks.move_memory(host)
+        with suppress(OSError):  # it is lost again, as will be heard
+            host = joined.line.connection.getpeername()[0]
+            self._memory.move(host)
+            self._hooks.move_memory(host)
         self.begin()
         self._say("the scheduler is there again")
         for worker in self._node.workers():
@@ -293,8 +307,9 @@ class RemoteController:
         if not is_asked and self._is_to_go_on:
             # where no rank holds the step, others elsewhere do
             self.patience_s = 0.0 if saving else ELSEWHERE_S
-            saves = bool(saving) or self.view.has_hooks
-            self.goes_on = self._take_part(loss, self._hooks.newest_step(), saves)
+            saves = bool(saving) or (self.view.has_hooks and self._hooks.may_save)
+            reached = max(self._hooks.newest_step(), shown_step(self._shown))
+            self.goes_on = self._take_part(loss, reached, saves)
         if not living:
             self._finish()
             return
@@ -331,3 +346,10 @@ class RemoteController:
 
     def _finish(self) -> None:
         self._node.finish()
+
+
+def shown_step(status: dict[str, object]) -> int:
+    """The newest step of any rank of the job, as it was shown last; 0: none."""
+    workers = status.get("workers")
+    steps = [each.get("step") for each in workers] if isinstance(workers, list) else []
+    return max((step for step in steps if isinstance(step, int)), default=0)

@@ -287,9 +287,9 @@ class RemoteNode:
         """Tell it the state of the whole job."""
         self._link.send(ShownStatus(status))
 
-    def end(self, exit_code: int, reason: str, timeout_s: float) -> None:
+    def end(self, ended: Ended, timeout_s: float) -> None:
         """The job is over: its msrun ends, too."""
-        self._link.send(Ended(exit_code, reason))
+        self._link.send(ended)
         self._link.drain(timeout_s)
 
     def give_up(self, why: str, *, is_lost: bool) -> Iterator[ev.Event]:

@@ -22,6 +22,7 @@ from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.remote_controller import FAILED_EXIT, RemoteController
 from agent.supervisor.run_parts import RunParts, make_parts, take_apart
 from agent.text.wording import ranged, worker_named
+from agent.workers.master_port import is_loopback
 from agent.workers.worker import Worker
 
 
@@ -56,11 +57,18 @@ def run_controlled(
     dialling = None if head.nproc else rejoin(met, environ, console.say)
 
     def look(
-        attempt: int, found: Callable[[JoinedNode], object], too_late: Callable[[str], object]
+        attempt: int, found: Callable[[JoinedNode], object], too_late: Callable[[str, bool], object]
     ) -> SchedulerWatch:
         assert dialling is not None
         nodes = controller.nodes or met.roster.nodes
-        others = (each for each in nodes if each.door and each.rank not in {0, spec.node_rank})
+        is_near = is_loopback(host)  # else such an address means another machine
+        others = (
+            each
+            for each in nodes
+            if each.door
+            and each.rank not in {0, spec.node_rank}
+            and (is_near or not is_loopback(each.address))
+        )
         doors = {each.rank: Address(each.address, each.door) for each in others}
         at = AloneWith(dialling(attempt, hooks.resume), doors, hooks.notes_folders())
         return SchedulerWatch(at, supervisor.loop, found, too_late, console.say)

@@ -46,7 +46,6 @@ class Drill:
     notes: list[str] = field(default_factory=list)
     pids: dict[int, int] = field(default_factory=dict)  # of the ranks at first
     idle: NodeMsrun | None = None  # a scheduler that finds nobody, as all have gone on
-    inexact: bool = False  # what a rank alone had is gone with its msrun
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -126,6 +125,19 @@ def a_worker_is_started_again(drill: Drill) -> None:
     drill.start_worker(number)
 
 
+def both_are_started_again(drill: Drill) -> None:
+    """What the worker's rank alone had is lost with its msrun."""
+    drill.kill_scheduler()
+    drill.pause(0.5)
+    number = drill.kill_worker()
+    drill.pause(3.0)
+    acts = [drill.start_scheduler, lambda: drill.start_worker(number)]
+    drill.chance.shuffle(acts)
+    for act in acts:
+        act()
+        drill.pause(2.0)
+
+
 def a_rank_dies(drill: Drill) -> None:
     drill.kill_rank()
 
@@ -133,7 +145,7 @@ def a_rank_dies(drill: Drill) -> None:
 CASES: tuple[Callable[[Drill], None], ...] = (
     *(the_scheduler_stays_away, the_scheduler_comes_back, it_comes_back_and_a_rank_dies),
     *(a_rank_dies_without_it, a_rank_dies_and_then_the_scheduler, a_worker_is_started_again),
-    *(a_rank_dies_without_it_and_it_comes_back, a_rank_dies),
+    *(a_rank_dies_without_it_and_it_comes_back, a_rank_dies, both_are_started_again),
 )
 
 

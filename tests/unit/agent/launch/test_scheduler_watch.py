@@ -45,7 +45,7 @@ class Worker:
             AloneWith(dial, doors or {}, folders),
             self.loop,
             self.found.append,
-            self.late.append,
+            lambda why, certain: self.late.append((why, certain)),
             self.said.append,
         )
         return self.watch
@@ -93,7 +93,18 @@ def test_another_job_at_its_port_is_said_once(worker):
 def test_a_scheduler_that_has_to_start_ranks_wants_these_to_save(worker):
     worker.look(RefusedError("another worker has no rank any more", AGAIN))
     worker.until(lambda: worker.late)
-    assert worker.late == ["another worker has no rank any more"]
+    assert worker.late[0] == ("another worker has no rank any more", True)
+    assert worker.said == []
+
+
+def test_a_worker_that_is_let_alone_then_is_told_again(worker, tmp_path):
+    """It evaluates, say; and looks for the scheduler as before."""
+    there = line()
+    worker.look(
+        RefusedError("another worker has no rank any more", AGAIN), there, folders=[tmp_path]
+    )
+    worker.until(lambda: worker.found and worker.late.count((SAVING, True)) > 1)
+    assert worker.found == [there]
 
 
 def test_what_comes_too_late_is_closed(worker):
@@ -148,21 +159,21 @@ def test_the_first_notes_of_ranks_elsewhere_are_seen(worker, tmp_path):
     assert worker.late == []
     (tmp_path / "a").mkdir()
     worker.until(lambda: worker.late)
-    assert worker.late == [SAVING]
+    assert worker.late[0] == (SAVING, True)
 
 
 def test_a_file_server_that_is_away_for_a_moment_changes_nothing(worker):
     answers = [OSError("stale"), OSError("stale"), True]
 
     def exists():
-        answer = answers.pop(0)
+        answer = answers.pop(0) if answers else True
         if isinstance(answer, OSError):
             raise answer
         return answer
 
     worker.look(folders=[SimpleNamespace(exists=exists)])
     worker.until(lambda: worker.late)
-    assert (worker.late, answers) == ([SAVING], [])
+    assert (worker.late[0], answers) == ((SAVING, True), [])
 
 
 def test_another_workers_msrun_is_gone(worker):
@@ -171,7 +182,7 @@ def test_another_workers_msrun_is_gone(worker):
         worker.turn()
         assert worker.late == []
     worker.until(lambda: worker.late)
-    assert worker.late[0] == GONE
+    assert worker.late[0] == (GONE, False)
 
 
 def test_nobody_is_told_who_does_not_want_to_know_any_more(worker, tmp_path):

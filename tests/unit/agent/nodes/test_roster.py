@@ -335,3 +335,12 @@ def test_workers_that_train_keep_their_devices():
     for rank, local in ((1, 2), (2, 0), (3, 1)):  # as they came in the places of others
         gathering.add(living(str(rank), rank, local=local), "10.0.0.2")
     assert [node.local_first for node in gathering.roster().nodes[1:]] == [2, 0, 1]
+
+
+def test_where_a_restart_resumes_is_known_by_those_that_were_there_at_its_begin():
+    gathering = Gathering(SCHEDULER._replace(program="train.py"), WantedNodes(2, 2))
+    for number, path in enumerate(("", "/saved/step_5")):
+        join = living(str(number), number + 1, world=2)
+        told = join.living._replace(attempt_resume=path)
+        assert gathering.add(join._replace(living=told), "10.0.0.2") is None
+    assert gathering.past().attempt_resume == "/saved/step_5"

@@ -105,7 +105,7 @@ def test_all_nodes_show_the_same_status_and_end_alike(cluster):
     cluster.all.show({"state": "running"})
     cluster.all.finish()
     for link in cluster.links:
-        assert link.said == [ShownStatus({"state": "running"}), Ended(3, "rank 1 failed")]
+        assert link.said == [ShownStatus({"state": "running"}), Ended(3, "rank 1 failed", "failed")]
         assert 0 < link.drained <= module.CLOSE_S
     assert cluster.told == ["finish"]
 

@@ -428,9 +428,27 @@ def test_what_waited_for_the_controller_as_it_ended(node, message, is_calm):
     client, _ = node.registered()
     node.relay.hear(ToRank(4, pack_said(protocol.Welcome(""))))
     assert isinstance(wire.receive(client)[0], protocol.Welcome)
-    assert node.relay.are_training
+    assert node.relay.are_in_script
     node.say(client, message)
     assert node.relay.are_calm is is_calm
-    assert node.relay.are_training is not is_calm
+    assert node.relay.are_in_script is not is_calm
     node.relay.be_alone(lambda _: None)
     assert wire.receive(client)[0] == protocol.Release("the script has ended")
+
+
+def test_whether_a_rank_is_in_a_step_is_seen_on_its_page(node):
+    _, page = node.registered()
+    page.beat(6, 1, 4, Phase.IDLE)
+    assert not node.relay.are_in_a_step
+    page.beat(6, 1, 4, Phase.FORWARD)
+    assert node.relay.are_in_a_step
+
+
+def test_what_an_attempt_has_resumed_from_is_known(node):
+    node.relay.begin(1, "/saved/step_5")
+    assert node.relay.resume == "/saved/step_5"
+    node.rank()
+    for path in ("/saved/step_9", "/proc/7/fd/5"):  # found as the script asked; of a replacement
+        node.relay.hear(ToRank(4, pack_said(protocol.Welcome(path))))
+        assert node.relay.resume == "/saved/step_9"
+        node.relay._greeted.clear()

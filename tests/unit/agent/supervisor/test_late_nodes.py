@@ -125,6 +125,8 @@ def test_a_node_whose_ranks_train_is_none_of_a_job_that_runs(waiting):
     told = LivingRanks("r", 1, 0, "", "", 0, (), digest, 6, 0)
     join = wish(is_spare=False, rank=1)._replace(living=told)
     assert waiting.all._judge(join, "10.0.0.4") == module.LEFT
+    other = join._replace(living=told._replace(job="another"))  # it goes on looking for its own
+    assert waiting.all._judge(other, "10.0.0.4").exit_code == 2
 
 
 def test_a_job_that_began_anew_ends_if_a_later_step_of_it_is_saved(waiting):

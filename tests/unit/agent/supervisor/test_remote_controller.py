@@ -106,7 +106,9 @@ class FakeHooks:
         self.log.append("memory is forgotten")
 
     are_calm = True
-    are_training = True
+    are_in_a_step = True
+    are_in_script = True
+    may_save = True
     disturbed = None
 
     def be_alone(self, disturbed):
@@ -438,12 +440,53 @@ def test_signals_for_the_ranks_reach_them_without_a_scheduler(alone):
     assert not alone.looks[0].is_closed
 
 
-@pytest.mark.parametrize("trains", [True, False])
-def test_a_rank_that_evaluates_is_let_alone_when_others_have_ended(alone, trains):
+@pytest.mark.parametrize(
+    ("in_a_step", "in_script", "certain", "ends"),
+    [
+        (True, True, False, True),
+        (False, True, False, False),  # between epochs, or training is over: others have ended
+        (False, True, True, True),  # others have begun to save
+        (False, False, True, False),  # its script is at its end
+    ],
+)
+def test_who_evaluates_is_let_alone_when_others_have_ended(
+    alone, in_a_step, in_script, certain, ends
+):
     alone.link.lose()
-    alone.hooks.are_training = trains
-    alone.looks[0].too_late("another worker's msrun has ended, and no scheduler is there")
-    assert alone.looks[0].is_closed is trains
+    alone.hooks.are_in_a_step, alone.hooks.are_in_script = in_a_step, in_script
+    alone.looks[0].too_late("another worker's msrun has ended", certain)
+    assert alone.looks[0].is_closed is ends
+
+
+def test_the_step_that_was_shown_last_has_to_be_saved_at_least(alone):
+    """What ranks here have committed is not known: they are new ones."""
+    alone.link.hear(ShownStatus({"workers": [{"step": 500}, {"rank": 1}, {"step": 498}]}))
+    alone.link.hear(JobKnown("replacing", 4, True))
+    alone.link.lose()
+    assert alone.losses == [(CLOSED, 500, True)]
+
+
+def test_nothing_is_waited_for_where_nothing_is_ever_saved(alone):
+    alone.hooks.may_save = False
+    alone.link.hear(JobKnown("replacing", 4, True))
+    alone.link.lose()
+    assert alone.losses == [(CLOSED, 7, False)]
+
+
+def test_a_line_that_is_lost_again_at_once_is_no_crash(alone):
+    def gone():
+        raise OSError(107, "not connected")
+
+    alone.link.lose()
+    line = SimpleNamespace(connection=SimpleNamespace(getpeername=gone))
+    alone.looks[0].found(SimpleNamespace(line=line, roster=SimpleNamespace(nodes=())))
+    assert alone.link.line is line
+
+
+def test_people_see_how_the_job_ended(node):
+    node.link.hear(ShownStatus({"state": "running", "attempt": 1}))
+    node.link.hear(Ended(0, "every rank exited with 0", "succeeded"))
+    assert node.shown[-1] == {"state": "succeeded", "attempt": 1}
 
 
 def test_a_job_without_a_state_to_save_has_nothing_to_go_on_from(alone):
