@@ -129,7 +129,7 @@ def test_an_exception_reaches_the_main_thread_from_a_timer(tmp_path):
     ended, said, err = play(tmp_path, Fault(0, 3, Moment.ANY, Deed.RAISE))
     # the main thread meets it where it is by then
     assert ended == 1 and said != "6 UPDATED" and int(said.split()[0]) >= 3
-    assert mark(tmp_path)["step"] == 3
+    assert mark(tmp_path)["step"] >= 3  # a timer may be late
     assert "DrillError" in err
 
 
