@@ -68,7 +68,9 @@ class Rank:
             share = Share(part[1], self.plan.head.decode("latin-1"), self.plan.seed, spans, 0)
         own = OwnShare((Entry("rng", "U8", (4,), 4),), step, 0, step, 0, "{}", 4, is_commit=True)
         keep = more.pop("keep", 5)
-        rules = SaveRules(keep, more.pop("minutes", 0), more.pop("crc", False), STALL_S)
+        rules = SaveRules(
+            keep, more.pop("minutes", 0), more.pop("crc", False), more.pop("stall_s", STALL_S)
+        )
         self.order = SaveOrder(
             layout=CheckpointLayout(directory, "CKP", 1, step, life),
             prefix=more.pop("prefix", "CKP"),
@@ -257,7 +259,8 @@ def test_a_rank_that_never_comes_is_named(tmp_path):
 
 def test_a_rank_that_gets_on_is_waited_for(tmp_path):
     """Its file grows for longer than the patience with one that does not."""
-    first, second = Rank(tmp_path, 0, 2).write(), Rank(tmp_path, 1, 2, part=None)
+    patient = {"stall_s": 3.0}  # a busy machine may let the thread below wait for a while
+    first, second = Rank(tmp_path, 0, 2, **patient).write(), Rank(tmp_path, 1, 2, part=None)
     growing = second.order.layout.unfinished / "rank_1"
     growing.mkdir()
     grown = threading.Event()
@@ -265,7 +268,7 @@ def test_a_rank_that_gets_on_is_waited_for(tmp_path):
     def grow():
         for number in range(20):
             (growing / "growing").write_bytes(b"x" * number)
-            grown.wait(STALL_S / 4)
+            grown.wait(0.2)
         second.write()
 
     thread = threading.Thread(target=grow)
