@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +23,9 @@ if __name__ == "__main__":
 from support.cluster import Cluster
 from support.hand_jobs import PLACES, SCHEDULER, start, start_all
 from support.jobs import PYTHON
-from support.node_drills import ENDS_S
-from support.node_jobs import NodeJobs, NodeMsrun, NodesJob, check_nothing_left
+from support.node_drills import ENDS_S, play, undisturbed
+from support.node_jobs import NodeJobs, NodesJob, check_nothing_left
 from support.node_trainings import SCRIPT, STALE, weights
-from support.warm_python import WarmPython
 
 RANKS = len(PLACES)
 WORDS = ("--epochs=8", "--pause=0.05")  # 32 steps
@@ -45,7 +41,6 @@ class Drill:
     job: NodesJob
     notes: list[str] = field(default_factory=list)
     pids: dict[int, int] = field(default_factory=dict)  # of the ranks at first
-    idle: NodeMsrun | None = None  # a scheduler that finds nobody, as all have gone on
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -195,35 +190,11 @@ def ended(drill: Drill, expected: Sequence[str]) -> str:
     return "other weights, as was said"
 
 
-def undisturbed(folder: Path) -> list[str]:
-    python = WarmPython()
-    try:
-        return weights(python.train(folder, RANKS, SCRIPT, *WORDS))
-    finally:
-        python.end()
-
-
-def main(count: int, first: int = 0, *names: str) -> int:
-    cases = [case for case in CASES if case.__name__ in names or not names]
-    folder = Path(tempfile.mkdtemp(prefix="hand-drills-"))
-    expected = undisturbed(folder / "undisturbed")
-    seen: Counter[str] = Counter()
-    for seed in range(first, first + count):
-        case, began = cases[seed % len(cases)], time.monotonic()
-        try:
-            told = run(seed, case, expected, folder / str(seed))
-        except AssertionError as error:
-            seen["failed"] += 1
-            (folder / f"{seed}.txt").write_text(str(error))
-            told = f"FAILED, see {folder}/{seed}.txt: {str(error).splitlines()[0]}"
-        else:
-            seen[told.rpartition(": ")[2]] += 1
-            shutil.rmtree(folder / str(seed), ignore_errors=True)
-        print(f"{seed} {case.__name__} ({time.monotonic() - began:.0f} s): {told}", flush=True)
-    print(dict(seen))
-    return 1 if seen["failed"] else 0
+def expect(folder: Path) -> list[str]:
+    return undisturbed(folder, RANKS, WORDS)
 
 
 if __name__ == "__main__":
     assert PYTHON
-    sys.exit(main(int(sys.argv[1]), int((sys.argv[2:] or ["0"])[0]), *sys.argv[3:]))
+    first = int((sys.argv[2:] or ["0"])[0])
+    sys.exit(play(CASES, run, expect, int(sys.argv[1]), first, *sys.argv[3:]))

@@ -8,7 +8,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.nodes.codec import pack_event, unpack_action
-from agent.nodes.messages import pack, unpack
+from agent.nodes.messages import ANY_RANK, Join, pack, unpack
 from agent.nodes.run_messages import Fact, NodeFacts, Order
 from agent.nodes.tls import PLAIN
 from agent.spec.job_spec import ClusterSpec, DumpSpec, Program, ProgramKind
@@ -19,6 +19,11 @@ from agent.workers.worker import Worker
 
 PROGRAM = Program("train.py", (), ProgramKind.SCRIPT, "python")
 START = do.StartAttempt(0, "the job begins")
+
+
+def wish(nproc=3, host="d", pid=77, is_spare=False, rank=ANY_RANK):
+    """A node that comes while the job runs."""
+    return Join("", "record", rank, nproc, host, pid, "1", "", "", "", is_spare)
 
 
 def travelled(message):

@@ -348,18 +348,27 @@ def ended(drill: Drill, expected: Sequence[str]) -> str:
     return "other weights, as was said"
 
 
-def undisturbed(folder: Path) -> list[str]:
+def undisturbed(folder: Path, ranks: int = RANKS, words: Sequence[str] = WORDS) -> list[str]:
+    """The final weights of as many ranks, without msrun."""
     python = WarmPython()
     try:
-        return weights(python.train(folder, RANKS, SCRIPT, *WORDS))
+        return weights(python.train(folder, ranks, SCRIPT, *words))
     finally:
         python.end()
 
 
-def main(count: int, first: int = 0, *names: str) -> int:
-    cases = [case for case in CASES if case.__name__ in names or not names]
+def play(
+    cases: Sequence[Callable[..., None]],
+    run: Callable[..., str],
+    expect: Callable[[Path], list[str]],
+    count: int,
+    first: int = 0,
+    *names: str,
+) -> int:
+    """Run drills by their seeds, and print what came of each; 1 if one failed."""
+    cases = [case for case in cases if case.__name__ in names or not names]
     folder = Path(tempfile.mkdtemp(prefix="node-drills-"))
-    expected = undisturbed(folder / "undisturbed")
+    expected = expect(folder / "undisturbed")
     assert len({*expected}) == 1, expected
     seen: Counter[str] = Counter()
     for seed in range(first, first + count):
@@ -380,4 +389,5 @@ def main(count: int, first: int = 0, *names: str) -> int:
 
 if __name__ == "__main__":
     assert PYTHON
-    sys.exit(main(int(sys.argv[1]), int((sys.argv[2:] or ["0"])[0]), *sys.argv[3:]))
+    first = int((sys.argv[2:] or ["0"])[0])
+    sys.exit(play(CASES, run, undisturbed, int(sys.argv[1]), first, *sys.argv[3:]))

@@ -2,10 +2,12 @@
 
 import asyncio
 from base64 import b64encode
+from functools import partial
 from signal import SIGKILL, SIGTERM
 
 import pytest
 from support.node_cluster import START, Cluster, FakeLink
+from support.node_cluster import wish as came
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -14,7 +16,7 @@ from agent.failure.evidence import ErrorFile, Evidence, WorkerEnd
 from agent.failure.evidence_json import as_json
 from agent.machine.process_use import ProcessNews
 from agent.nodes.line import Loss, LossKind
-from agent.nodes.messages import ANY_RANK, Join, Refused, Spare
+from agent.nodes.messages import Refused, Spare
 from agent.nodes.run_messages import (
     Beats,
     Ended,
@@ -441,8 +443,7 @@ def test_a_node_that_is_the_next_one_no_more_leaves_its_copies(waiting, monkeypa
 # --- spare nodes ----------------------------------------------------------------------------------
 
 
-def wish(nproc=3, host="d", pid=77, is_spare=True, rank=ANY_RANK):
-    return Join("", "record", rank, nproc, host, pid, "1", "", "", "", is_spare)
+wish = partial(came, is_spare=True)
 
 
 @pytest.fixture

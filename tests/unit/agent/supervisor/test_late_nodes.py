@@ -6,13 +6,13 @@ from signal import SIGTERM
 from types import SimpleNamespace
 
 import pytest
-from support.node_cluster import PROGRAM, Cluster
+from support.node_cluster import PROGRAM, Cluster, wish
 
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.launch.meeting import program_digest
 from agent.nodes.line import Loss, LossKind
-from agent.nodes.messages import ANY_RANK, Join, LivingRanks, Refused, Spare, SurvivedStep
+from agent.nodes.messages import LivingRanks, Refused, Spare, SurvivedStep
 from agent.nodes.run_messages import ToldAgain
 from agent.supervisor import all_nodes as module
 from worker_hooks.contract import protocol
@@ -38,10 +38,6 @@ def waiting():
     yield cluster
     cluster.door.close()
     loop.close()
-
-
-def wish(nproc=3, rank=ANY_RANK, is_spare=False):
-    return Join("", "record", rank, nproc, "d", 77, "1", "", "", "", is_spare)
 
 
 # --- ranks that train already ---------------------------------------------------------------------
