@@ -200,6 +200,11 @@ class MemoryKeeper:
         self._tell(MemoryTaken(order.path, held(files[-1]) if files else "", why_not))
 
 
+def not_written(rank: int, attempt: int, save: protocol.Save, why: str) -> protocol.SaveFailed:
+    """The answer to an order to write to memory, which came to nothing because of the place."""
+    return protocol.SaveFailed(rank, attempt, save.dump_id, why, is_place=True, round=save.round)
+
+
 class MemoryInboxes:
     """The controller's node: what ranks of other nodes have written comes here."""
 
@@ -305,10 +310,9 @@ class MemoryGiver:
         if found is None or (found[1].dump_id, found[1].round) != (written.dump_id, written.round):
             return False
         del self._owed[written.rank]
-        order, _, file = found
 
         def give_it() -> None:
-            answer = self._given(order, file, written)
+            answer = self._given(*found, written)
             with contextlib.suppress(RuntimeError):  # the job is just over
                 call_soon(tell, answer)
 
@@ -326,7 +330,7 @@ class MemoryGiver:
             self.forget(rank)
 
     def _given(
-        self, order: SaveFar, file: int, written: protocol.Written
+        self, order: SaveFar, save: protocol.Save, file: int, written: protocol.Written
     ) -> protocol.Written | protocol.SaveFailed:
         key = bytes.fromhex(order.key)
         try:
@@ -334,14 +338,7 @@ class MemoryGiver:
                 give(self._host, order.port, key, readable, lambda: None, self._security)
         except OSError as error:
             why = f"what it wrote cannot be brought to the controller: {describe_os_error(error)}"
-            return protocol.SaveFailed(
-                written.rank,
-                written.attempt,
-                written.dump_id,
-                why,
-                is_place=True,
-                round=written.round,
-            )
+            return not_written(written.rank, written.attempt, save, why)
         return written
 
 

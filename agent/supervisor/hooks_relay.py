@@ -17,7 +17,7 @@ from time import monotonic_ns
 
 from agent.controller import actions as do
 from agent.controller.states import JobState
-from agent.dump.node_memory import MemoryGiver
+from agent.dump.node_memory import MemoryGiver, not_written
 from agent.hooks.page_copies import MOST_SHOWN, CopiedPages
 from agent.hooks.peer_pages import SharedPages
 from agent.hooks.rank_links import Loop, RankLinks, Said
@@ -218,16 +218,7 @@ class HooksRelay:
         except OSError as error:
             refused = unpack_said(order.message)
             assert isinstance(refused, protocol.Save)
-            self._say(
-                protocol.SaveFailed(
-                    order.rank,
-                    self._attempt,
-                    refused.dump_id,
-                    describe_os_error(error),
-                    is_place=True,
-                    round=refused.round,
-                )
-            )
+            self._say(not_written(order.rank, self._attempt, refused, describe_os_error(error)))
         else:
             self.tell(order.rank, save)
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.events import renewed
+from agent.dump.node_memory import not_written
 from agent.failure.evidence import Evidence
 from agent.failure.evidence_json import as_heard, from_json
 from agent.nodes.codec import pack_action, unpack_event
@@ -277,11 +278,7 @@ class RemoteNode:
             self._link.send(self._job.far_order(rank, save))
         except OSError as error:  # no descriptor is left
             attempt, why = self.workers[rank].attempt, describe_os_error(error)
-            self._job.post(
-                protocol.SaveFailed(
-                    rank, attempt, save.dump_id, why, is_place=True, round=save.round
-                )
-            )
+            self._job.post(not_written(rank, attempt, save, why))
 
     def show(self, status: dict[str, object]) -> None:
         """Tell it the state of the whole job."""
