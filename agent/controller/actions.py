@@ -171,13 +171,15 @@ class PrepareRanks:
 
     ReplaceRanks takes them in. Until then no peer hears of them, and if it never comes, they end
     with the present attempt. A rank that cannot be started early is started by ReplaceRanks.
-    ``devices``: what they see; empty: what msrun sees.
+    ``devices``: what they see; empty: what msrun sees. ``rehearses``: each runs its script alone,
+    up to ``run``.
     """
 
     attempt: int
     ranks: tuple[int, ...]
     reason: str
     devices: tuple[str, ...] = ()
+    rehearses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ class ReplaceRanks:
 
     The survivors leave their broken group (each answers Rejoining), and all resume from the
     checkpoint in memory at ``path``, which holds ``step``. No update begins before GoOn.
-    ``devices``: what the newcomers see; empty: what msrun sees.
+    ``devices``, ``rehearses``: as in PrepareRanks, of newcomers that are not started yet.
     """
 
     attempt: int
@@ -196,6 +198,7 @@ class ReplaceRanks:
     step: int
     reason: str
     devices: tuple[str, ...] = ()
+    rehearses: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,8 @@ def _prepare(turn: Turn, gone: Iterable[int]) -> Turn:
         return turn
     why = f"{listed(dead)} will be replaced once the state is in memory"
     devices, _ = turn.job.devices.renewed(dead)  # nothing is used up yet
-    prepare = do.PrepareRanks(turn.job.attempt + 1, dead, why, devices.visible)
+    rehearses = turn.job.since_restart.rehearses
+    prepare = do.PrepareRanks(turn.job.attempt + 1, dead, why, devices.visible, rehearses)
     return turn._replace(actions=(*turn.actions, prepare))
 
 

@@ -157,6 +157,7 @@ class SinceRestart(NamedTuple):
     """What survives a replacement, but no restart of all ranks."""
 
     rejoining: Refusals = Refusals()  # who can join a new process group
+    rehearses: bool = False  # a newcomer runs its script alone, up to run()
     reached: int = NEVER  # the newest commit before the last replacement, or that is in a copy
     is_warm: bool = False  # the forkserver was ordered to import what others will need
     replacement: Replacement | None = None  # the one under way

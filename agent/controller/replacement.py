@@ -217,7 +217,8 @@ def with_registered(job: Job, event: protocol.Registered) -> Job:
     comparison = known.comparison
     if event.compares:
         comparison = comparison._replace(awaited=comparison.awaited | {event.rank})
-    known = known._replace(rejoining=rejoining, comparison=comparison)
+    rehearses = event.rehearses
+    known = known._replace(rejoining=rejoining, rehearses=rehearses, comparison=comparison)
     if event.not_copied_why:
         known = known._replace(copies=known.copies._replace(why_not=event.not_copied_why))
     return job._replace(now=now, since_restart=known).with_step(event.rank, event.step)
@@ -305,6 +306,7 @@ def launch(job: Job) -> Turn:
         step=memory.step,
         reason=_describe_round(failure, memory.step, newcomers, survivors),
         devices=job.devices.visible,
+        rehearses=job.since_restart.rehearses,
     )
     reminders = [do.RemindReplaced(job.policy.replace.period_s) for _ in newcomers]
     # without survivors nobody has to leave the training function first

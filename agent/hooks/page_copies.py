@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from agent.hooks.rank_links import Loop, RankLinks
 from agent.hooks.status_pages import StatusPages, copied
-from agent.nodes.run_messages import PageNews, PageSeen
+from agent.nodes.run_messages import PageNews, PageSeen, PagesTold
 from agent.text.wording import sized
 from worker_hooks.contract import protocol, wire
 
@@ -25,24 +25,50 @@ LARGE = (
 )
 
 
+Send = Callable[[PageSeen | PageNews | PagesTold], None]
+
+
 class PageCopies:
     """On node 0: has copies kept of the pages of its ranks."""
 
     def __init__(
-        self, pages: StatusPages, ranks: tuple[int, ...], say: Callable[[str], None]
+        self,
+        pages: StatusPages,
+        ranks: tuple[int, ...],
+        say: Callable[[str], None],
+        kept: Callable[[PagesTold], None],
     ) -> None:
-        """Take the parts; ``ranks``: of this node."""
+        """Take the parts.
+
+        Args:
+            pages: of all ranks.
+            ranks: of this node.
+            say: prints one sentence for people.
+            kept: takes what :meth:`confirm` was given, if no other node keeps copies.
+        """
         self._pages = pages
         self._ranks = ranks
         self._say = say
-        self._send: Callable[[PageSeen | PageNews], None] | None = None
+        self._kept = kept
+        self._told: PagesTold | None = None  # the newest that was to be confirmed
+        self._send: Send | None = None
         self._large: set[int] = set()  # of which no copy is kept, which was said
 
-    def begin(self, send: Callable[[PageSeen | PageNews], None] | None) -> None:
+    def begin(self, send: Send | None) -> None:
         """Another node keeps them from now on."""
         self._send = send
         for rank in self._ranks:
             self.show(rank)
+        if self._told is not None:  # the node before may not have answered
+            self.confirm(self._told)
+
+    def confirm(self, told: PagesTold) -> None:
+        """Have the other node say when it has all that was sent before."""
+        self._told = told
+        if self._send is None:
+            self._kept(told)
+        else:
+            self._send(told)
 
     def show(self, rank: int) -> None:
         """A rank has another page than before."""

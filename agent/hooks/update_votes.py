@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from agent.hooks.rank_links import RankLinks
 from agent.records.journal import Journal
@@ -31,11 +31,18 @@ class UpdateVotes:
         self._owed: list[int] = []  # ranks that could not be sent the board yet
         self._steps: dict[int, int] = {}  # by rank: its newest commit when it took the board
 
-    def open(self) -> None:
+    def open(self, attempt: int, registered: Iterable[int], *, is_cut: bool) -> None:  # noqa: ARG002
         """Hand a board to all ranks that have none; without memory there is no vote.
 
         Called again and again: the kernel may not take so many descriptors at once.
+
+        Args:
+            attempt: the present one.
+            registered: the ranks that have.
+            is_cut: whether ranks hold different parts of the state: else nobody votes.
         """
+        if not is_cut:
+            return
         if self._board is None:
             with contextlib.suppress(OSError):
                 self._board, self._owed = self._create(), [*self._ranks]
@@ -59,6 +66,16 @@ class UpdateVotes:
             first = max(self._steps.values()) + AHEAD
             self._board.begin(first)
             self._journal.event("VoteBegan", step=first)
+
+    def freeze(self) -> None:
+        """A freeze is ordered: the board shows how the vote ends."""
+
+    def go_on(self) -> None:
+        """Ranks train on."""
+
+    def ready_here(self, rank: int, step: int) -> int:  # noqa: ARG002
+        """Nothing is awaited: a rank says this in a job on several nodes."""
+        return 0
 
     def close(self) -> None:
         """The attempt is over, or some of its ranks are replaced: they get a new board."""

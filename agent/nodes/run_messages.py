@@ -1,9 +1,10 @@
 """What the controller's node and the others say to each other while the job runs. Pure.
 
-To the controller's node: Fact, FromRank, PageSeen, PageNews, RankUnlinked,
-FolderMarked, Beats, SweptNode, MemoryTaken, ToldAgain.
-To the others: JobKnown, NodesKnown, Order, ToRank, SaveFar, Wake, TakeMemory, ShownStatus, Ended;
-to the next one also PageSeen, PageNews and, if it is the next one no more, PagesLeft.
+To the controller's node: Fact, FromRank, PageSeen, PageNews, UpdatesReady, RankUnlinked,
+FolderMarked, Beats, SweptNode, MemoryTaken, ToldAgain; from the next one also PagesKept.
+To the others: JobKnown, NodesKnown, Order, ToRank, SaveFar, UpdatesCleared, Wake, TakeMemory,
+ShownStatus, Ended; to the next one also PageSeen, PageNews, PagesTold and, if it is the next one no
+more, PagesLeft.
 """
 
 from __future__ import annotations
@@ -60,6 +61,39 @@ class PageNews(NamedTuple):
 
 class PagesLeft(NamedTuple):
     """Another node keeps copies of node 0's pages now: these here stand still."""
+
+
+class PagesTold(NamedTuple):
+    """The node that keeps copies of these pages is to say when it has all that was sent before."""
+
+    attempt: int
+    step: int  # that the ranks of node 0 are ready for
+
+
+class PagesKept(NamedTuple):
+    """The answer to PagesTold."""
+
+    attempt: int
+    step: int
+
+
+class UpdatesReady(NamedTuple):
+    """All ranks of a node are ready for the update of a step, and their pages came before this."""
+
+    attempt: int
+    step: int
+
+
+class UpdatesCleared(NamedTuple):
+    """All ranks of the job are ready for the update of step ``cleared``.
+
+    The other numbers are those of :mod:`worker_hooks.contract.clearance_board`.
+    """
+
+    attempt: int
+    first: int
+    first_vote: int
+    cleared: int
 
 
 class RankUnlinked(NamedTuple):
@@ -174,9 +208,9 @@ class Ended(NamedTuple):
 
 # fmt: off
 RunMessage = (
-    Fact | FromRank | PageSeen | PageNews | PagesLeft | RankUnlinked | FolderMarked | Beats
-    | SweptNode | MemoryTaken | JobKnown | NodesKnown | Order | ToRank | SaveFar | Wake
-    | TakeMemory | ShownStatus | Ended | ToldAgain
+    Fact | FromRank | PageSeen | PageNews | PagesTold | PagesKept | PagesLeft | UpdatesReady
+    | UpdatesCleared | RankUnlinked | FolderMarked | Beats | SweptNode | MemoryTaken | JobKnown
+    | NodesKnown | Order | ToRank | SaveFar | Wake | TakeMemory | ShownStatus | Ended | ToldAgain
 )
 # fmt: on
 
@@ -185,7 +219,8 @@ _SAID = Vocabulary(
     for kind in get_args(protocol.Message)
     if kind not in {protocol.StartWorkers, protocol.PeerPages}
 )
-"""Messages between hooks and agent. Those with descriptors beside them do not travel."""
+"""Messages between hooks and agent. Of those with descriptors beside them OpenVote travels alone:
+each node has a board of its own."""
 
 
 def pack_said(message: protocol.Message) -> dict[str, object]:

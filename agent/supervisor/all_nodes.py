@@ -23,7 +23,7 @@ from agent.nodes.line import Line, Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.messages import AGAIN, Begin, Join, Refused, Spare, SurvivedStep
 from agent.nodes.roster import local_rank, of_another_program
-from agent.nodes.run_messages import Ended, NodeFacts, SaveFar
+from agent.nodes.run_messages import Ended, NodeFacts, SaveFar, UpdatesCleared
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.job_view import Holders, JobView
@@ -100,6 +100,8 @@ class AllNodes:
         self._held: list[tuple[int, protocol.Message]] | None = None  # while an attempt begins
         hooks.relay(self._tell)
         hooks.spread_memory(self._spread)
+        of = (node.rank for node in met.roster.nodes if node.nproc)
+        hooks.clear_over(of, self._clear)
         call_soon = own.loop.call_soon_threadsafe
         self._sender = MemorySender(call_soon, self._progressed, met.security)
         self._inboxes = MemoryInboxes(call_soon, self._progressed, hooks.take_memory, met.security)
@@ -297,6 +299,11 @@ class AllNodes:
                 self._next.leave_pages()  # what stands still there must not be saved
             self._next = there
             self._hooks.copy_pages(None if there is None else there.keep_page)
+
+    def _clear(self, message: UpdatesCleared) -> None:
+        for node in self._others:
+            if node.is_there:
+                node.clear(message)
 
     def _spread(
         self, dump_id: int, path: str, manifest: Manifest, done: Callable[[str], None]

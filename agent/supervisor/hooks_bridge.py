@@ -19,15 +19,22 @@ from agent.controller.states import JobState
 from agent.dump.target import Spread
 from agent.hooks import shared_folders
 from agent.hooks.exiting_ranks import ExitingRanks
-from agent.hooks.page_copies import PageCopies
+from agent.hooks.page_copies import PageCopies, Send
 from agent.hooks.peer_pages import SharedPages
 from agent.hooks.rank_links import Loop, RankLinks, Said
 from agent.hooks.rank_processes import RankProcesses
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages, copied
+from agent.hooks.update_clearances import UpdateClearances
 from agent.hooks.update_votes import UpdateVotes
 from agent.machine.process_use import ProcessNews
-from agent.nodes.run_messages import FolderMarked, PageNews, PageSeen
+from agent.nodes.run_messages import (
+    FolderMarked,
+    PagesKept,
+    PagesTold,
+    UpdatesCleared,
+    UpdatesReady,
+)
 from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
@@ -43,7 +50,6 @@ if TYPE_CHECKING:
 
 WRAPPER_S = 0.5  # until a wrapper ends whose rank has died
 CLOSE_S = 5.0  # for file work that nobody waits for any more
-NO_VOTES = "ranks on several nodes do not vote on updates yet"
 
 # fmt: off
 Action = (
@@ -83,8 +89,6 @@ class AgentPort(Protocol):
 
 class HooksPort(Protocol):
     """The hooks of a node's ranks, as far as the supervisor needs them."""
-
-    rehearses: bool
 
     def attach(self, loop: Loop, agent: AgentPort) -> None:
         """Listen on ``loop``."""
@@ -154,7 +158,7 @@ class HooksBridge:
         self._links = RankLinks(listener, spec.ranks_here, journal)
         self._pages = StatusPages()
         self._shared = SharedPages(self._links, self._pages, spec.ranks_here)
-        self._copies = PageCopies(self._pages, spec.ranks_here, say)
+        self._copies = PageCopies(self._pages, spec.ranks_here, say, self._own_pages_kept)
         self._guarding: Guarding | None = None  # no rank has hooks yet
         self._state = JobState.NEW
         self._attempt = 0
@@ -164,12 +168,13 @@ class HooksBridge:
         self._processes = RankProcesses(spec.ranks_here, self._links.pid)
         self._exiting = ExitingRanks(self._links, self._pages, self._processes, self._training, say)
         self._raised: set[int] = set()
-        self._voteless: set[int] = set()
-        self.rehearses = False
-        """Whether new ranks have to run their script alone, up to ``run``."""
         self._holders = Holders()
         self._spread: Spread | None = None
-        self._votes = UpdateVotes(self._links, spec.ranks_here, journal)
+        self._votes: UpdateVotes | UpdateClearances = (
+            UpdateVotes(self._links, spec.ranks_here, journal)
+            if spec.nnodes == 1
+            else UpdateClearances(self._links, spec.world_size, spec.ranks_here, journal)
+        )
 
     def attach(self, loop: Loop, agent: AgentPort) -> None:
         """Listen on ``loop``."""
@@ -251,7 +256,6 @@ class HooksBridge:
         self._pages.clear()
         self._processes.forget(range(self._spec.world_size))
         self._steps.clear()
-        self._voteless.clear()
         self._exiting.clear()
         self._training.clear()
         self._raised.clear()
@@ -278,8 +282,8 @@ class HooksBridge:
             holders: whose state any other rank may save.
         """
         self._state = state
-        if holders.is_cut and state is JobState.RUNNING:
-            self._open_votes()
+        if state is JobState.RUNNING:
+            self._votes.open(self._attempt, self._steps, is_cut=holders.is_cut)
         known = self._holders
         if (holders.why_none, holders.alike) != (known.why_none, known.alike):
             self._holders = holders
@@ -289,15 +293,6 @@ class HooksBridge:
             self._guarding.dumps.copies.decided(state, holders.to_copy)
         self._exiting.decided(state)
         self._watch()
-
-    def _open_votes(self) -> None:
-        if self._spec.nnodes == 1:
-            self._votes.open()
-            return
-        for rank in self._steps.keys() - self._voteless:  # there is no memory that all could share
-            self._voteless.add(rank)
-            step = self._steps[rank]
-            self._agent.post(protocol.VoteOpened(rank, self._attempt, step, why_not=NO_VOTES))
 
     def hear_out(self, rank: int) -> int | None:
         """Take in the last messages of a dead rank; its newest commit, if it had any.
@@ -357,9 +352,22 @@ class HooksBridge:
         except (ValueError, OSError) as error:
             self._journal.event("LinkRefused", rank=rank, why=str(error))
 
-    def copy_pages(self, send: Callable[[PageSeen | PageNews], None] | None) -> None:
+    def copy_pages(self, send: Send | None) -> None:
         """Keep copies of this node's pages on another one, by ``send``; ``None``: there is none."""
         self._copies.begin(send)
+
+    def clear_over(self, nodes: Iterable[int], tell: Callable[[UpdatesCleared], None]) -> None:
+        """Updates wait until the ranks of all ``nodes`` are ready; ``tell``: to the other nodes."""
+        assert isinstance(self._votes, UpdateClearances)
+        self._votes.over(nodes, tell)
+
+    def updates_ready(self, node: int, told: UpdatesReady | PagesKept | PagesTold) -> None:
+        """The ranks of a node are ready for the update of a step."""
+        assert isinstance(self._votes, UpdateClearances)
+        self._votes.ready(node, told.attempt, told.step)
+
+    def _own_pages_kept(self, told: PagesTold) -> None:
+        self.updates_ready(self._spec.node_rank, told)
 
     def spread_memory(self, spread: Spread) -> None:
         """Checkpoints in memory are complete once ``spread`` has them on all nodes."""
@@ -435,6 +443,7 @@ class HooksBridge:
             case do.HoldRanks():
                 guarding.dumps.hold(action)
             case do.FreezeRanks():
+                self._votes.freeze()
                 guarding.dumps.freeze(action)
             case do.SaveRanks():
                 guarding.dumps.save(action)
@@ -457,6 +466,7 @@ class HooksBridge:
                 self._exiting.agreed = step
                 guarding.dumps.proceed()
             case protocol.GoOn():
+                self._votes.go_on()
                 guarding.handshake.go_on()
             case _:
                 pass
@@ -477,13 +487,16 @@ class HooksBridge:
             os.close(fd)
         if isinstance(message, protocol.PageWritten):
             self._copies.tell(message.rank)
+            if message.ready and (step := self._votes.ready_here(message.rank, message.ready)):
+                self._copies.confirm(PagesTold(self._attempt, step))
             return
         if isinstance(message, protocol.Unprotected):
             self._warn(message)
             return
         if isinstance(message, protocol.VoteOpened):
             self._votes.hear(message)
-            self._agent.post(message._replace(why_not=encodable(message.why_not)))
+            if message.is_cut:
+                self._agent.post(message._replace(why_not=encodable(message.why_not)))
             return
         match message:
             case protocol.Hello():
@@ -540,7 +553,6 @@ class HooksBridge:
             return
         self._agent.announce()  # the start comes before this message, the death after it
         self._steps[rank] = message.step
-        self.rehearses = message.rehearses
         self._training.add(rank)
         if rank in self._spec.ranks_here:
             self._agent.protect(self._links.pid(rank))

@@ -18,8 +18,9 @@ from time import monotonic_ns
 from agent.controller import actions as do
 from agent.controller.states import JobState
 from agent.dump.node_memory import MemoryGiver, not_written
+from agent.hooks.node_clearance import NodeClearance
 from agent.hooks.page_copies import MOST_SHOWN, CopiedPages
-from agent.hooks.peer_pages import SharedPages
+from agent.hooks.peer_pages import RESEND_S, SharedPages
 from agent.hooks.rank_links import Loop, RankLinks, Said
 from agent.hooks.shared_folders import FolderMarks
 from agent.hooks.status_pages import StatusPages
@@ -30,11 +31,15 @@ from agent.nodes.run_messages import (
     FromRank,
     PageNews,
     PageSeen,
+    PagesKept,
     PagesLeft,
+    PagesTold,
     RankUnlinked,
     RunMessage,
     SaveFar,
     ToRank,
+    UpdatesCleared,
+    UpdatesReady,
     pack_said,
     unpack_said,
 )
@@ -61,7 +66,7 @@ WAITS = protocol.Raised | protocol.Leaving | protocol.ExitRequested
 ANSWERS = protocol.Release | protocol.Leave | protocol.Dismiss | protocol.Rejoin | protocol.Hold
 """What a rank has said when it waits, and what it waits for."""
 
-ForHooks = ToRank | SaveFar | PageSeen | PageNews | PagesLeft
+ForHooks = ToRank | SaveFar | UpdatesCleared | PageSeen | PageNews | PagesTold | PagesLeft
 
 LARGE = (
     "what rank {} alone holds (buffers, data position, variables) is too large to be kept on the "
@@ -97,6 +102,7 @@ class HooksRelay:
         self._pages = StatusPages()
         self._shared = SharedPages(self._links, self._pages, spec.ranks_here)
         self._copies = CopiedPages(self._links, spec.ranks_here)
+        self._clearance = NodeClearance(self._links, spec.ranks_here)
         self._send = send
         self._record = kept
         self._mark_name = f".msrun-{spec.job_id}-node-{spec.node_rank}"
@@ -117,7 +123,6 @@ class HooksRelay:
         self._left: set[int] = set()  # ranks whose scripts have ended
         self._resume = ""  # the checkpoint that this attempt has resumed from
         self._alone: Callable[[Said], None] | None = None  # takes what nobody there can answer
-        self.rehearses = False
 
     def attach(self, loop: Loop, agent: AgentPort) -> None:
         """Listen on ``loop``."""
@@ -143,10 +148,12 @@ class HooksRelay:
         self._links.end()
         self._pages.clear()
         self._copies.clear()
+        self._clearance.close()
         self._giver.close()
 
     def close(self) -> None:
         """The job is over."""
+        self._clearance.close()
         self._links.close()
         self._files.close(CLOSE_S)
         self._marks.close()
@@ -159,6 +166,7 @@ class HooksRelay:
         """Newcomers join the survivors of the last attempt."""
         self._attempt = action.attempt
         self._links.renew(action.attempt, action.survivors)
+        self._clearance.close()
         for rank in action.newcomers:
             self._known.pop(rank, None)
             self._greeted.discard(rank)
@@ -181,6 +189,11 @@ class HooksRelay:
                 self.tell(message.rank, unpack_said(message.message))
             case SaveFar():
                 self._save_far(message)
+            case UpdatesCleared():
+                if message.attempt == self._attempt:
+                    self._clearance.take(message)
+            case PagesTold():
+                self._send(PagesKept(message.attempt, message.step))
             case PagesLeft():
                 self._copies.leave(self._loop)
             case _:  # a page of a rank there
@@ -191,6 +204,9 @@ class HooksRelay:
         if isinstance(message, ANSWERS):
             self._pending.pop(rank, None)
         match message:
+            case protocol.OpenVote():
+                self._hand_board(rank, message, self._attempt)
+                return
             case protocol.Freeze():
                 self._halted.add(rank)
                 self._show(rank)
@@ -210,6 +226,11 @@ class HooksRelay:
             case _:
                 pass
         self._links.send(rank, message)
+
+    def _hand_board(self, rank: int, order: protocol.OpenVote, attempt: int) -> None:
+        """Hand a rank the board of this node, once the kernel takes the descriptor."""
+        if attempt == self._attempt and not self._clearance.hand(rank, order):
+            self._loop.call_later(RESEND_S, self._hand_board, rank, order, attempt)
 
     def _save_far(self, order: SaveFar) -> None:
         """Have a rank write for the controller's memory; what it writes is brought there."""
@@ -267,6 +288,7 @@ class HooksRelay:
         """
         self._alone = disturbed
         if disturbed is not None:
+            self._clearance.stop()
             for rank in tuple(self._pending):
                 self._let_go(rank)
 
@@ -385,6 +407,8 @@ class HooksRelay:
     def _on_message(self, message: Said, fds: list[int]) -> None:
         if isinstance(message, protocol.PageWritten):
             self._tell_news(message.rank)
+            if message.ready and (step := self._clearance.ready(message.rank, message.ready)):
+                self._send(UpdatesReady(self._attempt, step))
             return
         page = ""
         if isinstance(message, protocol.Registered):

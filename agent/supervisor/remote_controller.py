@@ -24,19 +24,14 @@ from agent.nodes.run_messages import (
     NodeFacts,
     NodesKnown,
     Order,
-    PageNews,
-    PageSeen,
-    PagesLeft,
-    SaveFar,
     ShownStatus,
     SweptNode,
     TakeMemory,
     ToldAgain,
-    ToRank,
     Wake,
 )
 from agent.nodes.tls import PLAIN, Security
-from agent.supervisor.hooks_relay import HooksRelay
+from agent.supervisor.hooks_relay import ForHooks, HooksRelay
 from agent.supervisor.job_view import Holders, JobView
 from agent.supervisor.supervisor import Supervisor
 from agent.workers.worker import Worker
@@ -165,7 +160,7 @@ class RemoteController:
                 state = JobState(message.state)
                 self.view = JobView(state, message.attempt, message.has_hooks, message.is_asked)
                 self._node.decided(self.view, Holders())
-            case ToRank() | SaveFar() | PageSeen() | PageNews() | PagesLeft():
+            case _ if isinstance(message, ForHooks):
                 self._hooks.hear(message)
             case NodesKnown():
                 self.nodes = message.nodes

@@ -32,7 +32,9 @@ from agent.nodes.run_messages import (
     Order,
     PageNews,
     PageSeen,
+    PagesKept,
     PagesLeft,
+    PagesTold,
     RankUnlinked,
     SaveFar,
     ShownStatus,
@@ -40,6 +42,8 @@ from agent.nodes.run_messages import (
     TakeMemory,
     ToldAgain,
     ToRank,
+    UpdatesCleared,
+    UpdatesReady,
     Wake,
     pack_said,
     unpack_said,
@@ -158,8 +162,12 @@ class RemoteNode:
             self._known = view
             self._link.send(JobKnown(view.state.value, view.attempt, view.has_hooks, view.is_asked))
 
-    def keep_page(self, message: PageSeen | PageNews) -> None:
+    def keep_page(self, message: PageSeen | PageNews | PagesTold) -> None:
         """Have it keep a copy of a page of this node."""
+        self._link.send(message)
+
+    def clear(self, message: UpdatesCleared) -> None:
+        """Let its ranks make their updates."""
         self._link.send(message)
 
     def leave_pages(self) -> None:
@@ -320,7 +328,7 @@ class RemoteNode:
 
     # --- what it says ---------------------------------------------------------------------------
 
-    def _hear(self, message: object) -> None:  # noqa: C901  a row for each kind
+    def _hear(self, message: object) -> None:  # noqa: C901, PLR0912  a row for each kind
         match message:
             case Fact():
                 self._on_event(unpack_event(message.event))
@@ -332,6 +340,10 @@ class RemoteNode:
             case PageNews():
                 pieces = [(int(at), b64decode(one)) for at, one in message.pieces.items()]
                 self._hooks.mirror_news(message.rank, message.attempt, pieces)
+            case UpdatesReady():
+                self._hooks.updates_ready(self.facts.rank, message)
+            case PagesKept():
+                self._hooks.updates_ready(0, message)
             case RankUnlinked():
                 self._hooks.lost_elsewhere(message.rank, message.attempt)
             case FolderMarked():

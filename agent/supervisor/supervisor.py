@@ -85,7 +85,7 @@ class Supervisor:
         self._unclaimed: dict[int, int] = {}  # pid -> exit code: ended before it was announced
         self._ended = 0
         self._lost: list[Worker] = []  # ranks whose replacements have not all joined
-        self._replacements = Replacements(plan, starter, output, lambda: hooks.rehearses)
+        self._replacements = Replacements(plan, starter, output)
         self._unwanted: set[int] = set()  # pids forked for a finished attempt
         self._awaiting: asyncio.TimerHandle | None = None
         self._is_over = False

@@ -28,7 +28,6 @@ class Replacements:
         plan: Callable[[int, bool, tuple[str, ...]], tuple[protocol.WorkerOrder, ...]],
         starter: Starter,
         output: WorkerOutput,
-        rehearse: Callable[[], bool],
     ) -> None:
         """Nothing is prestarted yet.
 
@@ -36,9 +35,7 @@ class Replacements:
             plan: orders for all ranks of an attempt.
             starter: starts processes.
             output: makes their logs.
-            rehearse: whether a replacement has to run its script alone, up to ``run``.
         """
-        self._rehearse = rehearse
         self._plan = plan
         self._starter = starter
         self._output = output
@@ -95,7 +92,7 @@ class Replacements:
         self, action: do.PrepareRanks | do.ReplaceRanks, ranks: Collection[int], port: int
     ) -> tuple[protocol.WorkerOrder, ...]:
         there = rejoined(action.attempt, port)
-        if self._rehearse():
+        if action.rehearses:
             there[REHEARSE] = "1"
         return tuple(
             order._replace(environ=order.environ | there)

@@ -91,6 +91,12 @@ class FakeHooks:
     def copy_pages(self, send):
         self.copies = send
 
+    def clear_over(self, nodes, tell):
+        self.clearing, self.clear = {*nodes}, tell
+
+    def updates_ready(self, node, told):
+        self.heard.append(("ready", node, told))
+
     def spread_memory(self, spread):
         self.spread = spread
 

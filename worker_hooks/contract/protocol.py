@@ -133,11 +133,13 @@ class Registered(NamedTuple):
 class PageWritten(NamedTuple):
     """The record of the step under way is on the page, for a node that keeps no pages.
 
-    Only ranks say it whose controller is on another node; there nothing outlives that node.
+    Only ranks of jobs on several nodes say it: nothing on a node outlives that. ``ready``: the step
+    whose update needs nothing more of this rank; 0: it does not say.
     """
 
     rank: int
     attempt: int
+    ready: int = 0
 
 
 class Fingerprinted(NamedTuple):
@@ -372,12 +374,16 @@ class Replicated(NamedTuple):
 class OpenVote(NamedTuple):
     """Ranks hold different parts of the state: vote on each update.
 
-    The descriptor of :mod:`worker_hooks.contract.vote_board` travels beside this.
+    The descriptor of :mod:`worker_hooks.contract.vote_board` travels beside this; on several nodes
+    that of :mod:`worker_hooks.contract.clearance_board`, also where ranks are replicas.
     """
+
+    is_over_nodes: bool = False
+    is_cut: bool = True  # ranks hold different parts
 
 
 class VoteOpened(NamedTuple):
-    """The rank votes from now on; ``step``: its newest commit.
+    """The rank votes from now on, or waits for clearances; ``step``: its newest commit.
 
     ``why_not``: it does not, and begins its updates by itself; empty: it does. ``why_cut_inside``:
     why it can join no new process group, as only its training has shown; empty: it can.
@@ -388,6 +394,7 @@ class VoteOpened(NamedTuple):
     step: int
     why_not: str = ""
     why_cut_inside: str = ""
+    is_cut: bool = True  # as in the order
 
 
 class Copy(NamedTuple):

@@ -20,7 +20,7 @@ thread takes the slow path each time.
 
 Where ranks hold different parts of the state, the first update of a step is voted on. A vote is
 cast as an update begins, and is final: if all ranks have voted, this one makes its update though
-the gate is closed.
+the gate is closed. In a job on several nodes it waits for a clearance in the same place.
 
 While the state is copied no update begins, and no vote is cast; everything else goes on. The copy
 begins at the first pass of the gate behind its commit.
@@ -35,7 +35,7 @@ from collections.abc import Callable
 from enum import Enum
 
 from worker_hooks.distributed.stacks import MainThread, waits_for_peers
-from worker_hooks.guard.update_vote import UpdateVote
+from worker_hooks.guard.update_vote import Vote
 
 STILL_S = 0.2  # a main thread that stays at one instruction for so long is blocked, not busy
 LOOK_S = 0.02  # between two looks at it
@@ -85,6 +85,7 @@ class Gate:
         "_updates",
         "_updates_blocked",
         "_voting",
+        "_waived",
         "needs_slow_path",
         "vote",
     )
@@ -121,8 +122,9 @@ class Gate:
         self._telling = False  # the commit is made, and the agent is yet to be told what it shows
         self._is_complete = False  # reported as UPDATED: what is torn is complete
         self._voting = False  # the main thread is about to cast its vote
-        self.vote: UpdateVote | None = None
-        """On each update, if ranks hold different parts of the state."""
+        self._waived = 0  # the commit that a peer has reached, while no msrun decides
+        self.vote: Vote | None = None
+        """On each update, if ranks hold different parts of the state, or are on several nodes."""
 
     # --- the main thread ------------------------------------------------------------------------
 
@@ -140,7 +142,7 @@ class Gate:
         if self.needs_slow_path:
             self._begin_update_slowly(was_torn)
 
-    def _hold_vote(self, vote: UpdateVote) -> None:
+    def _hold_vote(self, vote: Vote) -> None:
         """Cast this rank's vote unless the gate is closed, and wait for those of others."""
         step = self._step() + 1
         self._voting = True
@@ -160,11 +162,12 @@ class Gate:
                 if self._ejecting:
                     raise EjectedError
                 vote.cast(step)
-        vote.wait(step, self._must_not_wait)
+        vote.wait(step, self._must_not_wait, lambda: self._closed or self._holding)
 
     def _must_not_wait(self) -> bool:
+        """Whether the update is to begin without the others, or follows one that they have made."""
         self.raise_if_ejected()
-        return self._exiting
+        return self._exiting or self._step() < max(self._closed_at, self._waived)
 
     def _begin_update_slowly(self, was_torn: bool) -> None:
         with self._changed:
@@ -187,7 +190,7 @@ class Gate:
         is_closed = self._is_closed() and (self._is_complete or not was_torn)
         return self._updates_blocked or self._copying or is_closed
 
-    def _must_not_vote(self, vote: UpdateVote, step: int) -> bool:
+    def _must_not_vote(self, vote: Vote, step: int) -> bool:
         """Whether peers count on no vote: a rank that has not voted as its gate closes will not."""
         return self._closed and not self._ejecting and vote.is_needed(step)
 
@@ -354,6 +357,10 @@ class Gate:
         """Hold the main thread at its next commit; updates continue until then."""
         with self._changed:
             self._holding = self.needs_slow_path = True
+
+    def follow(self, step: int) -> None:
+        """A peer has reached this commit: nobody is waited for on the way to it."""
+        self._waived = step
 
     def hold_next(self, is_over: Callable[[], bool]) -> int:
         """Hold the main thread at the end of its present step, and return that step's number.

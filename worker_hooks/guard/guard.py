@@ -13,12 +13,12 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, TypedDict
 
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.env import GROUP_INFO_FILE, RankEnv, meeting_point
-from worker_hooks.contract.vote_board import VoteBoard
 from worker_hooks.distributed import abort, communicators, stacks
 from worker_hooks.guard import exit_hooks
 from worker_hooks.guard import save as saving
@@ -26,10 +26,10 @@ from worker_hooks.guard.agent_link import ANSWER_S, VERIFY_S, AgentLink
 from worker_hooks.guard.frozen_state import FrozenState
 from worker_hooks.guard.gate import Gate
 from worker_hooks.guard.peers import KnownPeers
+from worker_hooks.guard.rank_vote import RankVote
 from worker_hooks.guard.signal_wakeup import SignalWakeup
 from worker_hooks.guard.state_copier import StateCopier
 from worker_hooks.guard.state_source import StateSource
-from worker_hooks.guard.update_vote import NOT_ON_DEVICES, UpdateVote
 from worker_hooks.storage import group_info
 from worker_hooks.storage.durable_file import ThrottledProgress
 from worker_hooks.storage.memory_dump import HeldDump
@@ -127,6 +127,8 @@ class Guard:
         self._pid = os.getpid()
         self._frozen = FrozenState(self.gate, source)
         self._copier = StateCopier(self.gate, source, self._send, lambda: self._unsafe_why)
+        say = partial(self.say_unprotected, is_refused=False)
+        self._vote = RankVote(self.gate, source, self.peers, self._tell_written, say)
 
     @property
     def is_on(self) -> bool:
@@ -419,7 +421,7 @@ class Guard:
             case protocol.PeerPages():
                 self.peers.learn(message.ranks, message.pids, fds)
             case protocol.OpenVote():
-                self._open_vote(fds)
+                self._open_vote(message, fds)
             case protocol.Copy():
                 self._copier.copy(message, self.env, is_done=self.is_done)
             case protocol.Freeze():
@@ -447,15 +449,15 @@ class Guard:
             case _:
                 log.warning("msrun sent what only a newer version understands: %s", message)
 
-    def _open_vote(self, fds: Sequence[int]) -> None:
-        """Vote on each update, but not on those of an accelerator: they begin when it likes."""
-        why_not = "" if self.source.device is None else NOT_ON_DEVICES
+    def _open_vote(self, order: protocol.OpenVote, fds: Sequence[int]) -> None:
         for fd in fds:
-            step = self.source.step
-            if not why_not:
-                self.gate.vote = UpdateVote(VoteBoard(fd), self.env.rank, step, self.peers.gone)
+            why_not = self._vote.take_part(order, fd, self.env.rank)
             opened = protocol.VoteOpened(
-                **self._sender, step=step, why_not=why_not, why_cut_inside=self.why_cut_inside()
+                **self._sender,
+                step=self.source.step,
+                why_not=why_not,
+                why_cut_inside=self.why_cut_inside(),
+                is_cut=order.is_cut,
             )
             self._send(opened)
             os.close(fd)
@@ -532,9 +534,12 @@ class Guard:
 
     def tell_page(self) -> None:
         """The record of the step under way is written. It costs the step some microseconds."""
+        with contextlib.suppress(OSError):  # the page is sent on now and then, too
+            self._tell_written(self._vote.backward_begins())
+
+    def _tell_written(self, ready: int) -> None:
         if self._link is not None:
-            with contextlib.suppress(OSError):  # the page is sent on now and then, too
-                self._link.try_send(protocol.PageWritten(**self._sender))
+            self._link.try_send(protocol.PageWritten(**self._sender, ready=ready))
 
     def _send(self, message: protocol.Message) -> None:
         if self._link is not None:

@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from worker_hooks.contract.vote_board import VoteBoard
 
@@ -34,6 +35,25 @@ OFF = (
 )
 
 
+class Vote(Protocol):
+    """What the first update of a step waits for: UpdateVote, or UpdateClearance."""
+
+    def cast(self, step: int) -> None:
+        """The rank is ready to update."""
+
+    def wait(self, step: int, check: Callable[[], bool], is_held: Callable[[], bool]) -> None:
+        """Wait for the others, unless ``check``; ``is_held``: the wait has deadlines of others."""
+
+    def shut(self, *, is_shut: bool) -> None:
+        """The gate is closed, or open again."""
+
+    def is_needed(self, step: int) -> bool:
+        """Whether the update of this step needs all votes."""
+
+    def result(self, step: int) -> bool | None:
+        """Whether all make the update of this step; ``None``: it is not decided yet."""
+
+
 class UpdateVote:
     """Of one rank. ``gone`` returns the ranks whose processes have ended."""
 
@@ -54,12 +74,13 @@ class UpdateVote:
         """All gradients of the rank are there."""
         self._board.vote(self._rank, step)
 
-    def wait(self, step: int, check: Callable[[], bool]) -> None:
+    def wait(self, step: int, check: Callable[[], bool], is_held: Callable[[], bool]) -> None:
         """Wait until all have voted for the step, if it needs that.
 
         Args:
             step: the one under way.
             check: whether to wait no longer; called between looks, and may raise.
+            is_held: whether the rank is frozen or held, which has deadlines of its own.
         """
         board = self._board
         if board.has_all(step) or not board.is_needed(step):
@@ -74,8 +95,8 @@ class UpdateVote:
                     continue
                 time.sleep(nap_s)
                 nap_s = min(2 * nap_s, _NAPS_S[1])
-                if board.is_shut(self._rank):
-                    until_s = time.monotonic() + PATIENCE_S  # a freeze has deadlines of its own
+                if is_held():
+                    until_s = time.monotonic() + PATIENCE_S
                 elif time.monotonic() > until_s:
                     late = ", ".join(f"rank {rank}" for rank in board.lacking(step))
                     log.warning(OFF, self._rank, late, PATIENCE_S)

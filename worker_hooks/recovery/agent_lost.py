@@ -168,6 +168,7 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
             break  # that peer holds: no collective after this commit can be finished
         if not gate.is_torn and not guard.peers.are_all_awake:
             break  # a peer is dead or stopped: the same
+        gate.follow(max((note.step for note in told.values()), default=0))
         missing = everyone - told.keys() - notes.left()
         is_late = time.monotonic() > began_s + _late_s(guard, missing)
         if not gate.is_torn and is_late and missing:

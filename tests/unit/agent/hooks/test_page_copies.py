@@ -9,6 +9,7 @@ from support.status_pages import kept, make, write
 from agent.hooks import page_copies as module
 from agent.hooks.page_copies import CopiedPages, PageCopies
 from agent.nodes.messages import pack, unpack
+from agent.nodes.run_messages import PagesTold
 from worker_hooks.contract import protocol
 from worker_hooks.guard.peers import KnownPeers
 from worker_hooks.storage.private_records import record
@@ -35,9 +36,10 @@ class Line:
 
     def __init__(self):
         self.pages, self.page = kept()
-        self.links, self.said, self.kinds = Links(), [], []
+        self.links, self.said, self.kinds, self.kept = Links(), [], [], []
+        self.sent = []
         self.copied = CopiedPages(self.links, (4, 5))
-        self.copies = PageCopies(self.pages, (0, 1), self.said.append)
+        self.copies = PageCopies(self.pages, (0, 1), self.said.append, self.kept.append)
 
     def take(self, message):
         self.kinds.append(type(message).__name__)
@@ -78,6 +80,16 @@ def test_what_a_rank_writes_is_seen_on_the_other_node(line):
     assert line.seen(5) == 4
     peers = line.links.peers[4]
     assert (peers.copied, list(peers), peers.awake(), peers.gone()) == ({0}, [], set(), set())
+
+
+def test_the_other_node_confirms_what_was_sent_before(line):
+    told = PagesTold(0, 5)
+    line.copies.confirm(told)
+    assert line.kept == [told]  # nobody keeps copies
+    line.copies.begin(line.sent.append)
+    assert line.sent[-1:] == [told]  # the node before may not have answered
+    line.copies.confirm(PagesTold(0, 6))
+    assert (line.sent[-1], line.kept) == (PagesTold(0, 6), [told])
 
 
 def test_another_page_of_a_rank_takes_the_place_of_the_last(line):

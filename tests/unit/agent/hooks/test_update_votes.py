@@ -37,8 +37,10 @@ def test_the_vote_begins_behind_the_updates_that_nobody_saw(refuses):
     links, journal = Links(refuses), Journal()
     before = set(os.listdir("/proc/self/fd"))
     votes = UpdateVotes(links, (0, 1, 2), journal)
-    votes.open()
-    votes.open()
+    votes.open(0, (), is_cut=False)
+    assert links.boards == {}
+    votes.open(0, (), is_cut=True)
+    votes.open(0, (), is_cut=True)
     assert set(links.boards) == {0, 1, 2}
     for rank, step in ((0, 4), (1, 5)):
         votes.hear(protocol.VoteOpened(rank, 0, step))
@@ -55,7 +57,7 @@ def test_the_vote_begins_behind_the_updates_that_nobody_saw(refuses):
 def test_a_rank_that_does_not_vote_leaves_all_without_one():
     links, journal = Links(), Journal()
     votes = UpdateVotes(links, (0, 1), journal)
-    votes.open()
+    votes.open(0, (), is_cut=True)
     votes.hear(protocol.VoteOpened(0, 0, 4))
     votes.hear(protocol.VoteOpened(1, 0, 4, "it has an accelerator"))
     assert not links.boards[0].is_needed(99)

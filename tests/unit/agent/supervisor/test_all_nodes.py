@@ -27,12 +27,15 @@ from agent.nodes.run_messages import (
     Order,
     PageNews,
     PageSeen,
+    PagesKept,
     PagesLeft,
     RankUnlinked,
     ShownStatus,
     SweptNode,
     TakeMemory,
     ToRank,
+    UpdatesCleared,
+    UpdatesReady,
     Wake,
     pack_said,
     unpack_said,
@@ -176,6 +179,21 @@ def test_what_hooks_say_and_show_reaches_the_hooks_of_all_ranks(cluster):
         ("beats", 70, {4: b"beat"}, {4: does}, 3),
         ("unlinked", 2, 0),
     ]
+
+
+def test_updates_are_cleared_on_the_nodes_that_are_there(cluster):
+    assert cluster.hooks.clearing == {0, 1, 2}
+    cluster.links[1].hear(UpdatesReady(0, 7))
+    cluster.links[0].hear(PagesKept(0, 7))  # of this node's pages, of which it keeps copies
+    assert cluster.hooks.heard == [("ready", 2, UpdatesReady(0, 7)), ("ready", 0, PagesKept(0, 7))]
+    for link in cluster.links:
+        link.said.clear()
+    cluster.links[0].lose(GONE)
+    cluster.links[0].said.clear()
+    cleared = UpdatesCleared(0, 5, 0, 7)
+    cluster.hooks.clear(cleared)
+    assert cluster.links[0].said == []
+    assert cluster.links[1].said[-1] == cleared
 
 
 def test_a_stopped_rank_is_continued_where_it_runs(cluster):

@@ -20,8 +20,12 @@ from agent.nodes.run_messages import (
     FromRank,
     PageNews,
     PageSeen,
+    PagesKept,
+    PagesTold,
     RankUnlinked,
     ToRank,
+    UpdatesCleared,
+    UpdatesReady,
     pack_said,
     unpack_said,
 )
@@ -30,6 +34,7 @@ from agent.supervisor.hooks_relay import HooksRelay
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract import status_page as page_module
+from worker_hooks.contract.clearance_board import ClearanceBoard
 from worker_hooks.contract.status_page import Page, Phase
 from worker_hooks.storage.private_records import record
 
@@ -452,3 +457,59 @@ def test_what_an_attempt_has_resumed_from_is_known(node):
         node.relay.hear(ToRank(4, pack_said(protocol.Welcome(path))))
         assert node.relay.resume == "/saved/step_9"
         node.relay._greeted.clear()
+
+
+def test_a_node_is_ready_for_an_update_behind_the_pages_of_all_its_ranks(node):
+    """What they alone hold is on the controller's node by then."""
+    (one, page), (two, other) = node.registered(4), node.registered(5)
+    node.said.clear()
+    write(page, 7, 7)
+    write(other, 7, 7)
+    node.say(one, protocol.PageWritten(4, 0, ready=7))
+    node.say(two, protocol.PageWritten(5, 0))  # it accumulates gradients
+    assert [type(each) for each in node.said] == [PageNews, PageNews]
+    node.say(two, protocol.PageWritten(5, 0, ready=7))
+    assert node.said[-1] == UpdatesReady(0, 7)
+    del page, other
+
+
+def test_ranks_wait_for_what_the_controllers_node_clears(node):
+    client, page = node.registered()
+    order = protocol.OpenVote(is_over_nodes=True, is_cut=False)
+    node.relay.hear(ToRank(4, pack_said(order)))
+    got, fds = wire.receive(client)
+    assert got == order
+    board = ClearanceBoard(*fds)
+    os.close(*fds)
+    node.relay.hear(UpdatesCleared(0, 9, 0, 8))
+    assert (board.is_needed(9), board.is_cleared(8), board.is_cleared(9)) == (True, True, False)
+    node.relay.hear(UpdatesCleared(1, 9, 0, 9))  # of an attempt that is over, or begins
+    assert not board.is_cleared(9)
+    node.relay.be_alone(lambda _: None)
+    assert not board.is_needed(9)
+    board.close()
+    del page
+
+
+def test_a_board_waits_until_the_kernel_takes_its_descriptor(node, monkeypatch):
+    client, page = node.registered()
+    monkeypatch.setattr(module, "RESEND_S", 0.0)
+    send, tries = node.relay._links.send, []
+    monkeypatch.setattr(
+        node.relay._links,
+        "send",
+        lambda rank, message, fds=(): (
+            tries.append(0) or (len(tries) > 2 and send(rank, message, fds))
+        ),
+    )
+    node.relay.hear(ToRank(4, pack_said(protocol.OpenVote(is_over_nodes=True))))
+    node.turn(8)
+    got, fds = wire.receive(client)
+    os.close(*fds)
+    assert (type(got), len(tries)) == (protocol.OpenVote, 3)
+    del page
+
+
+def test_copies_are_confirmed(node):
+    node.relay.hear(PagesTold(3, 41))
+    assert node.said == [PagesKept(3, 41)]

@@ -20,7 +20,7 @@ class Stage:
         self.told, self.discarded = [], []
         self.reserved = 2000
         self.workers = {rank: Worker(rank, rank, 0) for rank in range(3)}
-        self.newcomers = Replacements(self.plan, self, self, lambda: False)
+        self.newcomers = Replacements(self.plan, self, self)
 
     def plan(self, _attempt, _resumes, _devices):
         return tuple(

@@ -78,6 +78,7 @@ MESSAGES = [
     protocol.Replicated("the ranks hold different state"),
     protocol.Replicated("", [0, 4]),
     protocol.OpenVote(),
+    protocol.OpenVote(is_over_nodes=True, is_cut=False),
     protocol.VoteOpened(3, 1, 41, "it has an accelerator"),
     protocol.Copy(40, "/proc/7/fd/12", "/proc/7/fd/13", 1, 4),
     protocol.Copied(3, 1, 40, 1 << 30, 4096, "ab" * 32, 2, 7, 0.25, "the state changed", True),

@@ -1,0 +1,135 @@
+"""On the controller's node: clears the updates of a job on several nodes.
+
+An update is cleared once every rank is ready for it. By then what each of them alone holds has
+left its node: a node says that its ranks are ready on the line on which their pages came before,
+and the node that keeps copies of the pages of this one has confirmed them. Where ranks hold
+different parts of the state, this is the vote as well, and once a freeze is ordered nothing more is
+cleared: so all ranks make an update, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from agent.hooks.node_clearance import NodeClearance
+from agent.hooks.rank_links import RankLinks
+from agent.nodes.run_messages import UpdatesCleared
+from agent.records.journal import Journal
+from worker_hooks.contract import protocol
+
+AHEAD = 2  # steps: a rank that takes the board may have begun the next update unseen
+
+
+class UpdateClearances:
+    """Of the present attempt."""
+
+    def __init__(
+        self, links: RankLinks, ranks: int, here: tuple[int, ...], journal: Journal
+    ) -> None:
+        """No rank waits for anything before :meth:`open`.
+
+        Args:
+            links: to all ranks.
+            ranks: how many there are in the job.
+            here: those of this node.
+            journal: what is written about the run.
+        """
+        self._links = links
+        self._count = ranks
+        self._journal = journal
+        self._here = frozenset(here)
+        self._node = NodeClearance(links, here)
+        self._tell: Callable[[UpdatesCleared], None] = lambda _: None
+        self._nodes: frozenset[int] = frozenset()
+        self._attempt = 0
+        self._is_cut = False
+        self._owed: list[int] = []  # ranks that could not be sent the order yet
+        self._is_open = False
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._steps: dict[int, int] = {}  # by rank: its newest commit when it took the board
+        self._ready: dict[int, int] = {}  # by node: the newest step that its ranks are ready for
+        self._late: set[int] = set()  # nodes that are ready for nothing that is not cleared
+        self._first = self._first_vote = self._cleared = 0
+        self._is_frozen = False
+
+    def over(self, nodes: Iterable[int], tell: Callable[[UpdatesCleared], None]) -> None:
+        """Take the numbers of all nodes that have ranks, and what tells the others."""
+        self._nodes, self._tell = frozenset(nodes), tell
+
+    # --- opening --------------------------------------------------------------------------------
+
+    def open(self, attempt: int, registered: Iterable[int], *, is_cut: bool) -> None:
+        """Have all ranks wait for clearances, once all are there; called again and again.
+
+        Args:
+            attempt: the present one.
+            registered: the ranks that have.
+            is_cut: ranks hold different parts of the state.
+        """
+        if not (self._is_open and (self._is_cut or not is_cut)):
+            known = sorted(registered)
+            if len(known) < self._count:
+                return
+            if self._is_open:  # they turned out to be no replicas: all answer once more
+                self._steps.clear()
+            self._attempt, self._is_cut, self._is_open, self._owed = attempt, is_cut, True, known
+        order = protocol.OpenVote(is_over_nodes=True, is_cut=self._is_cut)
+        self._owed = [rank for rank in self._owed if not self._send(rank, order)]
+
+    def _send(self, rank: int, order: protocol.OpenVote) -> bool:
+        if rank in self._here:
+            return self._node.hand(rank, order)
+        return self._links.send(rank, order)
+
+    def hear(self, message: protocol.VoteOpened) -> None:
+        """A rank waits for clearances from now on, or does not."""
+        if message.why_not or message.is_cut != self._is_cut:
+            return
+        self._steps[message.rank] = message.step
+        if len(self._steps) == self._count:
+            self._first = max(self._steps.values()) + AHEAD
+            self._first_vote = self._first if self._is_cut else 0
+            self._journal.event("ClearanceBegan", step=self._first, is_cut=self._is_cut)
+            self._pass_on()
+
+    # --- while ranks train ----------------------------------------------------------------------
+
+    def ready_here(self, rank: int, step: int) -> int:
+        """A rank of this node is ready; what all are ready for, if that is news, else 0."""
+        return self._node.ready(rank, step)
+
+    def ready(self, node: int, attempt: int, step: int) -> None:
+        """What the ranks of a node alone hold is elsewhere, as of this step."""
+        if attempt == self._attempt and self._is_open and step > self._ready.get(node, 0):
+            self._ready[node] = step
+            self._late.discard(node)
+            self._clear()
+
+    def freeze(self) -> None:
+        """A freeze is ordered: nothing more is cleared."""
+        self._is_frozen = True
+
+    def go_on(self) -> None:
+        """Ranks train on."""
+        self._is_frozen = False
+        self._clear()
+
+    def _clear(self) -> None:
+        if self._is_frozen or not self._first or self._late or len(self._ready) < len(self._nodes):
+            return
+        self._cleared = min(self._ready.values())
+        self._late = {node for node, step in self._ready.items() if step <= self._cleared}
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        message = UpdatesCleared(self._attempt, self._first, self._first_vote, self._cleared)
+        self._node.take(message)
+        self._tell(message)
+
+    def close(self) -> None:
+        """The attempt is over, or some of its ranks are replaced: they get a new board."""
+        self._is_open, self._owed = False, []
+        self._begin_anew()
+        self._node.close()
