@@ -118,7 +118,7 @@ def test_a_spare_node_that_was_not_needed_ends_with_the_job(nodes: Nodes) -> Non
 def test_the_msrun_that_decides_is_killed_and_the_job_is_resumed(
     jobs: NodeJobs, undisturbed: list[str]
 ) -> None:
-    job = train(jobs, "/", "--wait=5:1,3")
+    job = train(jobs, "--node-wait=0", "/", "--wait=5:1,3")
     job.await_lines("waits in step 5", 2)
     job.head.await_error("protected")
     job.head.signal(signal.SIGKILL)
