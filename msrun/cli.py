@@ -13,7 +13,7 @@ from agent.spec.job_spec import JobSpec, UsageError
 from msrun.options.program import SUBCOMMANDS
 
 if TYPE_CHECKING:
-    from agent.launch.meeting import LostController, Met
+    from agent.launch.meeting import Continuation, Met
     from agent.launch.prepare import Prepared, StartedForkserver
     from msrun.job.request import Request
 
@@ -144,7 +144,7 @@ def _requeue(request: Request) -> None:
 
 
 def _next(
-    lost: LostController, say: Callable[[str], None]
+    lost: Continuation, say: Callable[[str], None]
 ) -> tuple[Prepared, StartedForkserver, Met]:
     """The job that follows one whose node 0 is lost."""
     from agent.launch.prepare import abandon, start_forkserver
@@ -203,8 +203,8 @@ def _run_to_its_end(
     record_id = request.job.record_id
     try:
         result = run(prepared, started, os.environ, CONSOLE, met)
-        while result.lost is not None:
-            prepared, started, met = _next(result.lost, CONSOLE.say)
+        while result.next is not None:
+            prepared, started, met = _next(result.next, CONSOLE.say)
             record_id = prepared.spec.record_id
             result = run(prepared, started, os.environ, CONSOLE, met)
         if result.is_stopped and result.exit_code != INTERRUPTED:  # not by a person

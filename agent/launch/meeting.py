@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.launch.certificates import TlsConfig, tls_context
+from agent.launch.past import LOST, adopting, going_on
 from agent.launch.prepare import Prepared, StartedForkserver, prepare, start_early
 from agent.launch.scheduler_watch import Dial
 from agent.nodes.gather import MissingNodesError, Past, Succession, gather
@@ -31,7 +32,7 @@ from agent.nodes.messages import LivingRanks, SurvivedStep
 from agent.nodes.roster import OwnNode, Roster, WantedNodes
 from agent.nodes.run_messages import NodeFacts
 from agent.nodes.tls import PLAIN, Security, Tls
-from agent.spec.job_spec import AdoptedJob, ClusterSpec, JobSpec, NotStartedError, UsageError
+from agent.spec.job_spec import ClusterSpec, JobSpec, NotStartedError, UsageError
 from agent.text.wording import other_world
 from agent.workers.master_port import (
     is_loopback,
@@ -46,6 +47,7 @@ from worker_hooks.storage import manifest
 OPEN_DOOR = (
     "the nodes have no token: whoever reaches port {} may join the job (set {}, or --token-file)"
 )
+REGATHER_S = 10.0  # for the nodes of a job that goes on with others, which have just ended it
 LATE_S = 30.0  # until a file server shows everywhere what was saved on one node
 LOOK_S = 0.5  # between two looks for it
 
@@ -66,8 +68,8 @@ class Met(NamedTuple):
     early: StartedForkserver | None = None  # that of a spare node is at work
 
 
-class LostController(NamedTuple):
-    """Node 0 is lost, and this node takes part in what follows."""
+class Continuation(NamedTuple):
+    """Node 0 is lost, or the job has another size, and this node takes part in what follows."""
 
     job: JobSpec  # that begins
     nodes: tuple[NodeFacts, ...]  # of the one that is over
@@ -75,12 +77,13 @@ class LostController(NamedTuple):
     door: socket.socket | None
     early: StartedForkserver | None  # of the job that begins
     is_silent: bool = False  # node 0 may be alive
+    expected: int = 0  # on node 0, which is there: so many nodes begin
 
 
 class LostControllerError(Exception):
     """Node 0 is lost while this node waits as a spare."""
 
-    def __init__(self, lost: LostController) -> None:
+    def __init__(self, lost: Continuation) -> None:
         super().__init__("node 0 is lost")
         self.lost = lost
 
@@ -242,6 +245,7 @@ def gather_all(
     timeout_s: float | None,
     succession: Succession | None = None,
     early: StartedForkserver | None = None,
+    expected: int = 0,
 ) -> Met:
     """Wait for the other nodes: this is the controller's.
 
@@ -250,6 +254,7 @@ def gather_all(
         timeout_s: for how long; ``None``: for ever.
         succession: this node takes the part of a lost one.
         early: its forkserver is at work.
+        expected: the job goes on with so many nodes, or with fewer if not all of them come soon.
 
     Raises:
         UsageError: the request is wrong, or another node's is.
@@ -267,9 +272,11 @@ def gather_all(
         """Prepare the run first: if that fails, no other node has begun."""
         nodes = tuple(node.nproc for node in roster.nodes)
         if isinstance(past, LivingRanks):
-            met = _adopting(spec, past, say)
+            met = adopting(spec, past, say)
         else:
-            met = _going_on(spec, past, say)
+            count = len(roster.nodes)
+            why = f"it goes on with {count} node{'' if count == 1 else 's'}" if expected else LOST
+            met = going_on(spec, past, say, why)
         met = met._replace(nodes=nodes, node_rank=0)
         met = _on_its_host(met, roster)
         prepared.append(prepare(met, environ, listen_for_nodes(spec.master_addr, 0)))
@@ -302,7 +309,8 @@ def gather_all(
                 cluster.world,
                 cluster.has_sparse_ranks,
                 cluster.least,
-                cluster.last_call_s,
+                REGATHER_S if expected else cluster.last_call_s,
+                expected,
             ),
             token,
             timeout_s,
@@ -329,45 +337,6 @@ def gather_all(
         spec,
         early,
     )
-
-
-def _going_on(spec: JobSpec, saved: SurvivedStep | None, say: Callable[[str], None]) -> JobSpec:
-    """The job, from the step at which other nodes have lost it; ``None``: it was not lost.
-
-    Raises:
-        NotStartedError: that checkpoint is not whole.
-    """
-    if saved is None or (spec.dump.resume is not None and saved.step <= spec.dump.resume_step):
-        return spec
-    path = Path(saved.path)
-    try:
-        found = manifest.read(path)
-        damages = manifest.verify(path, found)
-    except (ValueError, OSError) as error:
-        raise NotStartedError(f"the checkpoint {path} cannot be read here ({error})") from error
-    if damages:
-        raise NotStartedError(f"the checkpoint {path} is damaged: {damages[0]}")
-    say(f"resuming step {saved.step} of run {saved.job} from {path}: its node 0 was lost")
-    for sentence in manifest.describe_private(found):
-        say(sentence)
-    dump = spec.dump._replace(resume=path.absolute(), resume_step=saved.step, lineage=saved.lineage)
-    return spec._replace(dump=dump)
-
-
-def _adopting(spec: JobSpec, living: LivingRanks, say: Callable[[str], None]) -> JobSpec:
-    """The job whose ranks train already."""
-    say("the workers train, without a scheduler: this one controls them from now on")
-    dump = spec.dump._replace(
-        resume=Path(living.resume) if living.resume else None,
-        resume_step=living.resume_step,
-        lineage=living.lineage,
-    )
-    adopted = AdoptedJob(living.job, living.attempt)
-    if living.attempt_resume:
-        path = Path(living.attempt_resume)
-        with contextlib.suppress(ValueError):  # it is not seen here: a restart finds none
-            adopted = adopted._replace(resume=path, resume_step=manifest.read(path).step)
-    return spec._replace(dump=dump, adopted=adopted)
 
 
 def _on_its_host(spec: JobSpec, roster: Roster) -> JobSpec:
@@ -422,7 +391,7 @@ def join_one(
         )
     except LostWhileSpareError as error:
         say(error.why)
-        lost = LostController(spec, error.nodes, None, door, early[-1])
+        lost = Continuation(spec, error.nodes, None, door, early[-1])
         raise LostControllerError(lost) from error
     except RefusedError as error:
         raise NotStartedError(error.why, error.exit_code) from error

@@ -1,4 +1,6 @@
-"""Node 0 is lost: another node takes its part, and the job begins anew where it was saved.
+"""The job goes on as another one: node 0 is lost, or nodes have come or gone.
+
+If node 0 is lost another node takes its part, and the job begins anew where it was saved.
 
 Each node has listened since it joined, and knows where the others do. Of those that live the first
 one gathers the others, and whoever takes the place of the lost one; all others join it. If node 0
@@ -15,7 +17,8 @@ from pathlib import Path
 
 from agent.launch.doors import Address, DoorWatch
 from agent.launch.meeting import (
-    LostController,
+    REGATHER_S,
+    Continuation,
     LostControllerError,
     Met,
     OwnSide,
@@ -36,6 +39,7 @@ from agent.spec.job_spec import JobSpec, NotStartedError
 from agent.text.wording import duration
 
 SAVED_LOOK_S = 0.5  # between two looks at what others save
+REFUSED_S = 10.0  # until a job that is another one is asked again: it may be over
 LOOK_S = 0.1  # between two looks at who is there
 FIRST = 0  # the node that is lost
 HOME = -1  # where the nodes met first: somebody may have started node 0 there again
@@ -48,7 +52,7 @@ Say = Callable[[str], None]
 
 
 def next_job(asked: JobSpec) -> JobSpec:
-    """The job that begins once node 0 is lost; ``asked``: as this node was started."""
+    """The job that begins behind one that is over; ``asked``: as this node was started."""
     record, cluster = new_record_id(), asked.cluster
     assert cluster is not None
     assert asked.master_port is not None
@@ -116,7 +120,7 @@ def saved_step(
     return SurvivedStep(job.saves_as, job.node_rank, path, step, lineage, program_digest(job))
 
 
-def meet_again(lost: LostController, environ: Mapping[str, str], version: str, say: Say) -> Met:
+def meet_again(lost: Continuation, environ: Mapping[str, str], version: str, say: Say) -> Met:
     """Wait until all nodes are here that the job needs, without node 0 or with a new one.
 
     Args:
@@ -130,6 +134,8 @@ def meet_again(lost: LostController, environ: Mapping[str, str], version: str, s
         NotStartedError: not all nodes came.
     """
     take_back(lost.job)
+    if lost.expected:
+        return _regathered(lost, environ, version, say)
     while True:
         silent = frozenset({FIRST} if lost.is_silent else ())
         watch = DoorWatch(_addresses(lost), silent)
@@ -146,7 +152,14 @@ def meet_again(lost: LostController, environ: Mapping[str, str], version: str, s
             watch.close()
 
 
-def _addresses(lost: LostController) -> dict[int, Address]:
+def _regathered(lost: Continuation, environ: Mapping[str, str], version: str, say: Say) -> Met:
+    """On node 0: the others come, those that were in the job and those that are new."""
+    side = own_side(lost.job, environ, version, say, lost.door, is_first=True, survived=lost.saved)
+    wait_s = lost.job.replace.node_wait_s or REGATHER_S
+    return gather_all(side, wait_s, early=lost.early, expected=lost.expected)
+
+
+def _addresses(lost: Continuation) -> dict[int, Address]:
     found = {node.rank: Address(node.address, node.door) for node in lost.nodes if node.door}
     if FIRST in found:  # its name may mean another machine by now
         found[FIRST] = Address(lost.job.master_addr, found[FIRST].port)
@@ -163,7 +176,7 @@ class _Meeting:
 
     def __init__(
         self,
-        lost: LostController,
+        lost: Continuation,
         environ: Mapping[str, str],
         version: str,
         say: Say,
@@ -182,7 +195,9 @@ class _Meeting:
         self._others = {rank for rank in self._addresses if rank not in {self._own, HOME}}
         self._passed: set[int] = set()  # gone; of FIRST and HOME: somebody else is there
         self._silent: set[int] = set()  # of those before this one
-        self._refused: set[int] = set()  # of FIRST and HOME: another job is there, so node 0 is not
+        # of FIRST and HOME: another job is there, so node 0 is not; when that was seen
+        self._refused: dict[int, float] = {}
+        self._said: set[str] = set()
         self._fruitless: Counter[int] = Counter()  # dials of what listens, and does not answer
         self._sides: dict[bool, OwnSide] = {}  # by whether the others come to it
         self._needs_others = lost.saved is None or lost.is_silent
@@ -204,7 +219,7 @@ class _Meeting:
                 try:
                     return self._gathered()
                 except NodeZeroBackError:
-                    self._say("node 0 is back: the nodes meet there")
+                    self._say_once("node 0 is back: the nodes meet there")
             time.sleep(LOOK_S)
         raise NotStartedError(
             f"no node has taken the part of node 0 within {duration(self._wait_s)}"
@@ -213,12 +228,20 @@ class _Meeting:
     def _looked(self, ranks: set[int]) -> Doors:
         """Knock; another job that was at node 0's port, and is there no more, is forgotten."""
         doors = self._watch.look(ranks)
+        # one that ended and began again at once was never seen to be gone
+        old_s = time.monotonic() - REFUSED_S
         over = (doors.gone | doors.silent) & {FIRST, HOME}
+        over |= {rank for rank, at_s in self._refused.items() if at_s < old_s}
         self._passed -= over
-        self._refused -= over
         for rank in over:
+            self._refused.pop(rank, None)
             del self._fruitless[rank]
         return doors
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
 
     def _candidates(self) -> set[int]:
         """Whose doors are to be knocked at: of thousands of nodes only a few."""
@@ -253,7 +276,7 @@ class _Meeting:
         job, cluster = lost.job, lost.job.cluster
         assert cluster is not None
         job = job._replace(master_addr=address.host, master_port=address.port)
-        if lost.saved is None:
+        if lost.saved is None and not cluster.least:  # else it has come to be taken in
             job = job._replace(cluster=cluster._replace(is_spare=True))
         try:
             return join_one(self._side(job, is_first=False), lost.early, is_once=True)
@@ -266,8 +289,8 @@ class _Meeting:
             if node not in {FIRST, HOME} or self._lost.saved is None:
                 raise
             self._passed.add(node)
-            self._refused.add(node)
-            self._say(f"{address.host}:{address.port} is not node 0 of this job: {error}")
+            self._refused[node] = time.monotonic()
+            self._say_once(f"{address.host}:{address.port} is not node 0 of this job: {error}")
             return None
 
     def _gathered(self) -> Met:
@@ -280,7 +303,7 @@ class _Meeting:
         how = f"--master-addr={node.address} --master-port={node.door} and without --node-rank"
         if job.cluster.by_hand is not None:
             how = f"MS_SCHED_HOST={node.address} MS_SCHED_PORT={node.door} MS_ROLE=MS_WORKER"
-        self._say(
+        self._say_once(
             f"this node takes the part of node 0, which is lost; step {lost.saved.step} is saved. "
             f"To give a node to the job, start msrun there with {how}"
         )
@@ -305,6 +328,6 @@ class _Meeting:
         doors = self._looked(awaited | {FIRST, HOME})
         if (doors.open & {FIRST, HOME}) - self._passed:
             raise NodeZeroBackError
-        doors = doors._replace(gone=doors.gone | (self._refused & {FIRST}))
+        doors = doors._replace(gone=doors.gone | (self._refused.keys() & {FIRST}))
         self._check_others(doors)
         return doors

@@ -157,7 +157,8 @@ class _Dialling:
                 return self._dial()
             except _DialError as error:
                 if self._is_spare:
-                    why = f"the job has ended, or node 0 is lost: {self._where} {error}"
+                    what = "the job has ended, goes on with others, or has lost node 0"
+                    why = f"{what}: {self._where} {error}"
                     if any(node.door for node in self._nodes):
                         raise LostWhileSpareError(self._nodes, why) from error
                     raise RefusedError(why, MISSING) from error

@@ -78,11 +78,21 @@ class LateGuests:
         for guest in self._spares:
             guest.say(bytes_of(spare))
 
-    def close(self, farewell: Refused) -> None:
-        """Answer nobody any more; ``farewell``: for the spare nodes."""
+    @property
+    def waiting(self) -> tuple[Join, ...]:
+        """Those that wait, the first that came first."""
+        return tuple(self._spares.values())
+
+    def close(self, farewell: Refused | None) -> None:
+        """Answer nobody any more.
+
+        Args:
+            farewell: for the spare nodes; ``None``: they are to ask once more.
+        """
         self._loop.remove_reader(self._listener)
         for guest in tuple(self._spares):
-            guest.refuse(farewell)
+            if farewell is not None:
+                guest.refuse(farewell)
             self._drop(guest)
         if self._retry is not None:
             self._retry.cancel()

@@ -45,6 +45,7 @@ class WantedNodes(NamedTuple):
     has_sparse_ranks: bool = False  # of node ranks only the order counts, numbers may be left out
     least: int = 0  # nodes with which it may begin; 0: all
     last_call_s: float = 0.0  # that so many wait for more
+    expected: int = 0  # nodes that are known to come: with these it begins at once; 0: all
 
 
 class Roster:
@@ -202,7 +203,7 @@ class Gathering:
     def is_complete(self) -> bool:
         """Whether the job can begin."""
         if self._wanted.world is None:
-            return len(self._members) == self._wanted.nnodes
+            return len(self._members) >= (self._wanted.expected or self._wanted.nnodes)
         return self._workers == self._wanted.world and self._are_alike
 
     @property

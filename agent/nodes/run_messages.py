@@ -204,6 +204,7 @@ class Ended(NamedTuple):
     exit_code: int
     reason: str
     state: str = ""  # of the job, as people are shown it; empty: not known
+    goes_on: bool = False  # as another one, with more or with fewer nodes
 
 
 # fmt: off

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from agent.controller import actions as do
 from agent.controller import events as ev
+from agent.controller.states import JobState
 from agent.dump.node_memory import MemoryInboxes, MemorySender
 from agent.failure.evidence import Evidence
 from agent.launch.meeting import Met, program_digest
@@ -22,6 +23,7 @@ from agent.nodes.late import LateGuests, NodePlace
 from agent.nodes.line import Line, Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.messages import AGAIN, Begin, Join, Refused, Spare, SurvivedStep
+from agent.nodes.resize import Resize
 from agent.nodes.roster import local_rank, of_another_program
 from agent.nodes.run_messages import Ended, NodeFacts, SaveFar, UpdatesCleared
 from agent.supervisor.hooks_bridge import HooksBridge
@@ -74,7 +76,7 @@ class AllNodes:
             say: prints one sentence for people.
         """
         assert met.door is not None
-        self._met = met
+        self.met = met
         self._door = LateGuests(
             met.door, met.version, met.token, self._judge, self._admit, met.security
         )
@@ -100,8 +102,13 @@ class AllNodes:
         self._held: list[tuple[int, protocol.Message]] | None = None  # while an attempt begins
         hooks.relay(self._tell)
         hooks.spread_memory(self._spread)
-        of = (node.rank for node in met.roster.nodes if node.nproc)
-        hooks.clear_over(of, self._clear)
+        if self._others:
+            of = (node.rank for node in met.roster.nodes if node.nproc)
+            hooks.clear_over(of, self._clear)
+        cluster = met.prepared.spec.cluster
+        assert cluster is not None
+        self._resize = Resize(cluster.least, cluster.nnodes, len(met.roster.nodes))
+        self._view, self._holders = JobView(), Holders()
         call_soon = own.loop.call_soon_threadsafe
         self._sender = MemorySender(call_soon, self._progressed, met.security)
         self._inboxes = MemoryInboxes(call_soon, self._progressed, hooks.take_memory, met.security)
@@ -200,9 +207,11 @@ class AllNodes:
 
     def decided(self, view: JobView, holders: Holders) -> None:
         """Know what became of the job by the newest decision, which was carried out."""
+        self._view, self._holders = view, holders
         for node in self._others:
             node.know(view)
         self._own.decided(view, holders)
+        self._grow()
 
     def refresh(self) -> bool:
         """Note in the workers how far they are; whether that changes by itself."""
@@ -229,8 +238,9 @@ class AllNodes:
 
     def finish(self) -> None:
         """The job is over."""
-        ending = self._controller.ending
-        self._door.close(Refused(f"the job is over: {ending.reason}", ending.exit_code))
+        ending, goes_on = self._controller.ending, bool(self.goes_on_with)
+        farewell = Refused(f"the job is over: {ending.reason}", ending.exit_code)
+        self._door.close(None if goes_on else farewell)
         for timer in self._vacant.values():
             timer.cancel()
         self._sender.close()
@@ -238,7 +248,8 @@ class AllNodes:
         end_s = self._loop.time() + CLOSE_S
         for node in self._others:
             left_s = max(0.0, end_s - self._loop.time())
-            node.end(Ended(ending.exit_code, ending.reason, ending.state.value), left_s)
+            ended = Ended(ending.exit_code, ending.reason, ending.state.value, goes_on)
+            node.end(ended, left_s)
         self._own.finish()
 
     # --- what the others say --------------------------------------------------------------------
@@ -345,7 +356,7 @@ class AllNodes:
 
     def _judge(self, join: Join, address: str) -> NodePlace | Spare | Refused:
         """Whether a node gets the place of a lost one, or waits for one."""
-        spec = self._met.prepared.spec
+        spec = self.met.prepared.spec
         wanted = "" if spec.run_id == spec.record_id else spec.run_id
         if join.run_id != wanted:
             return Refused(f"the job here is {wanted!r}, not {join.run_id!r}", WRONG)
@@ -356,8 +367,7 @@ class AllNodes:
             return refused
         fitting = [rank for rank in self._vacant if self._facts[rank].nproc == join.nproc]
         cluster = spec.cluster
-        # a job that has begun with fewer nodes has numbered them anew
-        has_room = cluster is not None and bool(cluster.least) and spec.nnodes < cluster.nnodes
+        has_room = self._resize.has_room  # it has numbered its nodes anew
         if join.node_rank >= 0 and not has_room:
             fitting = [rank for rank in fitting if rank == join.node_rank]
         if not self._wait_s:
@@ -374,7 +384,7 @@ class AllNodes:
         )
         others = (each for each in self._facts if each.rank != rank)
         self._facts[rank] = new._replace(local_first=local_rank(others, new))
-        settings = {**self._met.settings, "is_late": True}
+        settings = {**self.met.settings, "is_late": True}
         return NodePlace(rank, Begin(tuple(self._facts), settings))
 
     def _judge_survivor(self, join: Join, survived: SurvivedStep) -> Refused | None:
@@ -382,7 +392,7 @@ class AllNodes:
 
         If it knows a later step of the same training, that is what was to go on: this job ends.
         """
-        spec = self._met.prepared.spec
+        spec = self.met.prepared.spec
         if survived.job in {spec.saves_as, *spec.dump.lineage}:
             return None  # it was taken for lost
         if survived.program != program_digest(spec):
@@ -399,6 +409,9 @@ class AllNodes:
     def _spared(self, join: Join) -> Spare | Refused:
         """A node that has come to wait, or waits already."""
         sizes = sorted({facts.nproc for facts in self._facts[1:]})
+        if self._resize.has_room and not join.is_spare:
+            self._loop.call_soon(self._grow)  # once it waits
+            return self._waiting(join, "it is taken in once the state can be saved")
         if not sizes:
             return Refused("the job runs on one node, whose place no other one can take", WRONG)
         if join.nproc not in sizes:
@@ -407,11 +420,41 @@ class AllNodes:
                 f"this node has {join.nproc} workers, but those that it could replace have {have}",
                 WRONG,
             )
+        return self._waiting(join, "it takes the place of a lost one")
+
+    def _waiting(self, join: Join, why: str) -> Spare:
         who = join.host, join.pid
         if who not in self._spares:
             self._spares.add(who)
-            self._say(f"a spare node has come ({join.host}): it takes the place of a lost one")
+            kind = "a spare node" if join.is_spare else "another node"
+            self._say(f"{kind} has come ({join.host}): {why}")
         return Spare(tuple(self._facts))
+
+    def _grow(self) -> None:
+        """Have the step saved, with which the job goes on with the nodes that wait, if it can."""
+        comers = [join.host for join in self._door.waiting if not join.is_spare]
+        is_known = not self._holders.why_none or self._holders.is_cut
+        is_calm = self._view.state is JobState.RUNNING and not self._view.is_asked
+        if not (comers and is_calm and is_known and self._hooks.newest_step()) or self._vacant:
+            return
+        if why := self._resize.grow(comers):
+            self._controller.post(ev.ExitRequestedByFile(self._view.attempt, why))
+
+    @property
+    def goes_on_with(self) -> int:
+        """The nodes with which the job goes on as another one; 0: it does not."""
+        ending = self._controller.ending
+        goes_on = self._resize.goes_on(
+            is_saved=ending.saved is not None and not ending.lost,
+            asked=ending.asked,
+            is_stopped_by_signal=bool(ending.signals),
+        )
+        return self._resize.expected if goes_on else 0
+
+    @property
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        """Those that take part."""
+        return tuple(self._facts)
 
     def _admit(self, rank: int, line: Line) -> None:
         self._vacant.pop(rank).cancel()
@@ -469,7 +512,11 @@ class AllNodes:
     def _give_up(self, node: RemoteNode, why: str = "") -> None:
         del self._vacant[node.facts.rank]
         self._silent.discard(node.facts.rank)
-        why = why or f"no node came in the place of {node.name} within {duration(self._wait_s)}"
+        if not why:
+            why = f"no node came in the place of {node.name} within {duration(self._wait_s)}"
+            left = 1 + sum(other.is_there for other in self._others)
+            if self._view.has_hooks and (said := self._resize.shrink(left)):
+                why = f"{why}: {said}"
         for event in node.give_up(why, is_lost=True):
             self._controller.post(event)
 

@@ -29,6 +29,8 @@ class RunEnding:
     not_replaced: str = ""  # why no rank was replaced although replacing is on
     cost: str = ""  # what its failures cost, in one sentence
     lost_node: str = ""  # why a node is lost
+    asked: str = ""  # why it was asked to exit first; empty: it was not
+    signals: int = 0  # how often it was asked by a signal
 
     @staticmethod
     def of(action: do.Finish, job: Job, workers: tuple[Worker, ...], account: Account) -> RunEnding:
@@ -47,4 +49,6 @@ class RunEnding:
             not_replaced=job.now.not_replaced if was_to_replace else "",
             cost=summary(account, job),
             lost_node=job.lost_node,
+            asked=job.stop.why,
+            signals=job.stop.signals,
         )

@@ -104,7 +104,7 @@ class RemoteController:
         self.ending: Ended | None = None
         """How the job ended; ``None``: it has not."""
         self.goes_on = False
-        """Whether the controller's node is lost, and the job is to go on without it."""
+        """Whether the job goes on as another one: the controller's node is lost, or says so."""
         self.patience_s = 0.0
         """Until the step must be saved by which it goes on: ranks elsewhere may be at it."""
         self.nodes: tuple[NodeFacts, ...] = ()
@@ -174,7 +174,7 @@ class RemoteController:
                 self._shown = message.status
                 self._show_status(message.status)
             case Ended():
-                self.ending = message
+                self.ending, self.goes_on = message, message.goes_on
                 if message.state and self._shown:
                     self._show_status({**self._shown, "state": message.state})
                 self._node.finish()

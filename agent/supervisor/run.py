@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.accounting.account import Account
@@ -27,7 +28,7 @@ from worker_hooks.contract.layout import FALLBACK
 if TYPE_CHECKING:
     from agent.failure.post_mortem import PostMortem
     from agent.failure.resume_advice import ResumeAdvice
-    from agent.launch.meeting import LostController, Met
+    from agent.launch.meeting import Continuation, Met
     from agent.supervisor.all_nodes import AllNodes
 
 
@@ -35,8 +36,8 @@ class RunResult(NamedTuple):
     """How a run has ended, for who started it."""
 
     exit_code: int
+    next: Continuation | None = None  # the job goes on as another one
     is_stopped: bool = False  # because of a request; known on the controller's node
-    lost: LostController | None = None  # node 0 is: the job may go on with other nodes
 
 
 def run(
@@ -58,8 +59,7 @@ def run(
     if met is not None and prepared.spec.is_controlled:
         from agent.supervisor.run_controlled import run_controlled
 
-        code, lost = run_controlled(prepared, ignited, environ, console, met)
-        return RunResult(code, lost=lost)
+        return RunResult(*run_controlled(prepared, ignited, environ, console, met))
     spec, layout = prepared.spec, prepared.layout
     parts = make_parts(prepared, ignited, environ, console)
     facts, journal, post_mortem = parts.facts, parts.journal, parts.post_mortem
@@ -108,13 +108,35 @@ def run(
     controller.attach(supervisor.loop, nodes or supervisor)
     supervisor.run(controller, nodes)
     parts.finish_output(console.say)
-    _report(controller.ending, prepared, parts, environ, console)
+    ending = controller.ending
+    goes_on = nodes is not None and nodes.goes_on_with > 0
+    if goes_on:
+        console.say(ending.reason)
+    else:
+        _report(ending, prepared, parts, environ, console)
     notifier.close()
-    journal.log(f"exit {controller.ending.exit_code}: {controller.ending.reason}")
+    journal.log(f"exit {ending.exit_code}: {ending.reason}")
     journal.close()
     take_apart(prepared, ignited)
-    ending = controller.ending
-    return RunResult(ending.exit_code, is_stopped=ending.state is JobState.STOPPED)
+    following = _following(nodes, parts, environ, console) if nodes and goes_on else None
+    return RunResult(ending.exit_code, following, is_stopped=ending.state is JobState.STOPPED)
+
+
+def _following(
+    nodes: AllNodes, parts: RunParts, environ: Mapping[str, str], console: Console
+) -> Continuation | None:
+    """What this node, node 0, takes part in next; ``None``: what it saved is not found."""
+    from agent.supervisor.run_controlled import NextJob
+
+    following = NextJob(nodes.met, environ, console)
+    following.follow(nodes.nodes)
+    found = following.lost(parts, 0, 0.0)
+    if found is None:
+        following.call_off()
+        return None
+    with suppress(OSError):  # then it seems to be alive
+        parts.kept.end()
+    return found._replace(expected=nodes.goes_on_with)
 
 
 def _report(

@@ -8,7 +8,7 @@ from contextlib import suppress
 from agent.dump.node_memory import MemoryGiver
 from agent.failure.evidence_json import as_json
 from agent.launch.doors import Address
-from agent.launch.meeting import LostController, Met, rejoin
+from agent.launch.meeting import Continuation, Met, rejoin
 from agent.launch.prepare import Prepared, StartedForkserver, start_early
 from agent.launch.scheduler_watch import AloneWith, SchedulerWatch
 from agent.launch.succession import next_job, saved_step, why_over
@@ -32,7 +32,7 @@ def run_controlled(
     environ: Mapping[str, str],
     console: Console,
     met: Met,
-) -> tuple[int, LostController | None]:
+) -> tuple[int, Continuation | None]:
     """Run the ranks of this node until the controller's node says that the job is over.
 
     Returns:
@@ -40,7 +40,7 @@ def run_controlled(
     """
     spec, layout = prepared.spec, prepared.layout
     parts = make_parts(prepared, ignited, environ, console)
-    nexts = _NextJob(met, environ, console)
+    nexts = NextJob(met, environ, console)
     host = met.lines[0].connection.getpeername()[0]
     link = NodeLink(met.lines[0])
     giver = MemoryGiver(host, met.security)
@@ -103,7 +103,7 @@ def run_controlled(
     parts.finish_output(console.say)
     ending = controller.ending
     newest = hooks.newest_step()
-    lost = nexts.lost(parts, newest, controller.patience_s) if controller.goes_on else None
+    lost = nexts.behind(controller, parts, newest)
     code = FAILED_EXIT if ending is None else ending.exit_code
     reason = (
         "the controller's node did not say how the job ended" if ending is None else ending.reason
@@ -121,8 +121,11 @@ def run_controlled(
     return code, lost
 
 
-class _NextJob:
-    """What begins if node 0 is lost: its forkserver is at work while the ranks save the step."""
+class NextJob:
+    """What follows on this node if node 0 is lost, or the job goes on with another size.
+
+    Its forkserver is at work while the ranks save the step.
+    """
 
     def __init__(self, met: Met, environ: Mapping[str, str], console: Console) -> None:
         self._met = met
@@ -133,6 +136,7 @@ class _NextJob:
         self._job: JobSpec | None = None
         self._early: StartedForkserver | None = None
         self._is_silent = False
+        self._head_lives = False  # it gathers the others
 
     def begin(self, loss: Loss, reached: int, saves: bool, nodes: tuple[NodeFacts, ...]) -> bool:
         """Node 0 is lost; whether this node may take part in what follows.
@@ -151,10 +155,34 @@ class _NextJob:
         if why := why_over(spec, self._nodes, loss, reached):
             self._console.say(f"no node takes the part of node 0: {why}")
             return False
+        self._start()
+        return True
+
+    def behind(
+        self, controller: RemoteController, parts: RunParts, newest: int
+    ) -> Continuation | None:
+        """What follows on a run that is over; ``None``: nothing.
+
+        Args:
+            controller: as this node knew it.
+            parts: of the run.
+            newest: the newest step that a rank here had committed when it ended.
+        """
+        if not controller.goes_on:
+            return None
+        if controller.ending is not None and controller.ending.goes_on:
+            self.follow(controller.nodes)
+        return self.lost(parts, newest, controller.patience_s)
+
+    def follow(self, nodes: tuple[NodeFacts, ...]) -> None:
+        """The job goes on with more or with fewer nodes, which meet at node 0."""
+        self._nodes, self._head_lives = nodes or self._nodes, True
+        self._start()
+
+    def _start(self) -> None:
         self._job = next_job(self._met.asked)
         with suppress(UsageError):  # no process can be started now: later, perhaps
             self._early = start_early(self._job, self._environ)
-        return True
 
     @property
     def _has_lost_before(self) -> bool:
@@ -166,7 +194,7 @@ class _NextJob:
         """Processes that do not end with the ranks."""
         return frozenset(() if self._early is None else (self._early.forkserver.pid,))
 
-    def lost(self, parts: RunParts, newest: int, patience_s: float) -> LostController | None:
+    def lost(self, parts: RunParts, newest: int, patience_s: float) -> Continuation | None:
         """What is known, now that the ranks have ended; ``None``: the step is not saved.
 
         Args:
@@ -188,9 +216,9 @@ class _NextJob:
             self._console.say(f"the job does not go on by itself: step {reached} is not saved")
             return None
         cluster = self._job.cluster
-        lost_at = (*cluster.lost_at, saved.step)
+        lost_at = cluster.lost_at if self._head_lives else (*cluster.lost_at, saved.step)
         job = self._job._replace(cluster=cluster._replace(lost_at=lost_at))
-        return LostController(job, self._nodes, saved, self._met.door, self._early, self._is_silent)
+        return Continuation(job, self._nodes, saved, self._met.door, self._early, self._is_silent)
 
     def call_off(self) -> None:
         """Nothing follows."""

@@ -142,7 +142,15 @@ class Cluster:
             view=JobView(JobState.STARTING, 0),
             post=self.events.append,
             go_on=lambda: self.told.append("go on"),
-            ending=SimpleNamespace(exit_code=3, reason="rank 1 failed", state=JobState.FAILED),
+            ending=SimpleNamespace(
+                exit_code=3,
+                reason="rank 1 failed",
+                state=JobState.FAILED,
+                saved=None,
+                lost="",
+                asked="",
+                signals=0,
+            ),
         )
         facts = (NodeFacts(0, "a", "10.0.0.1", 2, 9), *(node.facts for node in self.others))
         self.door = socket.create_server(("127.0.0.1", 0))

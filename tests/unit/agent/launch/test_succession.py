@@ -6,7 +6,8 @@ import pytest
 from support.checkpoints import flipped, saved
 
 from agent.launch import succession as module
-from agent.launch.meeting import LostController, OwnSide, _going_on
+from agent.launch.meeting import Continuation, OwnSide
+from agent.launch.past import LOST, going_on
 from agent.launch.succession import FIRST, HOME, next_job, saved_step, why_over
 from agent.nodes.gather import NodeZeroBackError
 from agent.nodes.join import NobodyThereError
@@ -75,7 +76,7 @@ def meeting(monkeypatch):
 
     def made(watch, own=3, is_silent=False, job=None, answers=(), leads=(MET,)):
         saved = None if own is None else SurvivedStep("lost", own, "/c", 5, (), "")
-        lost = LostController(job or next_job(JOB), NODES, saved, object(), None, is_silent)
+        lost = Continuation(job or next_job(JOB), NODES, saved, object(), None, is_silent)
         said = []
         one = module._Meeting(lost, {}, "1", said.append, watch)
         one.clock, one.said, one.tried = clock, said, []
@@ -149,6 +150,17 @@ def test_node_0_comes_first_if_it_is_there(meeting):
     one = meeting(Watch(doors(open={0, 2}, gone={1})), answers=[MET])
     assert one.met() is MET
     assert one.tried == [("mn0", 100, False)]  # by its name
+
+
+def test_a_job_that_refuses_is_asked_again_after_a_while(meeting, monkeypatch):
+    """It has ended and begun anew so quickly that nobody saw it gone."""
+    monkeypatch.setattr(module, "REFUSED_S", 0.0)
+    watch = Watch(doors(open={0}, gone={1, 2}))
+    refused = NotStartedError("the job here has begun without this node, and ends", 1)
+    one = meeting(watch, answers=[refused, refused, MET])
+    assert one.met() is MET
+    assert len(one.tried) == 3
+    assert len(one.said) == 1
 
 
 def test_who_leads_joins_node_0_when_that_is_back(meeting):
@@ -278,23 +290,23 @@ def test_it_goes_on_where_the_job_has_saved(tmp_path):
 def test_a_job_goes_on_only_from_a_checkpoint_that_is_whole(tmp_path):
     folder = saved(tmp_path, "tft_saved_checkpoints-step_9", step=9, run="lost")
     survived, said = SurvivedStep("lost", 1, str(folder), 9, ("lost",), ""), []
-    job = _going_on(JOB, survived, said.append)
+    job = going_on(JOB, survived, said.append, LOST)
     assert (job.dump.resume, job.dump.resume_step, job.dump.lineage) == (folder, 9, ("lost",))
     assert said[0] == f"resuming step 9 of run lost from {folder}: its node 0 was lost"
-    assert _going_on(JOB, None, said.append) == JOB
+    assert going_on(JOB, None, said.append, LOST) == JOB
     newer = JOB._replace(dump=JOB.dump._replace(resume=folder, resume_step=9))
-    assert _going_on(newer, survived, said.append) == newer  # what is typed is as new
+    assert going_on(newer, survived, said.append, LOST) == newer  # what is typed is as new
     flipped(next(folder.rglob("*.safetensors")))
     with pytest.raises(NotStartedError, match="is damaged"):
-        _going_on(JOB, survived, said.append)
+        going_on(JOB, survived, said.append, LOST)
     (folder / "manifest.json").unlink()
     with pytest.raises(NotStartedError, match="cannot be read here"):
-        _going_on(JOB, survived, said.append)
+        going_on(JOB, survived, said.append, LOST)
 
 
 def test_what_is_lost_with_a_node_is_said(tmp_path):
     folder = saved(tmp_path, step=9, run="lost", lost=(0, 1))
     said = []
-    _going_on(JOB, SurvivedStep("lost", 1, str(folder), 9, ("lost",), ""), said.append)
+    going_on(JOB, SurvivedStep("lost", 1, str(folder), 9, ("lost",), ""), said.append, LOST)
     whose = "the random numbers, buffers and data position of ranks 0, 1"
     assert f"{whose} were not saved, and begin anew" in said

@@ -161,7 +161,7 @@ def test_a_spare_node_that_loses_the_job_ends(job):
     connection.close()
     error = future.exception(LONG_S)
     assert isinstance(error, RefusedError)
-    assert "the job has ended, or node 0 is lost" in error.why
+    assert "the job has ended, goes on with others, or has lost node 0" in error.why
     assert error.exit_code == 1
 
 

@@ -17,6 +17,7 @@ from agent.failure.evidence_json import as_json
 from agent.machine.process_use import ProcessNews
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import Refused, Spare
+from agent.nodes.resize import Resize
 from agent.nodes.run_messages import (
     Beats,
     Ended,
@@ -512,9 +513,9 @@ def test_who_can_take_no_place_does_not_wait(waiting, join, why):
 def test_a_node_that_comes_late_where_more_may_come_waits_as_a_spare(waiting):
     late = wish()._replace(is_spare=False)
     assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)
-    waiting.spec.cluster = ClusterSpec(4, least=2)
+    waiting.all._resize = Resize(2, 4, 3)
     assert waiting.all._judge(late, "10.0.0.4") == Spare(tuple(waiting.all._facts))
-    waiting.spec.cluster = ClusterSpec(3, least=2)  # all have come
+    waiting.all._resize = Resize(2, 3, 3)  # all have come
     assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)
     waiting.all._facts = waiting.all._facts[:1]
     why = waiting.all._judge(wish(), "10.0.0.4").why
@@ -523,7 +524,7 @@ def test_a_node_that_comes_late_where_more_may_come_waits_as_a_spare(waiting):
 
 def test_a_job_that_began_with_fewer_nodes_numbered_them_anew(waiting, monkeypatch):
     monkeypatch.setattr(waiting.all._door, "seat", lambda: None)
-    waiting.spec.cluster = ClusterSpec(9, least=2)
+    waiting.all._resize = Resize(2, 9, 3)
     waiting.links[0].lose(GONE)
     back = wish()._replace(is_spare=False, node_rank=7)  # as its command says
     assert waiting.all._judge(back, "10.0.0.4").node_rank == 1

@@ -10,11 +10,14 @@ from support.node_cluster import PROGRAM, Cluster, wish
 
 from agent.controller import actions as do
 from agent.controller import events as ev
+from agent.controller.states import JobState
 from agent.launch.meeting import program_digest
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import LivingRanks, Refused, Spare, SurvivedStep
-from agent.nodes.run_messages import ToldAgain
+from agent.nodes.resize import Resize
+from agent.nodes.run_messages import Ended, ToldAgain
 from agent.supervisor import all_nodes as module
+from agent.supervisor.job_view import Holders, JobView
 from worker_hooks.contract import protocol
 
 GONE = Loss(LossKind.PROOF, "closed the line")
@@ -138,3 +141,78 @@ def test_a_job_that_began_anew_ends_if_a_later_step_of_it_is_saved(waiting):
     waiting.hooks.newest = 9
     assert isinstance(waiting.all._judge(survivor(step=9), "10.0.0.4"), Spare)
     assert waiting.events == []
+
+
+# --- more nodes, or fewer ---------------------------------------------------------------------
+
+GROWS = "d has come: the job goes on with 4 nodes"
+ALIKE, CALM = Holders(), JobView(JobState.RUNNING, 1, has_hooks=True)
+
+
+@pytest.mark.parametrize(
+    ("view", "holders", "newest", "grows"),
+    [
+        (CALM, ALIKE, 5, True),
+        (CALM, Holders("each has its part", is_cut=True), 5, True),
+        (CALM, Holders("nobody knows who holds the same"), 5, False),
+        (CALM, ALIKE, 0, False),  # nothing could be saved
+        (CALM._replace(state=JobState.REPLACING), ALIKE, 5, False),
+        (CALM._replace(is_asked=True), ALIKE, 5, False),
+    ],
+)
+def test_a_node_that_comes_is_taken_in_once_the_step_can_be_saved(
+    waiting, monkeypatch, view, holders, newest, grows
+):
+    late = wish()
+    waiting.all._resize = Resize(2, 4, 3)
+    waiting.hooks.newest = newest
+    monkeypatch.setattr(type(waiting.all._door), "waiting", (late, wish(is_spare=True)))
+    waiting.all.decided(view, holders)
+    assert waiting.events == [ev.ExitRequestedByFile(1, GROWS)] * grows
+    waiting.all.decided(view, holders)  # it is asked for once
+    assert len(waiting.events) == grows
+
+
+def test_a_spare_node_and_a_vacant_place_make_no_job_grow(waiting, monkeypatch):
+    waiting.all._resize = Resize(2, 4, 3)
+    waiting.hooks.newest = 5
+    monkeypatch.setattr(type(waiting.all._door), "waiting", (wish(is_spare=True),))
+    waiting.all.decided(CALM, ALIKE)
+    monkeypatch.setattr(type(waiting.all._door), "waiting", (wish(),))
+    monkeypatch.setattr(waiting.all._door, "seat", lambda: None)
+    waiting.links[0].lose(GONE)
+    waiting.events.clear()
+    waiting.all.decided(CALM, ALIKE)
+    assert waiting.events == []
+
+
+def ended(**about):
+    known = {"exit_code": 0, "reason": "all left", "state": JobState.STOPPED, "saved": "/d/step_5"}
+    return SimpleNamespace(**{**known, "lost": "", "asked": "", "signals": 0, **about})
+
+
+def test_the_nodes_of_a_job_that_goes_on_are_told_and_no_spare_one_is_sent_away(
+    waiting, monkeypatch
+):
+    farewells = []
+    monkeypatch.setattr(waiting.all._door, "close", farewells.append)
+    waiting.all._resize = Resize(2, 4, 3)
+    waiting.all._resize.grow(["d"])
+    waiting.controller.ending = ended(asked=GROWS)
+    assert waiting.all.goes_on_with == 4
+    waiting.all.finish()
+    assert farewells == [None]
+    assert waiting.links[0].said[-1] == Ended(0, "all left", "stopped", goes_on=True)
+    waiting.controller.ending = ended(asked=GROWS, lost="no rank holds it")
+    assert waiting.all.goes_on_with == 0
+
+
+@pytest.mark.parametrize("has_hooks", [True, False])
+def test_a_place_that_nobody_takes_is_done_without(waiting, monkeypatch, has_hooks):
+    monkeypatch.setattr(waiting.all._door, "seat", lambda: None)
+    waiting.all._resize = Resize(2, 4, 3)
+    waiting.all.decided(CALM._replace(has_hooks=has_hooks), ALIKE)
+    waiting.links[0].lose(GONE)
+    waiting.all._give_up(waiting.others[0])
+    waiting.controller.ending = ended(state=JobState.FAILED)
+    assert waiting.all.goes_on_with == (2 if has_hooks else 0)

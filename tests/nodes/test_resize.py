@@ -1,0 +1,55 @@
+"""A job of --nnodes=MIN:MAX goes on with a node that comes, and without one that is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from support.cluster import Cluster
+from support.node_jobs import PORT, NodeJobs, NodeMsrun, check_nothing_left, job_of
+from support.node_trainings import SCRIPT, go
+
+Nodes = Callable[[int], Cluster]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+MEET = ("--nnodes=2:3", "--master-addr=node0", f"--master-port={PORT}")
+WORDS = (*MEET, "--rdzv-conf=last_call_timeout=1", "--node-wait=4")
+
+
+def start(jobs: NodeJobs, count: int, *script: object) -> list[NodeMsrun]:
+    nodes = jobs.cluster.nodes[:count]
+    return [jobs.start_one(node, *WORDS, SCRIPT, *script, nproc=1) for node in nodes]
+
+
+def check_gone_on(jobs: NodeJobs, parts: list[NodeMsrun], world: int) -> None:
+    """All ended with 0, and training went on from the step that was saved, on so many ranks."""
+    ended = [part.wait() for part in parts]
+
+    said = "".join(each.err for each in ended)
+    assert [each.code for each in ended] == [0] * len(parts), said
+    assert f"it goes on with {world} nodes" in said
+    assert "Root Cause" not in said
+    check_nothing_left(jobs.cluster)
+
+
+def test_a_node_that_comes_is_taken_in(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(3))
+    parts = start(jobs, 2, "--wait=3:1", "--pause=0.1", "--epochs=4")
+    job_of(*parts).await_lines("waits in step 3")
+    parts[0].await_error("protected")
+    new = jobs.start_one(
+        jobs.cluster.nodes[2], *WORDS, SCRIPT, "--wait=3:1", "--pause=0.1", "--epochs=4", nproc=1
+    )
+    parts[0].await_error("node2 has come: the job goes on with 3 nodes")
+    go(jobs)
+    check_gone_on(jobs, [*parts, new], 3)
+
+
+def test_a_lost_node_is_done_without(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(3))
+    parts = start(jobs, 3, "--wait=3:1", "--pause=0.1", "--epochs=4")
+    job_of(*parts).await_lines("waits in step 3")
+    parts[0].await_error("protected")
+    jobs.cluster.nodes[2].kill()
+    go(jobs)
+    parts[0].await_error("the job goes on with 2 nodes")
+    check_gone_on(jobs, parts[:2], 2)
