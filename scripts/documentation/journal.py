@@ -54,6 +54,10 @@ NOTES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "No copy of the state of this step came to be in memory (`--protect-memory`).",
         {"step": int, "why": str},
     ),
+    "ClearanceBegan": (
+        "On several nodes an update waits from this step on until all ranks are ready.",
+        {"step": int, "is_cut": bool},
+    ),
     "VoteBegan": (
         "Ranks hold parts of the state: from this step on all begin an update, or nobody does.",
         {"step": int},
