@@ -5,6 +5,8 @@ A comment in front of a block says what it is: ``<!-- test: script NAME -->`` a 
 change of a script of the page. The README of a sample is run from its first line to its last: there
 ``meanwhile, once "TEXT" is printed`` is a second terminal, and ``output`` what the commands between
 it and the output before it print, on the reader's machine perhaps with ``other numbers``.
+Where there are several machines, ``on 10.0.0.1`` or ``on both machines`` says where it is typed, and
+``output of 10.0.0.1`` what that one prints.
 """
 
 from __future__ import annotations
