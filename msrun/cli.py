@@ -143,6 +143,15 @@ def _requeue(request: Request) -> None:
         requeue_preempted(engine.slurm_job, CONSOLE.say)
 
 
+def _forget_token(job: JobSpec) -> None:
+    """The job is over: delete the token that its nodes have made, if this one has controlled it."""
+    if job.cluster is not None and job.cluster.own_token and not job.is_controlled:
+        from agent.launch.job_token import JobToken
+
+        with contextlib.suppress(UsageError):  # a file with a given one is gone
+            JobToken(job.cluster, os.environ).forget()
+
+
 def _next(
     lost: Continuation, say: Callable[[str], None]
 ) -> tuple[Prepared, StartedForkserver, Met]:
@@ -189,6 +198,7 @@ def _run(request: Request) -> int:
     except UsageError:
         if request.join:  # else the message is only in the log
             abandon(prepared)
+        _forget_token(prepared.spec)
         raise
     return _run_to_its_end(request, prepared, started, met)
 
@@ -215,4 +225,5 @@ def _run_to_its_end(
             report_at_end(os.environ, record_id, request.report, CONSOLE)
         return result.exit_code
     finally:
+        _forget_token(prepared.spec)
         MESSAGES.close(LAST_MESSAGES_S)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.launch.certificates import TlsConfig, tls_context
+from agent.launch.job_token import JobToken
 from agent.launch.past import LOST, adopting, going_on
 from agent.launch.prepare import Prepared, StartedForkserver, prepare, start_early
 from agent.launch.scheduler_watch import Dial
@@ -77,6 +78,7 @@ class Continuation(NamedTuple):
     door: socket.socket | None
     early: StartedForkserver | None  # of the job that begins
     is_silent: bool = False  # node 0 may be alive
+    token: bytes = b""  # of the job that is over
     expected: int = 0  # on node 0, which is there: so many nodes begin
 
 
@@ -113,12 +115,18 @@ def meet(
     try:
         side = own_side(spec, environ, version, say, door, is_first=is_first)
         if not is_first:
-            return join_one(side)
-        if not (side.token or cluster.tls_config):
+            with side.token.marked():
+                return join_one(side)
+        side.token.make()
+        if not (side.token.read() or cluster.tls_config):
             say(OPEN_DOOR.format(spec.master_port, TOKEN))
         for sentence in cluster.said:
             say(sentence)
-        return gather_all(side, spec.timeouts.start_s)
+        try:
+            return gather_all(side, spec.timeouts.start_s)
+        except BaseException:
+            side.token.forget()
+            raise
     except LostControllerError:  # the door is needed now
         raise
     except BaseException:
@@ -133,7 +141,7 @@ class OwnSide(NamedTuple):
     spec: JobSpec
     environ: Mapping[str, str]  # msrun's
     own: OwnNode
-    token: bytes
+    token: JobToken
     security: Security
     door: socket.socket | None
     say: Callable[[str], None]
@@ -148,6 +156,7 @@ def own_side(
     *,
     is_first: bool,
     survived: SurvivedStep | None = None,
+    known: bytes = b"",
 ) -> OwnSide:
     """Put it together.
 
@@ -159,6 +168,7 @@ def own_side(
         door: where this node listens; ``None``: nowhere.
         is_first: the others come to it.
         survived: where its job goes on, if that has lost node 0.
+        known: the token of that job.
 
     Raises:
         UsageError: a file that it needs is unfit.
@@ -180,7 +190,8 @@ def own_side(
         name="" if cluster.by_hand is None else cluster.by_hand.name,
     )
     secured = _security(cluster, environ, say, is_server=is_first)
-    return OwnSide(spec, environ, own, _token(cluster, environ), secured, door, say)
+    token = JobToken(cluster, environ, known)
+    return OwnSide(spec, environ, own, token, secured, door, say)
 
 
 def program_digest(spec: JobSpec) -> str:
@@ -199,21 +210,6 @@ def _security(
         return PLAIN
     config = TlsConfig.read(cluster.tls_config)
     return Tls(tls_context(config, environ, say, is_server=is_server))
-
-
-def _token(cluster: ClusterSpec, environ: Mapping[str, str]) -> bytes:
-    if cluster.token_file is None:
-        engines = environ.get(cluster.token_variable, "") if cluster.token_variable else ""
-        return (environ.get(TOKEN) or engines).encode()
-    try:
-        token = cluster.token_file.read_bytes().strip()
-    except OSError as error:
-        raise UsageError(
-            f"--token-file {cluster.token_file} cannot be read ({error.strerror})"
-        ) from error
-    if not token:
-        raise UsageError(f"--token-file {cluster.token_file} is empty")
-    return token
 
 
 def is_guest(spec: JobSpec, cluster: ClusterSpec) -> bool:
@@ -261,7 +257,8 @@ def gather_all(
         NotStartedError: not all nodes came, or the job cannot go on from where it was saved.
         NodeZeroBackError: the nodes meet at node 0 after all.
     """
-    spec, environ, own, token, secured, door, say = side
+    spec, environ, own, kept, secured, door, say = side
+    token = kept.read()
     assert door is not None
     cluster = spec.cluster
     assert cluster is not None
@@ -382,16 +379,17 @@ def join_one(
             spec.master_addr,
             spec.master_port,
             own,
-            token,
+            token.read,
             spec.timeouts.start_s,
             say,
             waits_as_spare=waits_as_spare,
             security=secured,
             is_once=is_once,
+            late_s=LATE_S if token.is_own and not is_once else 0.0,  # else it is known for long
         )
     except LostWhileSpareError as error:
         say(error.why)
-        lost = Continuation(spec, error.nodes, None, door, early[-1])
+        lost = Continuation(spec, error.nodes, None, door, early[-1], token=token.read())
         raise LostControllerError(lost) from error
     except RefusedError as error:
         raise NotStartedError(error.why, error.exit_code) from error
@@ -424,7 +422,7 @@ def join_one(
         {0: joined.line},
         door,
         own.version,
-        token,
+        token.read(),
         secured,
         joined.settings,
         _interface(here),
@@ -478,7 +476,7 @@ def rejoin(
                 host,
                 port,
                 own,
-                side.token,
+                side.token.read,
                 None,
                 lambda _: None,
                 security=side.security,

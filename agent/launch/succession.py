@@ -154,7 +154,16 @@ def meet_again(lost: Continuation, environ: Mapping[str, str], version: str, say
 
 def _regathered(lost: Continuation, environ: Mapping[str, str], version: str, say: Say) -> Met:
     """On node 0: the others come, those that were in the job and those that are new."""
-    side = own_side(lost.job, environ, version, say, lost.door, is_first=True, survived=lost.saved)
+    side = own_side(
+        lost.job,
+        environ,
+        version,
+        say,
+        lost.door,
+        is_first=True,
+        survived=lost.saved,
+        known=lost.token,
+    )
     wait_s = lost.job.replace.node_wait_s or REGATHER_S
     return gather_all(side, wait_s, early=lost.early, expected=lost.expected)
 
@@ -321,6 +330,7 @@ class _Meeting:
                 self._lost.door,
                 is_first=is_first,
                 survived=self._lost.saved,
+                known=self._lost.token,
             )
         return side._replace(spec=job)
 

@@ -285,7 +285,7 @@ class _Door:
             self._drop(guest)
             return
         if isinstance(said, Refused):
-            self._refuse(guest, said.why)
+            self._refuse(guest, said)
         elif said is not None:
             self._seat(guest, said)
 
@@ -295,7 +295,7 @@ class _Door:
             self._forget(guest)
             return
         if why := self._gathering.add(join, guest.address):
-            self._refuse(guest, why)
+            self._refuse(guest, Refused(why, WRONG))
             return
         key = key_of(join, guest.address)
         if earlier := self._joined.pop(key, None):
@@ -324,11 +324,11 @@ class _Door:
         here = self._gathering.survivors()
         return succession.survivors.take_others(here, self._doors)
 
-    def _refuse(self, guest: Guest, why: str) -> None:
-        guest.refuse(Refused(why, WRONG))
+    def _refuse(self, guest: Guest, refused: Refused) -> None:
+        guest.refuse(refused)
         del self._guests[guest]
         self._guests[guest] = None  # the last: its time begins anew
-        if why not in self._refusals and len(self._refusals) < MOST_REFUSALS:
+        if (why := refused.why) not in self._refusals and len(self._refusals) < MOST_REFUSALS:
             self._refusals.append(why)
             self._progress(f"a node was refused: {why}")
 

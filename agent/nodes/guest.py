@@ -144,7 +144,7 @@ class Guest:
             raise StrangerError(f"{packed!r:.80} is no Join")
         if not self._proofs(join).is_proven(join.proof, token, Side.NODE):
             who = named(join.host, self.address)
-            return Refused(why_unproven(who, join.proof, token), WRONG)
+            return Refused(why_unproven(who, join.proof, token), WRONG, is_of_token=True)
         self.join = join
         return join
 

@@ -74,7 +74,7 @@ def join(
     host: str,
     port: int,
     own: OwnNode,
-    token: bytes,
+    token: Callable[[], bytes],
     timeout_s: float | None,
     progress: Callable[[str], object],
     limit_s: float = LIMIT_S,
@@ -82,6 +82,7 @@ def join(
     security: Security = PLAIN,
     is_once: bool = False,
     opened: Callable[[socket.socket], object] = lambda _: None,
+    late_s: float = 0.0,
 ) -> JoinedNode:
     """Join the job whose controller listens at ``host:port``, and wait until it begins.
 
@@ -93,7 +94,7 @@ def join(
         host: name or address of the controller's node.
         port: where it listens.
         own: this node.
-        token: the job's; empty: none.
+        token: reads the job's, once the controller's node has answered; empty: none.
         timeout_s: how long to wait in all.
         progress: takes a line for people now and then.
         limit_s: of the line's silence.
@@ -102,6 +103,7 @@ def join(
         security: of the connection.
         is_once: dial once; of several nodes any may be the one that gathers the others.
         opened: takes each connection; who shuts it down ends this try.
+        late_s: a token that is refused may be another one here after so long.
 
     Raises:
         RefusedError: the job does not take this node, or is over and had no need of it.
@@ -110,7 +112,17 @@ def join(
         LostWhileSpareError: node 0 is lost, and other nodes may take its part.
     """
     dialling = _Dialling(
-        host, port, own, token, timeout_s, progress, limit_s, waits_as_spare, security, opened
+        host,
+        port,
+        own,
+        token,
+        timeout_s,
+        progress,
+        limit_s,
+        waits_as_spare,
+        security,
+        opened,
+        late_s,
     )
     return dialling.until_begun(is_once=is_once)
 
@@ -123,14 +135,17 @@ class _Dialling:
         host: str,
         port: int,
         own: OwnNode,
-        token: bytes,
+        token: Callable[[], bytes],
         timeout_s: float | None,
         progress: Callable[[str], object],
         limit_s: float,
         waits_as_spare: Callable[[], object],
         security: Security,
         opened: Callable[[socket.socket], object],
+        late_s: float,
     ) -> None:
+        self._late_s = late_s
+        self._refused_at: float | None = None  # because of the token, for the first time
         self._opened = opened
         self._security = security
         self._host, self._port = host, port
@@ -220,7 +235,7 @@ class _Dialling:
         challenge = self._next(connection, reader, time.monotonic() + CHALLENGE_S)
         if not isinstance(challenge, Challenge):
             raise _DialError("is no msrun that waits for nodes")
-        own, nonce = self._own, new_nonce()
+        own, nonce, token = self._own, new_nonce(), self._token()
         proofs = Proofs(own.run_id, challenge.nonce, nonce)
         wish = Join(
             own.run_id,
@@ -232,7 +247,7 @@ class _Dialling:
             own.version,
             own.torch,
             nonce,
-            proofs.proof(self._token, Side.NODE),
+            proofs.proof(token, Side.NODE),
             own.is_spare,
             own.door,
             own.survived,
@@ -254,7 +269,7 @@ class _Dialling:
             admitted = self._next(connection, reader, float("inf"))
         if not isinstance(admitted, Admitted):
             raise _DialError(f"says {type(admitted).__name__} where the job should begin")
-        if not proofs.is_proven(admitted.proof, self._token, Side.CONTROLLER):
+        if not proofs.is_proven(admitted.proof, token, Side.CONTROLLER):
             why = f"{self._where} does not know the token of this job: is it another job's port?"
             raise RefusedError(why, WRONG)
         reader.limit = MOST_BYTES
@@ -320,8 +335,16 @@ class _Dialling:
             raise RefusedError(why_other_version(who, self._own.version, its), WRONG)
         message = unpack(packed)
         if isinstance(message, Refused):
+            if message.is_of_token and self._may_be_late():
+                raise _DialError("does not take this node's token")
             raise RefusedError(message.why, message.exit_code)
         return message
+
+    def _may_be_late(self) -> bool:
+        """Whether the token may still be another one: file servers are late."""
+        now = time.monotonic()
+        self._refused_at = self._refused_at or now
+        return now < self._refused_at + self._late_s
 
     def _within(self, seconds: float) -> float:
         """A bound for one wait, which lies within the whole; never 0, which means not to block."""

@@ -76,6 +76,7 @@ class Refused(NamedTuple):
 
     why: str
     exit_code: int
+    is_of_token: bool = False  # it has not proved that it knows the job's token
 
 
 class Spare(NamedTuple):

@@ -209,6 +209,7 @@ class ClusterSpec(NamedTuple):
     last_call_s: float = 30.0  # that so many wait for more
     tls_config: Path | None = None  # --tls-config; None: what the nodes say is not encrypted
     token_variable: str = ""  # of the environment: holds it, too
+    own_token: str = ""  # names the one that the nodes make if none is given; empty: they make none
     said: tuple[str, ...] = ()  # sentences for the first line, as what several nodes do without
     lost_at: tuple[int, ...] = ()  # the steps after which the job has lost node 0
     home: tuple[str, int] | None = None  # where its nodes met first, if that was elsewhere

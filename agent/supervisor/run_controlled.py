@@ -218,7 +218,10 @@ class NextJob:
         cluster = self._job.cluster
         lost_at = cluster.lost_at if self._head_lives else (*cluster.lost_at, saved.step)
         job = self._job._replace(cluster=cluster._replace(lost_at=lost_at))
-        return Continuation(job, self._nodes, saved, self._met.door, self._early, self._is_silent)
+        met = self._met
+        return Continuation(
+            job, self._nodes, saved, met.door, self._early, self._is_silent, met.token
+        )
 
     def call_off(self) -> None:
         """Nothing follows."""

@@ -313,6 +313,7 @@ def _cluster(layers: _Layers, size: dialects.JobSize) -> ClusterSpec | None:
     return found._replace(
         has_sparse_ranks=engine.has_sparse_ranks and "node_rank" in engine.given,
         token_variable=engine.token_variable,
+        own_token=engine.start,
         said=tuple(filter(None, (engine.said,))),
     )
 
@@ -335,6 +336,9 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
     wait_s = settings.number("node_wait")
     if settings.integer("spare_devices"):
         raise UsageError("--spare-devices is not supported on several nodes yet: leave it out")
+    port = dialects.meeting_port(settings, job.master_port)
+    if found.own_token:  # a step may have several jobs at once, at ports of their own
+        found = found._replace(own_token=f"{found.own_token}-{port}")
     node_rank = min(max(found.node_rank, 0), found.nnodes - 1)
     nodes = [job.nproc] * found.nnodes
     if found.by_hand is not None:
@@ -345,7 +349,7 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
         cluster=found._replace(said=(*found.said, *_lacks(job, settings))),
         nodes=tuple(nodes),
         node_rank=node_rank,
-        master_port=dialects.meeting_port(settings, job.master_port),
+        master_port=port,
         replace=job.replace._replace(
             node_wait_s=wait_s, join_s=max(job.replace.join_s, wait_s + job.replace.rejoin_s)
         ),

@@ -22,6 +22,7 @@ _PSEUDO_STEP = 0xFFFF_FF00  # a batch script's step, an interactive one: not sru
 _SCHEDULER, _WORKER = "MS_SCHED", "MS_WORKER"
 _SIZES = ("worker_num", "local_worker_num", "nproc_per_node")
 _PLACES = ("master_addr", "rdzv_endpoint")
+_UNNAMED = re.compile(r"[^\w.-]")
 _BRACKET = re.compile(r"\[([^],-]*)[^]]*\]")
 
 
@@ -32,6 +33,7 @@ class Engine(NamedTuple):
     nnodes: int
     given: Mapping[str, Setting]  # of options, by dest, named after the engine's variables
     token_variable: str = ""  # holds a secret that all nodes of the job have
+    start: str = ""  # names this start of the job, where its nodes can make a secret of their own
     slurm_job: str = ""  # its number, if Slurm may end it for another one
     job: str = ""  # names the engine's job, whenever it is started
     is_requeued: bool = False  # it was started before
@@ -187,13 +189,17 @@ def _slurm(environ: Mapping[str, str], settings: Settings) -> Engine | None:
         given["master_port"] = Setting(str(port), "SLURM_JOB_ID")
         if host := first_host(environ.get("SLURM_STEP_NODELIST", "")):
             given["master_addr"] = Setting(host, "SLURM_STEP_NODELIST")
+    cluster = environ.get("SLURM_CLUSTER_NAME", "")
+    restarts = environ.get("SLURM_RESTART_COUNT") or "0"
+    start = "-".join(filter(None, ("slurm", cluster, f"{job}.{step}", restarts)))
     found = Engine(
         f"Slurm's step {job}.{step}",
         nnodes,
         given,
+        start=_UNNAMED.sub("_", start),
         slurm_job=str(job),
-        job=f"Slurm {environ.get('SLURM_CLUSTER_NAME', '')} {job}",
-        is_requeued=bool(environ.get("SLURM_RESTART_COUNT", "").strip("0")),
+        job=f"Slurm {cluster} {job}",
+        is_requeued=bool(restarts.strip("0")),
     )
     if tasks != nnodes and not _is_alone(settings, found):
         where = "1 node" if nnodes == 1 else f"{nnodes} nodes"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from support.engine_jobs import (
@@ -15,11 +16,13 @@ from support.engine_jobs import (
     logs,
     places,
 )
-from support.jobs import DEADLINE_S, poll
+from support.jobs import DEADLINE_S, WORKERS, poll
 from support.node_trainings import SCRIPT, weights
 from support.slurm import REQUEUE_S, Slurm
 from support.warm_python import WarmPython
 
+WAITS = WORKERS / "speak_and_wait.py"
+NO_TOKEN = "the nodes have no token"
 ONE_A_NODE = ("--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0")
 
 
@@ -27,6 +30,11 @@ ONE_A_NODE = ("--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wai
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> list[str]:
     """The final weights of the training without msrun."""
     return weights(warm_python.train(tmp_path_factory.mktemp("undisturbed"), 2, SCRIPT))
+
+
+def tokens(slurm: Slurm) -> list[Path]:
+    """The folders of tokens that nodes have made."""
+    return list(slurm.cluster.folder.glob("**/msrun/tokens/*"))
 
 
 def batch(slurm: Slurm, *words: object, options: tuple[str, ...] = ()) -> int:
@@ -49,6 +57,37 @@ def test_nothing_is_typed(four_nodes: Slurm) -> None:
     assert {each["TORCHELASTIC_RUN_ID"] for each in told} == {"slurm-1.0"}
     said = "msrun: Slurm's step 1.0: the job is on 4 nodes (--nnodes=1 runs each by itself)"
     assert job.errors().count(said) == 1
+    assert NO_TOKEN not in job.errors()  # the nodes have made one
+    assert tokens(four_nodes) == []
+
+
+def test_nodes_without_a_common_home_have_no_token(four_nodes: Slurm) -> None:
+    script = 'export XDG_STATE_HOME=$PWD/home-$SLURM_NODEID; exec "$@"'
+    words = ("sh", "-c", script, "sh", *MSRUN, "--log_dir=logs", PLACE)
+    job = four_nodes.run("srun", "-N4", *ONE_A_NODE, *words)
+    assert job.wait(DEADLINE_S) == 0, job.errors()
+    assert len(places(four_nodes.cluster.folder / "logs")) == 4
+    assert job.errors().count(NO_TOKEN) == 1
+    assert tokens(four_nodes) == []
+
+
+def test_a_node_from_elsewhere_needs_the_token_of_the_step(four_nodes: Slurm) -> None:
+    """Its file is in the home folder while the job runs, and goes with it."""
+    job = four_nodes.run("srun", "-N2", *ONE_A_NODE, *MSRUN, "--log_dir=logs", WAITS, "go")
+    await_logs(four_nodes.cluster.folder / "logs", "hello")
+    ((token,),) = (folder.glob("*") for folder in tokens(four_nodes))
+    assert token.stat().st_mode & 0o777 == 0o600
+    port = token.parent.name.rpartition("-")[2]
+    there = ("--nnodes=2", "--master-addr=node0", f"--master-port={port}", "--rdzv-id=slurm-1.0")
+    stranger, friend = four_nodes.cluster.nodes[2:]
+    refused = stranger.run([*MSRUN, "--spare-node", *there, WAITS, "go"])
+    assert refused.wait(DEADLINE_S) == 2
+    assert "this job needs a token" in refused.errors()
+    spare = friend.run([*MSRUN, "--spare-node", f"--token-file={token}", *there, WAITS, "go"])
+    await_said(spare, "this node waits as a spare")
+    (four_nodes.cluster.folder / "go").touch()
+    assert (job.wait(DEADLINE_S), spare.wait(DEADLINE_S)) == (0, 0), job.errors()
+    assert tokens(four_nodes) == []
 
 
 def test_options_that_are_typed_count(four_nodes: Slurm) -> None:
@@ -98,6 +137,7 @@ def test_a_node_that_dies_is_replaced_by_a_spare_one(
     (four_nodes.cluster.folder / "go").touch()
     await_said(job, "training resumes at step 5")
     poll(lambda: len(weights(logs(folder))) == len(undisturbed))
+    poll(lambda: tokens(four_nodes) == [])
     if "are of a step before" not in job.errors():  # what had been sent was not on its way
         assert weights(logs(folder)) == undisturbed
 
@@ -130,3 +170,5 @@ def test_a_job_that_slurm_begins_again_loses_no_step(
     (step,) = re.findall(r"resuming step (\d+) of run", text)
     assert f"from step {step}" in "".join(logs(folder / "logs")), text
     assert weights(logs(folder / "logs")) == undisturbed
+    assert NO_TOKEN not in text
+    poll(lambda: tokens(four_nodes) == [])

@@ -67,9 +67,13 @@ class Job:
         more = {"security": security, "succession": succession}
         return self._start(gather, self.listener, own, wanted, *args, **more)
 
-    def join(self, own, token=b"", timeout_s=LONG_S, say=None, security=PLAIN, is_once=False):
-        args = ("127.0.0.1", self.port, own, token, timeout_s, say or self.lines.put)
-        return self._start(join, *args, security=security, is_once=is_once)
+    def join(
+        self, own, token=b"", timeout_s=LONG_S, say=None, security=PLAIN, is_once=False, late_s=0.0
+    ):
+        read = token if callable(token) else lambda: token
+        args = ("127.0.0.1", self.port, own, read, timeout_s, say or self.lines.put)
+        more = {"security": security, "is_once": is_once, "late_s": late_s}
+        return self._start(join, *args, **more)
 
     def _start(self, function, *args, **more):
         future = self.pool.submit(function, *args, **more)

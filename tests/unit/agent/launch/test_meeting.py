@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from agent.launch import meeting
+from agent.launch.job_token import JobToken
 from agent.launch.meeting import meet
 from agent.spec.job_spec import (
     ClusterSpec,
@@ -46,8 +47,8 @@ class Place:
             timeouts=Timeouts(start_s=LONG_S),
         )._replace(**changes)
 
-    def meet(self, spec, token=""):
-        home = self.folder / spec.record_id
+    def meet(self, spec, token="", home=""):
+        home = self.folder / (home or spec.record_id)
         home.mkdir(exist_ok=True)
         environ = {"XDG_STATE_HOME": str(home), "HOME": str(home), "MSRUN_TOKEN": token}
         said = self.said.setdefault(spec.record_id, [])
@@ -55,10 +56,12 @@ class Place:
         self.met.append(met)
         return met
 
-    def both(self, *specs, tokens=("", "")):
+    def both(self, *specs, tokens=("", ""), homes=("", "")):
         """Each node's end, which may be an exception."""
         with ThreadPoolExecutor(2) as pool:
-            ends = [pool.submit(self.meet, *each) for each in zip(specs, tokens, strict=True)]
+            ends = [
+                pool.submit(self.meet, *each) for each in zip(specs, tokens, homes, strict=True)
+            ]
             return [end.exception(LONG_S) or end.result() for end in ends]
 
     def close(self):
@@ -69,6 +72,10 @@ class Place:
                 line.connection.close()
             if met.door is not None:
                 met.door.close()
+
+
+def makes_token(node_rank):
+    return ClusterSpec(2, None, node_rank, own_token="slurm-1.0-0-7")
 
 
 @pytest.fixture
@@ -129,6 +136,33 @@ def test_an_open_door_is_said_and_a_token_closes_it(place):
         tokens=("t", "t"),
     )
     assert not any("may join" in line for line in place.said["a"])
+
+
+def test_nodes_of_one_home_make_a_token(place):
+    specs = [place.spec(rank, cluster=makes_token(rank)) for rank in (0, 1)]
+    first, second = place.both(*specs, homes=("home", "home"))
+    assert len(first.token) == 64
+    assert first.token == second.token
+    assert not any("may join" in line for line in place.said["record0"])
+    (kept,) = (place.folder / "home/msrun/tokens/slurm-1.0-0-7").iterdir()
+    assert kept.read_bytes().strip() == first.token  # for nodes that come late
+
+
+def test_nodes_of_two_homes_meet_without_a_token(place, monkeypatch):
+    monkeypatch.setattr(JobToken.make, "__defaults__", (0.2,))
+    first, second = place.both(*(place.spec(rank, cluster=makes_token(rank)) for rank in (0, 1)))
+    assert first.token == second.token == b""
+    assert "may join" in place.said["record0"][0]
+    assert not any(place.folder.rglob("tokens/*"))
+
+
+def test_a_token_that_no_node_needs_any_more_is_deleted(place, tmp_path):
+    """Node 1 has come, and goes: the job does not begin."""
+    token = JobToken(makes_token(1), {"XDG_STATE_HOME": str(tmp_path / "home")})
+    spec = place.spec(0, cluster=makes_token(0), timeouts=Timeouts(start_s=0.1))
+    with token.marked(), pytest.raises(NotStartedError, match="not all nodes came"):
+        place.meet(spec, home="home")
+    assert not any(place.folder.rglob("tokens/*"))
 
 
 def test_a_node_with_another_token_is_refused_and_the_job_waits_on(place):

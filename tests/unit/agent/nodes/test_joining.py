@@ -152,6 +152,33 @@ def test_a_node_with_a_mistake_is_refused_and_the_others_go_on(job, wrong, token
     assert good.result(LONG_S).node_rank == 1
 
 
+def test_a_token_that_a_file_server_shows_late_is_waited_for(job):
+    """Refused is the one that this node saw, not the node."""
+    seen = iter([b"", b"of an earlier job"])
+    controller = job.gather(nnodes=2, token=TOKEN)
+    joined = job.join(node("mn1", 1), lambda: next(seen, TOKEN), late_s=LONG_S)
+    assert joined.result(LONG_S).node_rank == 1
+    assert controller.result(LONG_S).roster.nodes[1].host == "mn1"
+    assert "this job needs a token" in job.until("refused")
+
+
+def test_a_token_that_stays_another_one_is_refused_in_the_end(job, monkeypatch):
+    monkeypatch.setattr(joining, "time", clock := Clock())
+    seen = []
+
+    def read():
+        clock.late_s = 31.0 * len(seen)
+        seen.append(b"other")
+        return b"other"
+
+    job.gather(nnodes=2, token=TOKEN)
+    refused = job.join(node("mn9", 1), read, timeout_s=100.0, late_s=30.0).exception(LONG_S)
+    assert isinstance(refused, RefusedError)
+    assert refused.exit_code == 2
+    assert len(seen) == 2
+    job.join(node("mn1", 1), TOKEN).result(LONG_S)
+
+
 def test_a_node_with_another_version_is_refused_by_the_controller_too(job):
     controller = job.gather(nnodes=2)
     connection, reader = joined_by_hand(job, node("mn9", 1), version="2.0")

@@ -88,7 +88,7 @@ def spare(job, say=None, timeout_s=LONG_S):
     """A node that waits; the event is set once it knows that it does."""
     waits = threading.Event()
     own = node("mn7", is_spare=True)
-    args = (own, TOKEN, timeout_s, say or job.lines.put)
+    args = (own, lambda: TOKEN, timeout_s, say or job.lines.put)
     future = job._start(join, "127.0.0.1", job.port, *args, 10.0, waits.set)
     return future, waits
 

@@ -26,7 +26,7 @@ def told(environ, line=""):
     """Who takes part, without sentences and tokens; where they meet; workers here."""
     job = request(environ, line).job
     cluster = job.cluster and job.cluster._replace(
-        said=(), token_variable="", has_sparse_ranks=False
+        said=(), token_variable="", own_token="", has_sparse_ranks=False
     )
     return cluster, job.master_addr, job.master_port, job.nproc
 
@@ -214,6 +214,25 @@ def test_why_several_nodes_take_part_is_said_where_the_job_begins():
 def test_open_mpi_has_a_secret_that_all_nodes_know():
     assert request(mpi(0)).job.cluster.token_variable == "OMPI_MCA_orte_precondition_transports"
     assert request(slurm()).job.cluster.token_variable == ""
+
+
+@pytest.mark.parametrize(
+    ("environ", "line", "name"),
+    [
+        (slurm(), "", f"slurm-100.2-0-{PORT}"),
+        (slurm(SLURM_NODEID="0"), "--nnodes=3", f"slurm-100.2-0-{PORT}"),
+        (slurm(), "--spare-node", f"slurm-100.2-0-{PORT}"),
+        # another start, another cluster with the same home, another job in the same step
+        (slurm(SLURM_RESTART_COUNT="2"), "", f"slurm-100.2-2-{PORT}"),
+        (slurm(SLURM_RESTART_COUNT="10"), "", f"slurm-100.2-10-{PORT}"),
+        (slurm(SLURM_CLUSTER_NAME="a/b"), "", f"slurm-a_b-100.2-0-{PORT}"),
+        (slurm(), "--master-port=7", "slurm-100.2-0-7"),
+        (mpi(2, **ONE_A_NODE), "", ""),
+        ({"JOB_COMPLETION_INDEX": "2"}, "--nnodes 3 --master-addr h", ""),
+    ],
+)
+def test_the_nodes_of_a_step_of_slurm_may_make_a_token(environ, line, name):
+    assert request(environ, line).job.cluster.own_token == name
 
 
 def test_where_a_node_has_the_number_of_its_first_rank_only_the_order_counts():
