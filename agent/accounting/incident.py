@@ -13,6 +13,8 @@ from agent.controller.states import JobState, RankState
 from worker_hooks.contract import protocol
 
 _SUBJECT = re.compile(r"rank \d+ ")
+TELLS_STEP = ev.WorkerExited | protocol.Registered | protocol.Frozen
+"""What says how far a rank has come."""
 
 
 class FailureKind(Enum):
@@ -81,10 +83,9 @@ class Incident(NamedTuple):
 
     def after(self, before: Job, event: ev.Event, job: Job) -> Incident:
         """The same after one more event: others fail, the cause and the newest step show."""
-        step = event.step if isinstance(event, ev.WorkerExited) else None
+        step = event.step if isinstance(event, TELLS_STEP) and job is not before else None
         is_again = job.restarts > before.restarts  # then the job knows of the new attempt only
-        newest = before.newest_step() if is_again else job.newest_step()
-        known = self._replace(reached=max(self.reached, newest, NEVER if step is None else step))
+        known = self._replace(reached=max(self.reached, NEVER if step is None else step))
         why = job.failed if is_again else job.now.failure
         if why:
             known = known._replace(causes={**known.causes, before.attempt: why})

@@ -37,7 +37,8 @@ def after(
         account = _without_present(account, job)
         kind, ranks = blamed(before, event, job)
         present = Incident(at - silent_s, now_s - silent_s, before.attempt, kind, ranks)
-        account = account._replace(present=present._replace(reached=account.unresumed))
+        reached = max(account.unresumed, before.newest_step())
+        account = account._replace(present=present._replace(reached=reached))
     account = _with_answer(account, before, event, decision)
     is_over = job.state.is_end or is_joined(job)
     return _without_present(account, job) if is_over else account
@@ -50,10 +51,7 @@ def is_joined(job: Job) -> bool:
 
 def trains(job: Job) -> bool:
     """Whether one of them at least has not come to the end of its script."""
-    return is_joined(job) and any(
-        state is RankState.RUNNING and rank not in job.now.exiting
-        for rank, state in job.ranks.items()
-    )
+    return is_joined(job) and bool(job.having(RankState.RUNNING) - job.now.exiting)
 
 
 def _with_training(account: Account, job: Job, until_s: float) -> Account:

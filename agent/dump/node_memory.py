@@ -10,19 +10,24 @@ import contextlib
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from agent.dump.room import SPARE, shortage
 from agent.nodes.run_messages import MemoryTaken, SaveFar, TakeMemory, pack_said, unpack_said
 from agent.nodes.tls import PLAIN, Security
-from agent.nodes.transfer import MemoryInbox, MemoryServer, Progress, fetch, give
+from agent.nodes.transfer import MemoryInbox, MemoryServer, fetch, give
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.layout import held
 from worker_hooks.machine.free_memory import free_bytes
 from worker_hooks.storage import manifest as manifests
-from worker_hooks.storage.manifest import Manifest
+from worker_hooks.storage.durable_file import ThrottledProgress
+from worker_hooks.storage.manifest import PRIVATE, Manifest
+
+MOST_WHOLE = 8  # nodes that get all of it; the others get what their ranks need
+PEERS = 8  # other ranks whose private state a rank may need, as worker_hooks.recovery.resume
 
 CallSoon = Callable[..., object]
 """The loop's method that another thread may call."""
@@ -62,30 +67,34 @@ class MemorySender:
         path: str,
         manifest: Manifest,
         done: Callable[[str], None],
-        nodes: set[int],
-    ) -> TakeMemory | None:
-        """Begin; what to order these nodes, ``None``: nothing.
+        nodes: Mapping[int, range],
+    ) -> dict[int, TakeMemory]:
+        """Begin; what to order these nodes.
 
         Args:
             dump_id: of the checkpoint.
             path: its manifest's.
             manifest: its files are descriptors of this process.
             done: takes why it failed once all nodes have answered; empty: all have it.
-            nodes: that are to have it.
+            nodes: that are to have it, with their ranks.
         """
         self.close()
         if not nodes:
             done("")
-            return None
+            return {}
+        tell = ThrottledProgress(lambda _: self._call_soon(self._progressed, dump_id))
         try:
-            server, order = self._offered(
-                path, manifest, lambda: self._call_soon(self._progressed, dump_id)
-            )
+            server = MemoryServer(tell, self._security)
         except OSError as error:
             done(describe_os_error(error))
-            return None
+            return {}
         self._present = _Spreading(path, server, done, set(nodes))
-        return order
+        parts = NodeParts(manifest)
+        whole = sorted(nodes)[:MOST_WHOLE]
+        return {
+            node: _order(server, path, manifest if node in whole else parts.of(ranks))
+            for node, ranks in nodes.items()
+        }
 
     def again(self, path: str, manifest: Manifest) -> TakeMemory:
         """What to order a node that lacks a checkpoint which is complete.
@@ -93,9 +102,9 @@ class MemorySender:
         Raises:
             OSError: no socket can be opened.
         """
-        server, order = self._offered(path, manifest, lambda: None)
+        server = MemoryServer(lambda _: None, self._security)
         self._extra.append(server)
-        return order
+        return _order(server, path, manifest)
 
     def hear(self, node: int, path: str, why_not: str) -> None:
         """A node has it, or has not because of ``why_not``; or is gone, which is no failure."""
@@ -116,14 +125,34 @@ class MemorySender:
             self._present.server.close()
             self._present = None
 
-    def _offered(
-        self, path: str, manifest: Manifest, progress: Progress
-    ) -> tuple[MemoryServer, TakeMemory]:
-        """What sends the checkpoint's files, and the order to fetch them."""
-        text = manifests.encode(manifest).decode()
-        files = [int(shard.file) for shard in manifests.decode(text).shards]  # in the text's order
-        server = MemoryServer(files, progress, self._security)
-        return server, TakeMemory(path, text, server.port, server.key.hex())
+
+def _order(server: MemoryServer, path: str, manifest: Manifest) -> TakeMemory:
+    """What fetches the checkpoint's files."""
+    manifest = manifest._replace(shards=tuple(sorted(manifest.shards)))  # as they are encoded
+    key = server.offer(int(shard.file) for shard in manifest.shards)
+    return TakeMemory(path, manifests.encode(manifest).decode(), server.port, key.hex())
+
+
+class NodeParts:
+    """What a node needs of a checkpoint in memory: its ranks' state, and what its ranks alone have.
+
+    A rank that died before its commit lacks what it would have drawn since: it takes that from the
+    ranks that come next. The whole checkpoint is for nodes that save it if node 0 is lost.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        """``manifest``: of the whole."""
+        self._manifest = manifest
+        self._private = {each.rank: each for each in manifest.shards if each.kind == PRIVATE}
+        self._shared = tuple(each for each in manifest.shards if each.kind != PRIVATE)
+
+    def of(self, ranks: range) -> Manifest:
+        """The part for a node with these ranks."""
+        world = self._manifest.world_size
+        behind = (rank % world for rank in range(ranks.stop, ranks.start + world))
+        wanted = (*ranks, *islice(filter(self._private.__contains__, behind), PEERS))
+        private = tuple(self._private[rank] for rank in wanted if rank in self._private)
+        return self._manifest._replace(shards=(*self._shared, *private))
 
 
 class MemoryKeeper:
@@ -242,7 +271,7 @@ class MemoryInboxes:
         inbox = self._open[rank] = MemoryInbox(
             f"msrun-memory-{save.step}-rank-{rank}",
             lambda file: self._call_soon(self._taken, save.dump_id, save.folder, file),
-            lambda: self._call_soon(self._progressed, save.dump_id),
+            ThrottledProgress(lambda _: self._call_soon(self._progressed, save.dump_id)),
             self._security,
         )
         return SaveFar(rank, pack_said(save), inbox.port, inbox.key.hex())
@@ -335,7 +364,7 @@ class MemoryGiver:
         key = bytes.fromhex(order.key)
         try:
             with open(file, "rb") as readable:  # closes it
-                give(self._host, order.port, key, readable, lambda: None, self._security)
+                give(self._host, order.port, key, readable, lambda _: None, self._security)
         except OSError as error:
             why = f"what it wrote cannot be brought to the controller: {describe_os_error(error)}"
             return not_written(written.rank, written.attempt, save, why)

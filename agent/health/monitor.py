@@ -7,7 +7,8 @@ timer runs while the job does, from the first commits on, once every rank has re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from agent.controller import events as ev
@@ -33,6 +34,7 @@ SHORTEST_S, LONGEST_S = 0.25, 5.0  # between two looks
 LOOKS = 4  # within the shortest limit
 LATE_S = 0.5  # a look that is so late says nothing about the ranks: the machine was late
 ANSWER_S, NODES_ANSWER_S = 1.0, 3.0  # from other nodes, too
+MOST_PACED = 1024  # ranks whose paces are read at once
 MOST_SILENT = 16  # of those that are asked, until the deadline: each answer costs a look at these
 OTHERS_S = 4.0  # longer than what another node told counts
 UNHEARD_S = 30.0
@@ -89,11 +91,12 @@ class HealthMonitor:
         self._loop = services.loop
         self._journal = services.journal
         self._state = JobState.NEW
-        self._ranks: frozenset[int] = frozenset()
+        self._ranks: AbstractSet[int] = frozenset()
         self._are_all = self._were_all = False
         self._detector = HangDetector(hang_s)
         self._stragglers = Stragglers()
         self._paced: dict[int, Tempo] = {}
+        self._next_paced = 0  # of very many ranks
         self._timer: Timer | None = None
         self._due_s = 0.0
         self._was_paused = False
@@ -107,18 +110,24 @@ class HealthMonitor:
         self._others_since_s: float | None = None  # all that train are stopped, and others run
         self._unheard_since_s: float | None = None  # a node says nothing
 
-    def watch(self, state: JobState, ranks: Collection[int], *, are_all: bool) -> None:
-        """The job is in this state, these ranks train; ``are_all``: none has exited already."""
-        self._state, self._ranks, self._are_all = state, frozenset(ranks), are_all
+    def watch(self, state: JobState, ranks: AbstractSet[int], *, are_all: bool) -> None:
+        """The job is in this state, these ranks train; ``are_all``: none has exited already.
+
+        ``ranks`` may change without a word.
+        """
+        self._state, self._ranks, self._are_all = state, ranks, are_all
         self._were_all = self._were_all or are_all
         if state is not JobState.RUNNING or not ranks:
             self._rest()
 
     def refresh(self, workers: Mapping[int, Worker]) -> None:
         """Note in ``workers`` how fast they are; called now and then while ranks have pages."""
-        paces = self._pages.paces(workers)
-        found = {rank: tempo(each) for rank, each in paces.items()}
-        self._paced = {rank: each for rank, each in found.items() if each is not None}
+        paces = self._pages.paces(self._in_turn(workers))
+        for rank, pace in paces.items():
+            if (found := tempo(pace)) is None:
+                self._paced.pop(rank, None)
+            else:
+                self._paced[rank] = found
         self._detector.set_pace(typical_steps(paces.values()))
         if self._state is JobState.RUNNING:
             self._name_stragglers()
@@ -127,6 +136,14 @@ class HealthMonitor:
             # once a rank is gone, the last known one stays
             worker.tempo = self._paced.get(rank, worker.tempo)
             worker.is_slow = rank in self._stragglers.named
+
+    def _in_turn(self, workers: Mapping[int, Worker]) -> Iterable[int]:
+        """The ranks whose paces are read this time: all, unless there are very many."""
+        if len(workers) <= MOST_PACED:
+            return workers
+        ranks, begin = list(workers), self._next_paced % len(workers)
+        self._next_paced = begin + MOST_PACED
+        return (*ranks, *ranks)[begin : begin + MOST_PACED]
 
     def hear(self, message: protocol.Stack) -> None:
         """A rank says where its main thread is."""

@@ -9,6 +9,7 @@ another reason, people are told.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from agent.controller import events as ev
 from agent.controller.states import JobState
@@ -34,7 +35,7 @@ class StoppedRanks:
         ranks: Iterable[int],
         processes: RankProcesses,
         worker: Callable[[int], Worker],
-        has_finished: Callable[[int], bool],
+        finished: AbstractSet[int],
         wake: Callable[[int], None],
         services: Services,
     ) -> None:
@@ -44,14 +45,14 @@ class StoppedRanks:
             ranks: of all nodes.
             processes: theirs.
             worker: a rank's, in the present attempt.
-            has_finished: whether a rank may exit, because its training is over.
+            finished: ranks that may exit, because their training is over; it changes.
             wake: sends SIGCONT to a rank.
             services: of the agent.
         """
         self._ranks = tuple(ranks)
         self._processes = processes
         self._worker = worker
-        self._has_finished = has_finished
+        self._finished = finished
         self._wake = wake
         self._services = services
         self._loop = services.loop
@@ -68,8 +69,8 @@ class StoppedRanks:
             self._state = state
             self._looks.clear()
             self._exiting.clear()
-        is_needed = state is JobState.REPLACING or (
-            state is JobState.RUNNING and any(map(self._has_finished, self._ranks))
+        is_needed = bool(self._ranks) and (
+            state is JobState.REPLACING or (state is JobState.RUNNING and bool(self._finished))
         )
         if is_needed and self._timer is None:
             self._set_timer()
@@ -98,11 +99,11 @@ class StoppedRanks:
             if self._state is JobState.REPLACING:
                 self._looks.pop(each, None)
                 self._give_up(alive[each])  # this may end the watch
-            elif self._has_finished(each[0]):
+            elif each[0] in self._finished:
                 self._looks.pop(each, None)
                 self._continue(alive[each])
         if self._state is JobState.RUNNING:
-            self._note_exiting(sorted(rank for rank, _ in alive if self._has_finished(rank)))
+            self._note_exiting(sorted(rank for rank, _ in alive if rank in self._finished))
 
     def _give_up(self, worker: Worker) -> None:
         worker.hung = JOINS

@@ -52,7 +52,8 @@ class ExitingRanks:
         self._processes = processes
         self._training = training
         self._waiting: dict[int, bool] = {}  # rank -> whether its training is over
-        self._finished: set[int] = set()  # may exit after their training
+        self.finished: set[int] = set()
+        """Those that may exit after their training."""
         self._next_look: Timer | None = None  # while finished ranks wait for others
         self._used_s = 0.0  # processor time of those others at the last look
         self._idle_s = 0.0  # they have used none for so long
@@ -83,12 +84,12 @@ class ExitingRanks:
     def take_back(self, rank: int) -> None:
         """A rank that may have exited is a new process now, or trains again."""
         self.forget(rank)
-        self._finished.discard(rank)
+        self.finished.discard(rank)
         self._is_given_up = False
 
     def has_finished(self, rank: int) -> bool:
         """Whether a rank may exit after its training."""
-        return rank in self._finished
+        return rank in self.finished
 
     def decided(self, state: JobState) -> None:
         """The job is in this state now."""
@@ -115,7 +116,7 @@ class ExitingRanks:
             if (is_needed and not self._is_behind(rank) if is_done else rank in doubted)
         }
         released = self._waiting.keys() - kept.keys()
-        self._finished |= {rank for rank in released if self._waiting[rank]}
+        self.finished |= {rank for rank in released if self._waiting[rank]}
         self._waiting = kept
         release = protocol.Release(f"the job is {self._state.value}")
         for rank in sorted(released):  # for a rank that is gone this calls `forget`
@@ -166,7 +167,7 @@ class ExitingRanks:
         self._waiting.clear()
         for rank in tuple(self._doubts):
             self.forget(rank)
-        self._finished.clear()
+        self.finished.clear()
         self.agreed = 0
         self._is_given_up = False
         self.stop_looking()

@@ -11,10 +11,11 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable
 
 from agent.hooks.rank_links import Loop, RankLinks
-from agent.hooks.status_pages import StatusPages, copied
+from agent.hooks.status_pages import StatusPages
 from agent.nodes.run_messages import PageNews, PageSeen, PagesTold
 from agent.text.wording import sized
 from worker_hooks.contract import protocol, wire
+from worker_hooks.contract.packed_page import unpacked_file
 
 MOST_SHOWN = 8 << 20  # of a page as base64: what fits a frame, with room for the rest
 RESEND_S = 0.05  # until the kernel takes more descriptors
@@ -72,7 +73,7 @@ class PageCopies:
 
     def show(self, rank: int) -> None:
         """A rank has another page than before."""
-        if self._send is None or not (content := self._pages.content(rank)):
+        if self._send is None or not (content := self._pages.packed(rank)):
             return
         self._pages.news(rank)  # what the page has, and perhaps less
         page = b64encode(content).decode()
@@ -117,7 +118,7 @@ class CopiedPages:
             self._pages.mirror_news(rank, message.attempt, pieces)
             return
         try:
-            page = copied(b64decode(message.page))
+            page = unpacked_file(b64decode(message.page))
             self._pages.keep(rank, message.attempt, page, is_copy=True)  # or closes it
             shared = os.dup(page)
         except (ValueError, OSError):

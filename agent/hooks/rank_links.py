@@ -284,7 +284,7 @@ class RankLinks:
         _close_all(fds)
         self._drop(link, f"not what rank {link.rank} may say: {message}"[:300])
 
-    def hear_relayed(self, message: Said, fds: list[int]) -> None:
+    def hear_relayed(self, message: Said) -> None:
         """Take in what a rank of another node has said there, if it is of this attempt."""
         present = self._attempt
         if isinstance(message, protocol.Hello):
@@ -292,9 +292,7 @@ class RankLinks:
         if present is not None and isinstance(message, protocol.ExitRequested):
             message = message._replace(attempt=present)  # which is of no attempt
         if message.attempt == present:
-            self._heard(message, fds)
-        else:
-            _close_all(fds)
+            self._heard(message, [])
 
     def _drop(self, link: _Link, why: str) -> None:
         if why:

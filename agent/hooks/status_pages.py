@@ -14,6 +14,7 @@ from time import monotonic_ns
 from typing import NamedTuple
 from weakref import finalize
 
+from worker_hooks.contract.packed_page import packed, unpacked
 from worker_hooks.contract.status_page import Heartbeat, Pace, Page, Phase
 from worker_hooks.storage.private_records import UNSOUND
 
@@ -47,23 +48,6 @@ class _Clock(NamedTuple):
         clock = clock._replace(least_ns=min(clock.least_ns, behind))
         best = min(clock.least_ns, clock.before_ns)
         return clock if abs(best - clock.behind_ns) <= STEADY_NS else clock._replace(behind_ns=best)
-
-
-def copied(page: bytes) -> int:
-    """A file in memory with the bytes of a page of another node.
-
-    Raises:
-        OSError: there is no memory, or no descriptor.
-    """
-    fd = os.memfd_create("msrun-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(page)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
 
 
 class StatusPages:
@@ -105,7 +89,30 @@ class StatusPages:
         self._pages[rank], self._files[rank] = page, fd
         self._known.pop(rank, None)
         self._unshared.add(rank)
-        if is_copy and rank not in self._clocks:  # later heartbeats come with the time
+        if is_copy:
+            self._begin_clock(rank, page)
+
+    def keep_copy(self, rank: int, attempt: int, octets: bytes) -> None:
+        """Keep a copy of a packed page of another node, in memory of this process alone.
+
+        Raises:
+            ValueError: it is no page of this rank and attempt.
+            OSError: there is no memory.
+        """
+        try:
+            page = unpacked(octets)
+            if (page.rank, page.attempt) != (rank, attempt):
+                raise ValueError(f"it is the page of rank {page.rank}")
+        except UNSOUND as error:
+            raise ValueError(f"rank {rank} sent no status page: {error}") from error
+        self._pages[rank] = page
+        self._files.pop(rank, None)
+        self._known.pop(rank, None)
+        self._begin_clock(rank, page)
+
+    def _begin_clock(self, rank: int, page: Page) -> None:
+        """Of a page on another node, whose clock is another one: later beats come with the time."""
+        if rank not in self._clocks:
             with contextlib.suppress(*UNSOUND):
                 self._set_clock(rank, page.heartbeat().at_ns)
 
@@ -118,6 +125,19 @@ class StatusPages:
         """The bytes of a rank's page; empty: it has none."""
         page = self._pages.get(rank)
         return b"" if page is None else page.content()
+
+    def packed(self, rank: int) -> bytes:
+        """What a rank's page holds, without gaps; empty: it has none."""
+        page = self._pages.get(rank)
+        try:
+            return b"" if page is None else packed(page)
+        except UNSOUND:
+            return b""
+
+    def has_page(self, rank: int, attempt: int) -> bool:
+        """Whether a rank has a page of this attempt."""
+        page = self._pages.get(rank)
+        return page is not None and page.attempt == attempt
 
     def attempt(self, rank: int) -> int:
         """The attempt of a rank's page, which it must have."""
@@ -191,7 +211,7 @@ class StatusPages:
 
     def newest_of_all(self) -> int:
         """The newest step that any rank has committed; 0: none."""
-        return max((self.newest_step(rank) or 0 for rank in self._files), default=0)
+        return max((self.newest_step(rank) or 0 for rank in self._pages), default=0)
 
     def newest_commits(self, ranks: Iterable[int]) -> list[tuple[int, int]]:
         """The newest commit of each of these ranks that has one, and its time in monotonic ns."""

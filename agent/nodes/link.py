@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from agent.nodes.alike import ANYTIME, Merger, apart
 from agent.nodes.frames import FrameError, FrameReader
 from agent.nodes.line import CLOSED, RECEIVE_BYTES, Line, Loss, LossKind, bytes_of, loss_of
 from agent.nodes.messages import NodeMessage, unpack
@@ -38,6 +39,8 @@ class NodeLink:
         self._is_open = True
         self._failure: Loss | None = None  # of sending; the kernel tells an error only once
         self._is_writing = False  # the loop says when the kernel takes more
+        self._merger = Merger()
+        self._is_merging = False  # the merged messages are sent soon
 
     @property
     def is_open(self) -> bool:
@@ -64,6 +67,24 @@ class NodeLink:
         Raises:
             FrameError: the message is too large to travel.
         """
+        if self._loop is not None and self._merger.add(message):
+            if not self._is_merging:
+                self._is_merging = True
+                self._loop.call_soon(self._end_turn)
+            return
+        if not isinstance(message, ANYTIME):
+            self._send_merged()
+        self._send(message)
+
+    def _end_turn(self) -> None:
+        self._is_merging = False
+        self._send_merged()
+
+    def _send_merged(self) -> None:
+        for message in self._merger.take():
+            self._send(message)
+
+    def _send(self, message: NodeMessage) -> None:
         data = bytes_of(message)
         if not self._is_open:
             return
@@ -85,6 +106,7 @@ class NodeLink:
         """
         if not self._is_open:
             return False
+        self._send_merged()
         self._detach()
         end = time.monotonic() + timeout_s
         is_sent = False
@@ -140,7 +162,9 @@ class NodeLink:
                 # it may well be alive, so this proves no death
                 self._lose(Loss(LossKind.SILENCE, f"said what nobody understands: {error!s:.200}"))
                 return
-            self._heard(message)
+            for each in apart(message):
+                if self._loop is not None:
+                    self._heard(each)
 
     def _write(self) -> None:
         while self._unsent:

@@ -1,10 +1,10 @@
 """What the controller's node and the others say to each other while the job runs. Pure.
 
-To the controller's node: Fact, FromRank, PageSeen, PageNews, UpdatesReady, RankUnlinked,
+To the controller's node: Fact, FromRank, FromRanks, PageSeen, PageNews, UpdatesReady, RankUnlinked,
 FolderMarked, Beats, SweptNode, MemoryTaken, ToldAgain; from the next one also PagesKept.
-To the others: JobKnown, NodesKnown, Order, ToRank, SaveFar, UpdatesCleared, Wake, TakeMemory,
-ShownStatus, Ended; to the next one also PageSeen, PageNews, PagesTold and, if it is the next one no
-more, PagesLeft.
+To the others: JobKnown, NodesKnown, Order, ToRank, ToRanks, SaveFar, UpdatesCleared, Wake,
+TakeMemory, ShownStatus, Ended; to the next one also PageSeen, PageNews, PagesTold and, if it is the
+next one no more, PagesLeft.
 """
 
 from __future__ import annotations
@@ -156,6 +156,20 @@ class ToRank(NamedTuple):
     message: dict[str, object]  # as :func:`pack_said`
 
 
+class FromRanks(NamedTuple):
+    """Several :class:`FromRank` that differ in their ranks alone; without pages."""
+
+    ranks: tuple[int, ...]
+    message: dict[str, object]  # the first one's
+
+
+class ToRanks(NamedTuple):
+    """The same message for several ranks' hooks."""
+
+    ranks: tuple[int, ...]
+    message: dict[str, object]
+
+
 class SaveFar(NamedTuple):
     """A rank writes to memory: have it do so there, and bring that to the controller's node."""
 
@@ -193,9 +207,13 @@ class MemoryTaken(NamedTuple):
 
 
 class ShownStatus(NamedTuple):
-    """The state of the whole job, for those who ask on another node."""
+    """The state of the whole job, for those who ask on another node.
+
+    Of a job of very many ranks it has that node's alone.
+    """
 
     status: dict[str, object]
+    step: int = 0  # the newest that any rank of the job has committed; 0: none
 
 
 class Ended(NamedTuple):
@@ -209,9 +227,10 @@ class Ended(NamedTuple):
 
 # fmt: off
 RunMessage = (
-    Fact | FromRank | PageSeen | PageNews | PagesTold | PagesKept | PagesLeft | UpdatesReady
-    | UpdatesCleared | RankUnlinked | FolderMarked | Beats | SweptNode | MemoryTaken | JobKnown
-    | NodesKnown | Order | ToRank | SaveFar | Wake | TakeMemory | ShownStatus | Ended | ToldAgain
+    Fact | FromRank | FromRanks | PageSeen | PageNews | PagesTold | PagesKept | PagesLeft
+    | UpdatesReady | UpdatesCleared | RankUnlinked | FolderMarked | Beats | SweptNode | MemoryTaken
+    | JobKnown | NodesKnown | Order | ToRank | ToRanks | SaveFar | Wake | TakeMemory | ShownStatus
+    | Ended | ToldAgain
 )
 # fmt: on
 

@@ -8,14 +8,15 @@ of it is done in threads.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hmac
 import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
-from typing import BinaryIO
+from collections.abc import Callable, Iterable, Sequence
+from typing import BinaryIO, NamedTuple
 
 from agent.nodes.tls import PLAIN, Security, UntrustedError
 
@@ -27,38 +28,56 @@ _SIZE = struct.Struct("!Q")
 _HAS_ALL = b"+"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
-Progress = Callable[[], object]
+Progress = Callable[[int], object]
+"""Takes how many bytes more have left, or come."""
+
+
+class _Offer(NamedTuple):
+    """A file that somebody may fetch: its number, which is another file's once it is closed."""
+
+    file: int
+    inode: int
+
+    def opened(self) -> BinaryIO:
+        """The file, with a number of its own.
+
+        Raises:
+            OSError: it is closed already.
+        """
+        opened = open(os.dup(self.file), "rb")  # noqa: SIM115  the caller closes it
+        if os.fstat(opened.fileno()).st_ino != self.inode:
+            opened.close()
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return opened
 
 
 class MemoryServer:
-    """Sends files to whoever has the key, until it is closed."""
+    """Sends files to whoever has a key, until it is closed."""
 
-    def __init__(
-        self, files: Sequence[int], progress: Progress, security: Security = PLAIN
-    ) -> None:
+    def __init__(self, progress: Progress, security: Security = PLAIN) -> None:
         """Listen at a free port.
 
         Args:
-            files: descriptors, sent whole, in this order; the caller may close them at once.
             progress: called in threads, now and then, as bytes leave.
             security: of the connections.
 
         Raises:
             OSError: no socket can be opened.
         """
-        self.key = os.urandom(KEY_BYTES)
         self._progress = progress
         self._security = security
+        self._offers: dict[bytes, Sequence[_Offer]] = {}
         self._listener = _listening()
-        # a number is given to another file once it is closed: whoever sends has numbers of its own
-        with contextlib.ExitStack() as failed:
-            failed.callback(self._listener.close)
-            kept = []
-            for file in files:
-                kept.append(os.dup(file))
-                failed.callback(os.close, kept[-1])
-            failed.pop_all()
-        threading.Thread(target=self._serve, args=(kept,), name="msrun-memory", daemon=True).start()
+        threading.Thread(target=self._serve, name="msrun-memory", daemon=True).start()
+
+    def offer(self, files: Iterable[int]) -> bytes:
+        """A key to these files, by descriptors; they are sent whole, in this order.
+
+        Once one is closed, nobody gets it any more.
+        """
+        key = os.urandom(KEY_BYTES)
+        self._offers[key] = [_Offer(file, os.fstat(file).st_ino) for file in files]
+        return key
 
     @property
     def port(self) -> int:
@@ -71,35 +90,27 @@ class MemoryServer:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
 
-    def _serve(self, kept: Sequence[int]) -> None:
-        with contextlib.ExitStack() as stack:
-            for file in kept:
-                stack.callback(os.close, file)
-            while True:
-                try:
-                    connection, _ = self._listener.accept()
-                except OSError:
-                    return
-                try:
-                    files = [open(os.dup(file), "rb") for file in kept]  # noqa: SIM115  in _send
-                except OSError:  # no descriptor is left: nothing comes there
-                    connection.close()
-                    continue
-                each = threading.Thread(target=self._send, args=(connection, files), daemon=True)
-                each.start()
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._send, args=(connection,), daemon=True).start()
 
-    def _send(self, connection: socket.socket, files: Sequence[BinaryIO]) -> None:
+    def _send(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             stack.enter_context(connection)
-            for file in files:
-                stack.enter_context(file)
             connection.settimeout(SILENCE_S)
             connection = stack.enter_context(self._security.accepted(connection))
-            if not hmac.compare_digest(_received(connection, KEY_BYTES), self.key):
+            # nobody learns a key from how long it takes to look it up: it is a number by chance
+            offers = self._offers.get(_received(connection, KEY_BYTES))
+            if offers is None:
                 return
-            for file in files:
-                if not _sent(connection, file, self._progress):
-                    return
+            for offer in offers:
+                with offer.opened() as file:
+                    if not _sent(connection, file, self._progress):
+                        return
             connection.shutdown(socket.SHUT_WR)
             connection.recv(1)  # until the other end has all of it, and closes
 
@@ -207,7 +218,7 @@ def _sent(connection: socket.socket, file: BinaryIO, progress: Progress) -> bool
         if not sent:
             return False
         at += sent
-        progress()
+        progress(sent)
     return True
 
 
@@ -239,7 +250,7 @@ def fetch(
             for number, size in enumerate(sizes):
                 flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
                 files.append(os.memfd_create(f"{name}-{number}", flags))
-                _fill(files[-1], connection, size, lambda: None)
+                _fill(files[-1], connection, size, lambda _: None)
                 fcntl.fcntl(files[-1], fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         for file in files:
@@ -269,8 +280,7 @@ def _fill(file: int, connection: socket.socket, size: int, progress: Progress) -
         written = 0
         while written < count:
             written += os.write(file, buffer[written:count])
-        if left // _PIECE != (left - count) // _PIECE:
-            progress()
+        progress(count)
         left -= count
 
 

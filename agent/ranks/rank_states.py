@@ -55,6 +55,12 @@ class RankStates(Mapping[int, S]):
                 found |= ranks
         return found
 
+    def since(self, before: RankStates[S]) -> Iterator[tuple[int, S]]:
+        """The ranks that were in another state before, or in none, with their states."""
+        for state, ranks in self.by_state.items():
+            for rank in ranks - before.in_state(state):
+                yield rank, state
+
     def __getitem__(self, rank: int) -> S:
         for state, ranks in self.by_state.items():
             if rank in ranks:

@@ -59,7 +59,7 @@ class Journal:
     def replace(self, path: Path, content: Mapping[str, object], *, durable: bool = False) -> None:
         """Replace a small JSON file."""
         try:
-            write_atomic(path, json.dumps(content, indent=1).encode() + b"\n", durable=durable)
+            write_atomic(path, json.dumps(content).encode() + b"\n", durable=durable)
         except OSError as error:
             self.trouble(path, error)
 

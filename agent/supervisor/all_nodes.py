@@ -25,7 +25,7 @@ from agent.nodes.link import NodeLink
 from agent.nodes.messages import AGAIN, Begin, Join, Refused, Spare, SurvivedStep
 from agent.nodes.resize import Resize
 from agent.nodes.roster import local_rank, of_another_program
-from agent.nodes.run_messages import Ended, NodeFacts, SaveFar, UpdatesCleared
+from agent.nodes.run_messages import Ended, NodeFacts, SaveFar, UpdatesCleared, pack_said
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.job_view import Holders, JobView
@@ -50,6 +50,7 @@ FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at a
 SWEEP_S = 10.0  # until a node has swept, and told what it found
 TELL_S = 10.0  # until nodes whose ranks train already have told what these hold
 FAILURES = ev.WorkerExited | ev.StartFailed | ev.RankUnreachable | protocol.Raised
+MOST_SHOWN = 256  # ranks of which every node shows the state: each time it goes to all nodes
 CLOSE_S = 5.0  # until all nodes have heard that the job is over
 
 
@@ -91,11 +92,14 @@ class AllNodes:
         self._next: RemoteNode | None = None  # takes node 0's part if that is lost
         self._spares: set[tuple[str, int]] = set()  # nodes that wait, or waited: host, pid
         self._facts = list(met.roster.nodes)
+        self._packed: tuple[protocol.Message, dict[str, object]] | None = None  # the newest
+        self._known: JobView | None = None  # that all nodes know
         self._memory: tuple[str, Manifest] | None = None  # the newest checkpoint in memory
         self._say = say
         self._own = own
         self._hooks = hooks
         self._others = tuple(others)
+        self._by_rank = {node.facts.rank: node for node in others}
         self._node_of = {rank: node for node in others for rank in node.ranks}
         self._controller = controller
         self._late: asyncio.TimerHandle | None = None
@@ -208,8 +212,10 @@ class AllNodes:
     def decided(self, view: JobView, holders: Holders) -> None:
         """Know what became of the job by the newest decision, which was carried out."""
         self._view, self._holders = view, holders
-        for node in self._others:
-            node.know(view)
+        if view != self._known:
+            self._known = view
+            for node in self._others:
+                node.know(view)
         self._own.decided(view, holders)
         self._grow()
 
@@ -232,9 +238,16 @@ class AllNodes:
         return tuple(found for node in self._others for found in node.evidence)
 
     def show(self, status: dict[str, object]) -> None:
-        """Tell the others the state of the whole job."""
+        """Tell the others the state of the whole job, of many ranks only what is theirs."""
+        workers = status.get("workers")
+        workers = workers if isinstance(workers, list) else []
+        steps = [each.get("step") for each in workers]
+        step = max((step for step in steps if isinstance(step, int)), default=0)
         for node in self._others:
-            node.show(status)
+            if len(workers) <= MOST_SHOWN:
+                node.show(status, step)
+            else:
+                node.show({**status, "workers": workers[node.ranks.start : node.ranks.stop]}, step)
 
     def finish(self) -> None:
         """The job is over."""
@@ -267,6 +280,12 @@ class AllNodes:
         for node in self._others:
             node.is_swept = True
         self._controller.go_on()
+
+    def packed(self, message: protocol.Message) -> dict[str, object]:
+        """A message for ranks as JSON: the same one often goes to all of them."""
+        if self._packed is None or self._packed[0] is not message:
+            self._packed = message, pack_said(message)
+        return self._packed[1]
 
     def next_end(self) -> int:
         """The number of one more worker's end, among those of all nodes."""
@@ -321,13 +340,11 @@ class AllNodes:
     ) -> None:
         """Bring a checkpoint in memory to the other nodes."""
         self._memory = path, manifest
-        there = [node for node in self._others if node.is_there]
-        order = self._sender.begin(
-            dump_id, path, manifest, done, {node.facts.rank for node in there}
-        )
-        for node in there if order is not None else ():
-            assert order is not None
-            node.take_memory(order)
+        there = {node.facts.rank: node for node in self._others if node.is_there}
+        ranks = {rank: node.ranks for rank, node in there.items()}
+        orders = self._sender.begin(dump_id, path, manifest, done, ranks)
+        for rank, order in orders.items():
+            there[rank].take_memory(order)
 
     def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to this node's memory.
@@ -342,7 +359,7 @@ class AllNodes:
         self._sender.hear(node, path, why_not)
         if self._memory is None or path != self._memory[0]:
             return
-        other = next(each for each in self._others if each.facts.rank == node)
+        other = self._by_rank[node]
         if other.has_memory(path):
             other.go_on(self._controller.view)
             return
@@ -460,8 +477,9 @@ class AllNodes:
         self._vacant.pop(rank).cancel()
         self._silent.discard(rank)
         self._said.discard(rank)
-        node = next(each for each in self._others if each.facts.rank == rank)
+        node = self._by_rank[rank]
         node.renew(self._facts[rank], NodeLink(line))
+        self._known = None
         node.attach(self._loop, self, self._on_lost)
         self._choose_next()
         self._say(f"{node.name} has come in the place of the lost one")

@@ -7,6 +7,7 @@ earlier, which a short command that is not Python notices.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ def guarding(
     pages: StatusPages,
     processes: RankProcesses,
     worker: Callable[[int], Worker],
-    has_finished: Callable[[int], bool],
+    finished: AbstractSet[int],
     wake: Callable[[int], None],
     kept: KeptRecord,
     services: Services,
@@ -54,7 +55,7 @@ def guarding(
         pages: the ranks' status pages.
         processes: the ranks'.
         worker: a rank's, in the present attempt.
-        has_finished: whether a rank may exit, because its training is over.
+        finished: ranks that may exit, because their training is over; it changes.
         wake: sends SIGCONT to a rank.
         kept: remembers where the run saves, and what it began from; does file work.
         services: shared by all.
@@ -68,7 +69,7 @@ def guarding(
             () if spec.timeouts.hang_s == 0 else range(spec.world_size),
             processes,
             worker,
-            has_finished,
+            finished,
             wake,
             services,
         ),

@@ -24,7 +24,7 @@ from agent.hooks.peer_pages import SharedPages
 from agent.hooks.rank_links import Loop, RankLinks, Said
 from agent.hooks.rank_processes import RankProcesses
 from agent.hooks.services import Services
-from agent.hooks.status_pages import StatusPages, copied
+from agent.hooks.status_pages import StatusPages
 from agent.hooks.update_clearances import UpdateClearances
 from agent.hooks.update_votes import UpdateVotes
 from agent.machine.process_use import ProcessNews
@@ -169,6 +169,7 @@ class HooksBridge:
         self._exiting = ExitingRanks(self._links, self._pages, self._processes, self._training, say)
         self._raised: set[int] = set()
         self._holders = Holders()
+        self._alike: dict[int, protocol.Replicated] = {}  # by rank, of those in a replica group
         self._spread: Spread | None = None
         self._votes: UpdateVotes | UpdateClearances = (
             UpdateVotes(self._links, spec.ranks_here, journal)
@@ -202,7 +203,7 @@ class HooksBridge:
                 self._pages,
                 self._processes,
                 self._agent.worker,
-                self._exiting.has_finished,
+                self._exiting.finished,
                 self._agent.wake,
                 self._record,
                 self._services,
@@ -287,6 +288,8 @@ class HooksBridge:
         known = self._holders
         if (holders.why_none, holders.alike) != (known.why_none, known.alike):
             self._holders = holders
+            told = [protocol.Replicated(holders.why_none, list(each)) for each in holders.alike]
+            self._alike = {rank: each for each in told for rank in each.alike}
             for rank in self._steps:
                 self._links.send(rank, self._replicated(rank))
         if self._guarding is not None:
@@ -340,15 +343,14 @@ class HooksBridge:
 
     def hear_relayed(self, message: Said, page: bytes) -> None:
         """Take in what a rank of another node has said, and its status page, if it sent that."""
-        if page:
-            self._links.hear_relayed(message, [copied(page)])
-        else:
-            self._links.hear_relayed(message, [])
+        if page and message.attempt == self._attempt:
+            self.mirror(message.rank, message.attempt, page)
+        self._links.hear_relayed(message)
 
     def mirror(self, rank: int, attempt: int, page: bytes) -> None:
         """Take a rank's status page as it was on its node."""
         try:
-            self._pages.keep(rank, attempt, copied(page), is_copy=True)
+            self._pages.keep_copy(rank, attempt, page)
         except (ValueError, OSError) as error:
             self._journal.event("LinkRefused", rank=rank, why=str(error))
 
@@ -539,10 +541,12 @@ class HooksBridge:
     def _register(self, message: protocol.Registered, fds: list[int]) -> None:
         rank = message.rank
         try:
-            if len(fds) != 1:
-                raise ValueError(f"rank {rank} sent {len(fds)} pages")  # noqa: TRY301
-            is_copy = rank not in self._spec.ranks_here
-            self._pages.keep(rank, message.attempt, fds.pop(), is_copy=is_copy)
+            if rank in self._spec.ranks_here:
+                if len(fds) != 1:
+                    raise ValueError(f"rank {rank} sent {len(fds)} pages")  # noqa: TRY301
+                self._pages.keep(rank, message.attempt, fds.pop())
+            elif not self._pages.has_page(rank, message.attempt):
+                raise ValueError(f"rank {rank} sent no page")  # noqa: TRY301
         except (ValueError, OSError) as error:
             self._links.drop(rank, str(error))
             return
@@ -564,8 +568,8 @@ class HooksBridge:
         self._links.send(rank, self._replicated(rank))
 
     def _replicated(self, rank: int) -> protocol.Replicated:
-        alike = next((each for each in self._holders.alike if rank in each), ())
-        return protocol.Replicated(self._holders.why_none, list(alike))
+        known = self._alike.get(rank)
+        return protocol.Replicated(self._holders.why_none) if known is None else known
 
     def _leave(self, rank: int, *, is_done: bool) -> None:
         self._training.discard(rank)

@@ -395,7 +395,7 @@ class HooksRelay:
 
     def _page(self, rank: int) -> str:
         """A rank's page, base64; empty: it has none, or a frame has no room for it."""
-        page = b64encode(self._pages.content(rank)).decode()
+        page = b64encode(self._pages.packed(rank)).decode()
         if len(page) <= MOST_SHOWN:
             return page
         if rank not in self._large:

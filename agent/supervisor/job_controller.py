@@ -23,7 +23,7 @@ from agent.controller.events import renewed
 from agent.controller.job import Job, first_job
 from agent.controller.messages import ELAPSED
 from agent.controller.replication import groups_to_copy, known_groups, why_no_holder
-from agent.controller.states import JobState
+from agent.controller.states import JobState, RankState
 from agent.notify.notice import notices
 from agent.notify.notifier import Notifier
 from agent.records.journal import Journal
@@ -55,6 +55,9 @@ class NodePort(Protocol):
 
     def workers(self) -> tuple[Worker, ...]:
         """The present attempt's workers of this node."""
+
+    def worker(self, rank: int) -> Worker:
+        """One of these."""
 
     @property
     def is_swept(self) -> bool:
@@ -182,9 +185,9 @@ class JobController:
         self._job = decision.job
         known = self._account
         over = self._take_account(before, event, decision)
-        for worker in self._node.workers():
-            if worker.attempt == self._job.attempt:
-                worker.state = self._job.ranks[worker.rank]
+        for rank, state in self._job.ranks.since(before.ranks):
+            if state is not RankState.PENDING:  # its worker is only made by what follows
+                self._node.worker(rank).state = state
         if not isinstance(event, ev.DumpProgressed | protocol.Progress):  # a large dump makes many
             self._journal.event(type(event).__name__, **ev.fields(event), job=self._job.state.value)
         for action in decision.actions:

@@ -93,6 +93,7 @@ class RemoteController:
         self._evidence = evidence
         self._show_status = show_status
         self._shown: dict[str, object] = {}  # the newest
+        self._shown_step = 0
         self._say = say
         self._grace_s = grace_s
         self._host = host
@@ -171,7 +172,7 @@ class RemoteController:
             case TakeMemory():
                 self._memory.take(message)
             case ShownStatus():
-                self._shown = message.status
+                self._shown, self._shown_step = message.status, message.step
                 self._show_status(message.status)
             case Ended():
                 self.ending, self.goes_on = message, message.goes_on
@@ -303,7 +304,7 @@ class RemoteController:
             # where no rank holds the step, others elsewhere do
             self.patience_s = 0.0 if saving else ELSEWHERE_S
             saves = bool(saving) or (self.view.has_hooks and self._hooks.may_save)
-            reached = max(self._hooks.newest_step(), shown_step(self._shown))
+            reached = max(self._hooks.newest_step(), self._shown_step)
             self.goes_on = self._take_part(loss, reached, saves)
         if not living:
             self._finish()
@@ -341,10 +342,3 @@ class RemoteController:
 
     def _finish(self) -> None:
         self._node.finish()
-
-
-def shown_step(status: dict[str, object]) -> int:
-    """The newest step of any rank of the job, as it was shown last; 0: none."""
-    workers = status.get("workers")
-    steps = [each.get("step") for each in workers] if isinstance(workers, list) else []
-    return max((step for step in steps if isinstance(step, int)), default=0)

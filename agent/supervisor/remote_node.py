@@ -45,7 +45,6 @@ from agent.nodes.run_messages import (
     UpdatesCleared,
     UpdatesReady,
     Wake,
-    pack_said,
     unpack_said,
 )
 from agent.supervisor.hooks_bridge import HooksBridge
@@ -71,6 +70,9 @@ class JobPort(Protocol):
 
     def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to the controller's memory; may raise OSError."""
+
+    def packed(self, message: protocol.Message) -> dict[str, object]:
+        """A message for ranks as JSON."""
 
     def swept(self) -> None:
         """A node has no process of the attempt any more."""
@@ -278,7 +280,7 @@ class RemoteNode:
                     message = _with_path(message, self._memory[path])
             case _:
                 pass
-        self._link.send(ToRank(rank, pack_said(message)))
+        self._link.send(ToRank(rank, self._job.packed(message)))
 
     def _save_far(self, rank: int, save: protocol.Save) -> None:
         """The controller's memory is here, the rank is not."""
@@ -288,9 +290,9 @@ class RemoteNode:
             attempt, why = self.workers[rank].attempt, describe_os_error(error)
             self._job.post(not_written(rank, attempt, save, why))
 
-    def show(self, status: dict[str, object]) -> None:
-        """Tell it the state of the whole job."""
-        self._link.send(ShownStatus(status))
+    def show(self, status: dict[str, object], step: int) -> None:
+        """Tell it the state of the whole job, and the newest step of any rank."""
+        self._link.send(ShownStatus(status, step))
 
     def end(self, ended: Ended, timeout_s: float) -> None:
         """The job is over: its msrun ends, too."""

@@ -192,16 +192,16 @@ class CommitRecord(NamedTuple):
 class Page:
     """One rank's page; the worker writes it, the agent reads it."""
 
-    def __init__(self, fd: int) -> None:
-        """Map an existing page; the caller keeps ``fd``.
+    def __init__(self, source: int | mmap.mmap) -> None:
+        """Map an existing page; a descriptor stays the caller's.
 
         Raises:
             ValueError: this is no page of this version.
         """
-        size = os.fstat(fd).st_size
+        size = os.fstat(source).st_size if isinstance(source, int) else len(source)
         if size < _TEXT_AT:
             raise ValueError("not a status page")
-        self._map = mmap.mmap(fd, size)
+        self._map = mmap.mmap(source, size) if isinstance(source, int) else source
         magic, self.rank, self.attempt, text, record, meta = _HEAD.unpack_from(self._map)
         if magic != MAGIC:
             raise ValueError("not a status page")
@@ -234,6 +234,14 @@ class Page:
     def content(self) -> bytes:
         """All bytes of the page."""
         return self._map[:]
+
+    def parts(self) -> list[tuple[int, bytes]]:
+        """Where each part is that holds something, and its bytes; the rest are zeros."""
+        end = self._records_at
+        found = [(0, self._map[:_BEAT_AT]), (_TEXT_AT, self._map[_TEXT_AT:end]), *self.news({})]
+        if self.device_bytes:
+            found.append((self._areas_at, self._map[self._areas_at :]))
+        return found
 
     def news(self, known: dict[int, int]) -> list[tuple[int, bytes]]:
         """What was written to the page since the last call: where each part is, and its bytes.

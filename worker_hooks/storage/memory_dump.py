@@ -82,11 +82,17 @@ class HeldDump:
         return DiskFile(shard._replace(file=name), head, _pieces(file, len(head), shard.nbytes))
 
     def on_disk(self, kind: str, shards: Iterable[Shard]) -> Manifest:
-        """The manifest of the same dump on a disk, where its files are ``shards``."""
+        """The manifest of the same dump on a disk, where its files are ``shards``.
+
+        A node may have got only what its own ranks need.
+        """
+        there, world = tuple(shards), range(self.manifest.world_size)
+        private = {shard.rank for shard in there if shard.kind == PRIVATE}
         return self.manifest._replace(
             kind=kind,
             saved_at=time.time(),
-            shards=tuple(shards),
+            shards=there,
+            without_private=tuple(rank for rank in world if rank not in private),
             digest="",  # what replicas in memory are compared by is no checksum
         )
 

@@ -38,7 +38,7 @@ class Room:
                 are_here=lambda _: True,
             ),
             self.workers.get,
-            lambda rank: rank in self.finished,
+            self.finished,
             self.woken.append,
             services,
         )

@@ -8,12 +8,14 @@ from time import monotonic_ns
 from types import SimpleNamespace
 
 import pytest
-from support.status_pages import kept, make, write
+from support.status_pages import ENTRIES, kept, make, write
 
 from agent.hooks import status_pages as module
-from agent.hooks.status_pages import StatusPages, copied
+from agent.hooks.status_pages import StatusPages
 from worker_hooks.contract import status_page
-from worker_hooks.contract.status_page import Phase
+from worker_hooks.contract.packed_page import packed as pack
+from worker_hooks.contract.packed_page import unpacked, unpacked_file
+from worker_hooks.contract.status_page import Page, Phase
 from worker_hooks.storage.private_records import record
 
 
@@ -173,11 +175,11 @@ def test_a_copy_of_a_page_is_kept_like_the_page():
     here, page = kept(3)
     write(page, 6, 6)
     there = StatusPages()
-    there.keep(3, 0, copied(here.content(3)))
+    there.keep_copy(3, 0, here.packed(3))
     assert there.newest_step(3) == 6
     write(page, 7, 7)
     assert there.newest_step(3) == 6  # it is as it was then
-    there.keep(3, 0, copied(here.content(3)))
+    there.keep_copy(3, 0, here.packed(3))
     assert there.newest_step(3) == 7
     assert here.content(4) == b""
     there.clear()
@@ -186,7 +188,7 @@ def test_a_copy_of_a_page_is_kept_like_the_page():
 def test_what_a_rank_writes_is_followed_by_a_copy_and_told_once():
     here, page = kept(3)
     there = StatusPages()
-    there.keep(3, 0, copied(here.content(3)))
+    there.keep_copy(3, 0, here.packed(3))
 
     def follow():
         news = here.news(3)
@@ -227,16 +229,48 @@ def test_no_news_change_what_a_page_is(at):
 
 def test_a_copy_of_no_page_is_refused_and_closed():
     before = len(os.listdir("/proc/self/fd"))
-    for content in (b"", b"x" * 5000):
+    here, page = kept(3)
+    packed = here.packed(3)
+    for content in (b"", b"x" * 5000, packed[:-1], packed + bytes(16) + b"x"):
         with pytest.raises(ValueError):
-            StatusPages().keep(0, 0, copied(content))
+            StatusPages().keep_copy(0, 0, content)
+        with pytest.raises(ValueError):
+            os.close(unpacked_file(content))
+    with pytest.raises(ValueError, match="page of rank 3"):
+        StatusPages().keep_copy(4, 0, packed)
+    del page
+    here.clear()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("device_bytes", [0, 16])
+def test_a_page_is_packed_without_its_gaps(device_bytes):
+    fd = status_page.create(3, 1, ENTRIES, device_bytes=device_bytes)
+    page = Page(fd)
+    for step in (1, 2):
+        page.beat(step, 0, step, Phase.FORWARD)
+        page.write(step, 0, step, b"{}", lambda _: None, is_commit=True)
+        page.write(step + 1, 0, step, b"{}", lambda _: None, is_commit=False)
+        if device_bytes:
+            page.write_device(step, 1, bytes(range(16)), is_commit=True)
+    packed = pack(page)
+    assert len(packed) < len(page.content()) / 10
+    copy = unpacked(packed)
+    file = unpacked_file(packed)
+    shared = Page(file)
+    assert copy.content() == shared.content() == page.content()
+    assert copy.records() == page.records() != []
+    assert (copy.rank, copy.attempt, copy.entries) == (3, 1, page.entries)
+    for each in (page, copy, shared):
+        each.close()
+    os.close(fd)
+    os.close(file)
 
 
 def test_beats_of_another_node_show_in_its_copies():
     here, page = kept(3)
     there = StatusPages()
-    there.keep(3, 0, copied(here.content(3)))
+    there.keep_copy(3, 0, here.packed(3))
     page.beat(8, 1, 4, Phase.BACKWARD)
     (raw,) = here.raw_beats().values()
     there.mirror_beats(monotonic_ns(), {3: raw})
@@ -264,12 +298,12 @@ def test_times_of_another_node_are_those_of_this_clock(monkeypatch, ahead_s):
         return (there.beats([3])[3].at_ns - now) / 1e9
 
     page.beat(8, 1, 4, Phase.BACKWARD)
-    there.keep(3, 0, copied(here.content(3)), is_copy=True)
+    there.keep_copy(3, 0, here.packed(3))
     assert told(1, 0.4) == pytest.approx(0)  # the first copy had come at once
     page.beat(9, 1, 5, Phase.BACKWARD)  # at 1.4
     there.drop(3)
     clock.ns = now + 3 * 10**9
-    there.keep(3, 0, copied(here.content(3)), is_copy=True)
+    there.keep_copy(3, 0, here.packed(3))
     assert there.beats([3])[3].at_ns == clock.ns  # it cannot be later
     assert told(4, 0.5) == pytest.approx(1.9)
     assert told(5, 0.49) == told(6, 2) == pytest.approx(1.9)  # what is the same stays the same
@@ -279,7 +313,7 @@ def test_times_of_another_node_are_those_of_this_clock(monkeypatch, ahead_s):
     assert told(20, 0.01) == pytest.approx(1.401)
     for second in range(21, 200, 20):
         told(second, 0.01)
-        there.keep(3, 0, copied(here.content(3)), is_copy=True)  # a device writes there: all of it
+        there.keep_copy(3, 0, here.packed(3))  # a device writes there: all of it
         assert there.beats([3])[3].at_ns - now < 20e9
     page.beat(10, 1, 6, Phase.BACKWARD)  # at 181.01
     assert told(182, 0.01) == pytest.approx(181.02, abs=0.05)

@@ -140,17 +140,18 @@ def test_files_in_memory_travel_encrypted(job_authority):
     os.truncate(file, 5 << 20)
     os.pwrite(file, b"at the end", (5 << 20) - 10)
     os.lseek(file, 12345, os.SEEK_SET)  # others read it at the same time
-    memory = MemoryServer([file], lambda: None, server)
-    (copy,) = fetch("127.0.0.1", memory.port, memory.key, [5 << 20], "test", client)
+    memory = MemoryServer(lambda _: None, server)
+    key = memory.offer([file])
+    (copy,) = fetch("127.0.0.1", memory.port, key, [5 << 20], "test", client)
     assert os.pread(copy, 100, (5 << 20) - 10) == b"at the end"
     assert os.lseek(file, 0, os.SEEK_CUR) == 12345
     with pytest.raises(OSError):
-        fetch("127.0.0.1", memory.port, memory.key, [5 << 20], "test")  # in plain text
+        fetch("127.0.0.1", memory.port, key, [5 << 20], "test")  # in plain text
     memory.close()
     taken = []
-    inbox = MemoryInbox("test", taken.append, lambda: None, server)
+    inbox = MemoryInbox("test", taken.append, lambda _: None, server)
     with open(file, "rb") as readable:
-        give("127.0.0.1", inbox.port, inbox.key, readable, lambda: None, client)
+        give("127.0.0.1", inbox.port, inbox.key, readable, lambda _: None, client)
     assert os.fstat(taken[0]).st_size == 5 << 20
     assert os.pread(taken[0], 100, (5 << 20) - 10) == b"at the end"
     inbox.close()

@@ -7,7 +7,6 @@ from queue import SimpleQueue
 
 import pytest
 
-from agent.nodes import transfer as module
 from agent.nodes.transfer import MemoryInbox, MemoryServer, fetch, give
 
 DEADLINE_S = 60
@@ -35,11 +34,12 @@ def content_of(file):
 def test_files_arrive_whole_and_sealed(sent):
     contents, files = sent
     progressed = threading.Event()
-    server = MemoryServer(files, progressed.set)
+    server = MemoryServer(lambda _: progressed.set())
+    key = server.offer(files)
     try:
         for _ in range(2):  # for several nodes
             sizes = list(map(len, contents))
-            taken = fetch("127.0.0.1", server.port, server.key, sizes, "taken")
+            taken = fetch("127.0.0.1", server.port, key, sizes, "taken")
             assert [content_of(file) for file in taken] == contents
             assert progressed.wait(DEADLINE_S)
             with pytest.raises(OSError, match="not permitted"):
@@ -52,7 +52,8 @@ def test_files_arrive_whole_and_sealed(sent):
 
 def test_a_wrong_key_gets_nothing(sent):
     _, files = sent
-    server = MemoryServer(files, lambda: None)
+    server = MemoryServer(lambda _: None)
+    server.offer(files)
     try:
         with pytest.raises(OSError, match="before all had come"):
             fetch("127.0.0.1", server.port, bytes(32), [3 << 20], "taken")
@@ -62,11 +63,12 @@ def test_a_wrong_key_gets_nothing(sent):
 
 def test_a_file_that_is_shorter_than_said_leaves_nothing_open(sent):
     _, files = sent
-    server = MemoryServer(files[:1], lambda: None)
+    server = MemoryServer(lambda _: None)
+    key = server.offer(files[:1])
     before = set(os.listdir("/proc/self/fd"))
     try:
         with pytest.raises(OSError, match="before all had come"):
-            fetch("127.0.0.1", server.port, server.key, [3 << 20, 10], "taken")
+            fetch("127.0.0.1", server.port, key, [3 << 20, 10], "taken")
         assert not any(
             "taken" in os.readlink(f"/proc/self/fd/{fd}")
             for fd in set(os.listdir("/proc/self/fd")) - before
@@ -78,22 +80,52 @@ def test_a_file_that_is_shorter_than_said_leaves_nothing_open(sent):
 
 def test_a_closed_server_lets_nobody_in(sent):
     _, files = sent
-    server = MemoryServer(files, lambda: None)
+    server = MemoryServer(lambda _: None)
+    key = server.offer(files)
     port = server.port
     server.close()
     with pytest.raises(OSError, match=r"refused|reset"):
-        fetch("127.0.0.1", port, server.key, [1], "taken")
+        fetch("127.0.0.1", port, key, [1], "taken")
 
 
 def test_a_stranger_who_says_nothing_keeps_nobody_waiting(sent):
     contents, files = sent
-    server = MemoryServer(files, lambda: None)
+    server = MemoryServer(lambda _: None)
+    key = server.offer(files)
     try:
         with socket.create_connection(("127.0.0.1", server.port)):
             sizes = list(map(len, contents))
-            for file in fetch("127.0.0.1", server.port, server.key, sizes, "taken"):
+            for file in fetch("127.0.0.1", server.port, key, sizes, "taken"):
                 os.close(file)
     finally:
+        server.close()
+
+
+def test_each_key_is_to_files_of_its_own(sent):
+    server = MemoryServer(lambda _: None)
+    try:
+        for content, key in [
+            (each, server.offer([file])) for each, file in zip(*sent, strict=True)
+        ]:
+            (taken,) = fetch("127.0.0.1", server.port, key, [len(content)], "taken")
+            assert content_of(taken) == content
+            os.close(taken)
+    finally:
+        server.close()
+
+
+def test_a_file_whose_number_is_another_ones_by_now_is_not_sent():
+    file = file_of(b"old")
+    server = MemoryServer(lambda _: None)
+    key = server.offer([file])
+    os.close(file)
+    other = file_of(b"new")
+    try:
+        assert other == file
+        with pytest.raises(OSError, match="before all had come"):
+            fetch("127.0.0.1", server.port, key, [3], "taken")
+    finally:
+        os.close(other)
         server.close()
 
 
@@ -103,7 +135,7 @@ def test_a_stranger_who_says_nothing_keeps_nobody_waiting(sent):
 @pytest.fixture
 def inbox():
     taken, progress = SimpleQueue(), []
-    one = MemoryInbox("brought", taken.put, lambda: progress.append(1))
+    one = MemoryInbox("brought", taken.put, progress.append)
     one.taken, one.progress = taken, progress
     yield one
     one.close()
@@ -111,7 +143,7 @@ def inbox():
 
 def bring(inbox, content, key=None):
     with open(file_of(content), "rb") as file:
-        give("127.0.0.1", inbox.port, key or inbox.key, file, lambda: None)
+        give("127.0.0.1", inbox.port, key or inbox.key, file, lambda _: None)
 
 
 @pytest.mark.parametrize("content", [b"", b"x", os.urandom(9 << 20)], ids=len)
@@ -122,10 +154,9 @@ def test_a_file_is_there_before_its_sender_hears_of_it(inbox, content):
     os.close(file)
 
 
-def test_a_sign_of_progress_is_given_now_and_then(inbox, monkeypatch):
-    monkeypatch.setattr(module, "_PIECE", 1 << 20)
+def test_signs_of_progress_are_given_as_bytes_come(inbox):
     bring(inbox, bytes(5 << 20))
-    assert 1 <= len(inbox.progress) <= 5
+    assert sum(inbox.progress) == 5 << 20
     os.close(inbox.taken.get_nowait())
 
 

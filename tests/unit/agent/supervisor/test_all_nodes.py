@@ -329,8 +329,8 @@ REPLACE = do.ReplaceRanks(1, (0, 1, 5), (2, 3, 4), MEMORY, 7, "node 1 is gone")
 class FakeSender:
     """Sends nothing; what nodes answer is said by the test."""
 
-    def begin(self, _dump_id, path, _manifest, _done, _nodes):
-        return TakeMemory(path, "", 1, "")
+    def begin(self, _dump_id, path, _manifest, _done, nodes):
+        return {node: TakeMemory(path, "", 1, "") for node in nodes}
 
     def again(self, path, _manifest):
         return TakeMemory(path, "", 1, "")

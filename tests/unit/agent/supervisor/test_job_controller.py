@@ -11,6 +11,7 @@ from agent.controller import actions as do
 from agent.controller.states import JobState
 from agent.spec.job_spec import JobSpec, Program, ProgramKind
 from agent.supervisor.job_controller import JobController
+from agent.workers.worker import Worker
 
 SPEC = JobSpec(
     program=Program("t.py", (), ProgramKind.SCRIPT, "python"),
@@ -51,6 +52,9 @@ class Nodes:
 
     def workers(self):
         return ()
+
+    def worker(self, rank):
+        return Worker(rank, 0, 0)
 
 
 @pytest.fixture

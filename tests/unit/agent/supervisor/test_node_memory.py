@@ -44,6 +44,11 @@ def in_memory(contents):
     )
 
 
+def ranks(*nodes):
+    """Each of these nodes has one."""
+    return {node: range(node, node + 1) for node in nodes}
+
+
 class Nodes:
     """A sender and one keeper, whose loops are a queue."""
 
@@ -73,7 +78,7 @@ def nodes():
 def test_the_copy_has_every_file_under_its_own_number(nodes):
     contents = [b"zero" * 100, b"one" * 10, b"two"]
     manifest = in_memory(contents)
-    order = nodes.sender.begin(1, "/proc/1/fd/9", manifest, nodes.done.append, {1})
+    order = nodes.sender.begin(1, "/proc/1/fd/9", manifest, nodes.done.append, ranks(1))[1]
     nodes.keeper.take(order)
     nodes.run_until(lambda: nodes.told)
     (taken,) = nodes.told
@@ -87,8 +92,25 @@ def test_the_copy_has_every_file_under_its_own_number(nodes):
     assert copy._replace(shards=(), saved_at=0) == manifest._replace(shards=(), saved_at=0)
 
 
+def test_of_many_nodes_only_the_first_get_what_ranks_of_others_alone_have(nodes, monkeypatch):
+    monkeypatch.setattr(module, "MOST_WHOLE", 2)
+    monkeypatch.setattr(module, "PEERS", 2)
+    manifest = in_memory([b"state", *(b"own" for _ in range(7))])  # of rank 0 nothing is private
+    places = {node: range(2 * node, 2 * node + 2) for node in (1, 2, 3)}
+    orders = nodes.sender.begin(1, "p", manifest, nodes.done.append, places)
+    sent = {node: manifests.decode(order.manifest) for node, order in orders.items()}
+    found = {node: [each.rank for each in one.shards] for node, one in sent.items()}
+    # of its own ranks, and of the two behind them that have something
+    assert {node: sorted(each) for node, each in found.items()} == {
+        1: [*range(8)],
+        2: [*range(8)],
+        3: [0, 1, 2, 6, 7],
+    }
+    assert len({order.key for order in orders.values()}) == 3
+
+
 def test_it_is_done_once_all_nodes_have_answered(nodes):
-    nodes.sender.begin(1, "p", in_memory([b"x"]), nodes.done.append, {1, 2, 3})
+    nodes.sender.begin(1, "p", in_memory([b"x"]), nodes.done.append, ranks(1, 2, 3))
     nodes.sender.hear(1, "p", "")
     nodes.sender.hear(2, "another", "")  # about one before
     nodes.sender.hear(3, "", "")  # it is gone
@@ -98,19 +120,19 @@ def test_it_is_done_once_all_nodes_have_answered(nodes):
 
 
 def test_one_node_without_room_is_enough_to_fail(nodes):
-    nodes.sender.begin(1, "p", in_memory([b"x"]), nodes.done.append, {1, 2})
+    nodes.sender.begin(1, "p", in_memory([b"x"]), nodes.done.append, ranks(1, 2))
     nodes.sender.hear(1, "p", "no room")
     nodes.sender.hear(2, "p", "")
     assert nodes.done == ["no room"]
 
 
 def test_without_other_nodes_it_is_done_at_once(nodes):
-    assert nodes.sender.begin(1, "p", in_memory([b"x"]), nodes.done.append, set()) is None
+    assert nodes.sender.begin(1, "p", in_memory([b"x"]), nodes.done.append, {}) == {}
     assert nodes.done == [""]
 
 
 def test_what_was_forgotten_meanwhile_is_not_kept(nodes):
-    order = nodes.sender.begin(1, "p", in_memory([b"x" * 9]), nodes.done.append, {1})
+    order = nodes.sender.begin(1, "p", in_memory([b"x" * 9]), nodes.done.append, ranks(1))[1]
     nodes.keeper.take(order)
     nodes.keeper.forget()
     for thread in threading.enumerate():

@@ -460,7 +460,7 @@ def test_who_evaluates_is_let_alone_when_others_have_ended(
 
 def test_the_step_that_was_shown_last_has_to_be_saved_at_least(alone):
     """What ranks here have committed is not known: they are new ones."""
-    alone.link.hear(ShownStatus({"workers": [{"step": 500}, {"rank": 1}, {"step": 498}]}))
+    alone.link.hear(ShownStatus({"state": "running"}, 500))
     alone.link.hear(JobKnown("replacing", 4, True))
     alone.link.lose()
     assert alone.losses == [(CLOSED, 500, True)]

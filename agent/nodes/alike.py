@@ -1,0 +1,86 @@
+"""What several ranks of a node say alike, or are told alike, travels as one message. Pure.
+
+Merged is what comes within one turn of the loop. Between the messages of one rank nothing changes
+its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from agent.nodes.messages import NodeMessage
+from agent.nodes.run_messages import FromRank, FromRanks, PageNews, PageSeen, ToRank, ToRanks
+
+MOST_KINDS = 32  # of messages that wait
+
+ANYTIME = PageNews | PageSeen
+"""Not later than what the same rank says next; so it may overtake what waits."""
+
+
+class _Group(NamedTuple):
+    """A message and the ranks that it is of."""
+
+    kind: type[FromRank | ToRank]
+    message: dict[str, object]  # without the rank
+    ranks: list[int]
+
+
+class Merger:
+    """The messages that wait."""
+
+    def __init__(self) -> None:
+        self._groups: list[_Group] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def add(self, message: NodeMessage) -> bool:
+        """Keep a message; ``False``: it is none that others are merged with."""
+        match message:
+            case FromRank(message=said, page=""):
+                rank, about = said.get("rank"), {**said, "rank": None}
+            case ToRank(rank=rank, message=about):
+                pass
+            case _:
+                return False
+        if not isinstance(rank, int) or len(self._groups) >= MOST_KINDS:
+            return False
+        if (group := self._fitting(type(message), about, rank)) is None:
+            self._groups.append(_Group(type(message), about, [rank]))
+        else:
+            group.ranks.append(rank)
+        return True
+
+    def _fitting(
+        self, kind: type[FromRank | ToRank], about: dict[str, object], rank: int
+    ) -> _Group | None:
+        """A group of this message behind which nothing of the rank waits."""
+        for group in reversed(self._groups):
+            if rank in group.ranks:
+                return None
+            if group.kind is kind and (group.message is about or group.message == about):
+                return group
+        return None
+
+    def take(self) -> Iterator[NodeMessage]:
+        """What waits, in order; then nothing does."""
+        groups, self._groups = self._groups, []
+        for kind, about, ranks in groups:
+            if kind is ToRank:
+                yield ToRanks(tuple(ranks), about)
+            else:
+                yield FromRanks(tuple(ranks), {**about, "rank": ranks[0]})
+
+
+def apart(message: NodeMessage) -> Iterator[NodeMessage]:
+    """The messages that were merged."""
+    match message:
+        case ToRanks(ranks=ranks, message=about):
+            for rank in ranks:
+                yield ToRank(rank, about)
+        case FromRanks(ranks=ranks, message=about):
+            for rank in ranks:
+                yield FromRank({**about, "rank": rank})
+        case _:
+            yield message

@@ -1,0 +1,71 @@
+"""What ranks of a node say alike travels as one message, and each rank's words keep their order."""
+
+import random
+
+import pytest
+
+from agent.nodes.alike import MOST_KINDS, Merger, apart
+from agent.nodes.messages import pack, unpack
+from agent.nodes.run_messages import FromRank, FromRanks, ToRank, ToRanks, Wake, pack_said
+from worker_hooks.contract import protocol
+
+GO = pack_said(protocol.GoOn(1))
+
+
+def frozen(rank, step=7):
+    return FromRank(pack_said(protocol.Frozen(rank, 0, 1, step, is_whole=True)))
+
+
+def merged(*messages):
+    merger = Merger()
+    assert all(merger.add(each) for each in messages)
+    found = [unpack(pack(each)) for each in merger.take()]
+    assert not merger
+    return found
+
+
+def test_what_all_say_alike_is_one_message_that_names_their_ranks():
+    (one,) = merged(*map(frozen, range(8)))
+    assert (one.ranks, pack(one)["ranks"]) == (tuple(range(8)), "0-7")
+    assert list(apart(one)) == [frozen(rank) for rank in range(8)]
+    (order,) = merged(*(ToRank(rank, GO) for rank in range(8)))
+    assert order == ToRanks(tuple(range(8)), GO)
+    assert list(apart(order)) == [ToRank(rank, GO) for rank in range(8)]
+
+
+def test_exceptions_are_messages_of_their_own():
+    said = merged(frozen(0), frozen(1, step=6), frozen(2))
+    assert [(one.ranks, one.message["step"]) for one in said] == [((0, 2), 7), ((1,), 6)]
+
+
+def test_what_goes_into_the_other_direction_is_another_message():
+    kinds = [type(each) for each in merged(frozen(0), ToRank(0, GO), ToRank(1, GO))]
+    assert kinds == [FromRanks, ToRanks]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Wake(3), FromRank(pack_said(protocol.Registered(3, 0, 7)), "page"), FromRank({"rank": None})],
+    ids=str,
+)
+def test_the_rest_is_not_merged(message):
+    assert not Merger().add(message)
+    assert list(apart(message)) == [message]
+
+
+def test_what_waits_is_bounded():
+    merger = Merger()
+    added = [merger.add(frozen(0, step)) for step in range(MOST_KINDS + 1)]
+    assert added == [True] * MOST_KINDS + [False]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_each_rank_is_heard_in_order(seed):
+    dice = random.Random(seed)
+    said = [frozen(dice.randrange(3), dice.randrange(3)) for _ in range(dice.randrange(1, 20))]
+    heard = [each for one in merged(*said) for each in apart(one)]
+
+    def of(rank, messages):
+        return [each for each in messages if each.message["rank"] == rank]
+
+    assert [of(rank, heard) for rank in range(3)] == [of(rank, said) for rank in range(3)]
