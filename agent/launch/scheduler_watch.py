@@ -18,6 +18,7 @@ from typing import NamedTuple
 from agent.hooks.rank_links import Loop
 from agent.launch.doors import Address, DoorWatch
 from agent.nodes.join import JoinedNode, NeverBegunError, NobodyThereError, RefusedError
+from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import AGAIN
 
 AGAIN_S = 0.5  # from one try to the next
@@ -29,6 +30,18 @@ GONE = "another worker's msrun has ended, and no scheduler is there"
 Dial = Callable[[Callable[[socket.socket], object]], JoinedNode]
 """Dials the scheduler once, and waits until all workers are there; takes what takes the connection,
 and raises as :func:`agent.nodes.join.join`."""
+
+
+def may_train_on(loss: Loss, *, is_calm: bool, is_asked: bool) -> bool:
+    """Whether ranks train on without the scheduler.
+
+    Args:
+        loss: of the line to it. Who is only silent may be alive, and give the ranks' places to
+            others.
+        is_calm: the job runs, and no rank waits for an order.
+        is_asked: somebody wants the job to end.
+    """
+    return loss.kind is LossKind.PROOF and is_calm and not is_asked
 
 
 class AloneWith(NamedTuple):

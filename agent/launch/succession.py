@@ -10,9 +10,7 @@ is there after all, or was started again, they meet at node 0.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
-from itertools import islice
 from pathlib import Path
 
 from agent.launch.doors import Address, DoorWatch
@@ -27,26 +25,21 @@ from agent.launch.meeting import (
     own_side,
     program_digest,
 )
+from agent.launch.search import FIRST, HOME, LEAD, Search
 from agent.launch.signals import is_asked_late, take_back
-from agent.nodes.gather import NodeZeroBackError, Succession
+from agent.nodes.gather import Succession
 from agent.nodes.join import NobodyThereError
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import SurvivedStep
-from agent.nodes.roster import Doors, Survivors
+from agent.nodes.roster import Doors, NodeZeroBackError, Survivors
 from agent.nodes.run_messages import NodeFacts
 from agent.records.run_record import Record, new_record_id
 from agent.spec.job_spec import JobSpec, NotStartedError
 from agent.text.wording import duration
 
 SAVED_LOOK_S = 0.5  # between two looks at what others save
-REFUSED_S = 10.0  # until a job that is another one is asked again: it may be over
 LOOK_S = 0.1  # between two looks at who is there
-FIRST = 0  # the node that is lost
-HOME = -1  # where the nodes met first: somebody may have started node 0 there again
 FRUITLESS = 3  # losses in a row at one step: the step itself may be what kills the node
-MOST_DIALS = 3  # of what listens where node 0 did, and says nothing
-MOST_KNOCKED = 3  # nodes before this one, at once
-NOBODY_S = 3.0  # that a spare node goes on looking though all others are gone
 
 Say = Callable[[str], None]
 
@@ -197,88 +190,40 @@ class _Meeting:
         self._say = say
         self._watch = watch
         self._addresses = _addresses(lost)
-        # a spare one comes after all: it was in no roster
-        self._own = len(lost.nodes) if lost.saved is None else lost.saved.node_rank
         self._wait_s = lost.job.replace.node_wait_s
         self._deadline_s = time.monotonic() + self._wait_s
-        self._others = {rank for rank in self._addresses if rank not in {self._own, HOME}}
-        self._passed: set[int] = set()  # gone; of FIRST and HOME: somebody else is there
-        self._silent: set[int] = set()  # of those before this one
-        # of FIRST and HOME: another job is there, so node 0 is not; when that was seen
-        self._refused: dict[int, float] = {}
         self._said: set[str] = set()
-        self._fruitless: Counter[int] = Counter()  # dials of what listens, and does not answer
+        self._search = Search(
+            # a spare one comes after all: it was in no roster
+            len(lost.nodes) if lost.saved is None else lost.saved.node_rank,
+            self._addresses,
+            time.monotonic(),
+            is_spare=lost.saved is None,
+            is_silent=lost.is_silent,
+        )
         self._sides: dict[bool, OwnSide] = {}  # by whether the others come to it
-        self._needs_others = lost.saved is None or lost.is_silent
-        self._alone_since_s = time.monotonic()
 
     def met(self) -> Met:
         """Join the first node that gathers others, or gather them."""
         while time.monotonic() < self._deadline_s:
-            doors = self._looked(self._candidates())
-            self._check_others(doors)
-            there = min(doors.open - self._passed, default=None)
-            if there is not None and (met := self._joined(there)):
-                return met
-            # node 0 may be started again, the others do not come back
-            self._passed |= doors.gone - {FIRST, HOME}
-            self._silent = set(doors.silent - {FIRST, HOME})
-            is_first_away = FIRST in doors.gone | doors.silent | self._passed
-            if there is None and is_first_away and self._is_next():
+            doors = self._watch.look(self._search.candidates())
+            node = self._search.look(doors, time.monotonic())
+            if node == LEAD:
                 try:
                     return self._gathered()
                 except NodeZeroBackError:
                     self._say_once("node 0 is back: the nodes meet there")
+            elif node is not None and (met := self._joined(node)):
+                return met
             time.sleep(LOOK_S)
         raise NotStartedError(
             f"no node has taken the part of node 0 within {duration(self._wait_s)}"
         )
 
-    def _looked(self, ranks: set[int]) -> Doors:
-        """Knock; another job that was at node 0's port, and is there no more, is forgotten."""
-        doors = self._watch.look(ranks)
-        # one that ended and began again at once was never seen to be gone
-        old_s = time.monotonic() - REFUSED_S
-        over = (doors.gone | doors.silent) & {FIRST, HOME}
-        over |= {rank for rank, at_s in self._refused.items() if at_s < old_s}
-        self._passed -= over
-        for rank in over:
-            self._refused.pop(rank, None)
-            del self._fruitless[rank]
-        return doors
-
     def _say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
             self._say(text)
-
-    def _candidates(self) -> set[int]:
-        """Whose doors are to be knocked at: of thousands of nodes only a few."""
-        if self._lost.saved is None:
-            return {HOME, *self._others}
-        away = self._passed | self._silent
-        before = (rank for rank in range(FIRST + 1, self._own) if rank not in away)
-        return {HOME, FIRST, *self._silent, *islice(before, MOST_KNOCKED)}
-
-    def _is_next(self) -> bool:
-        """Whether no node before this one is left."""
-        before = range(FIRST + 1, self._own)
-        away = self._passed | self._silent
-        return self._lost.saved is not None and away.issuperset(before)
-
-    def _check_others(self, doors: Doors) -> None:
-        """Whether a node goes on alone.
-
-        What was silent may have gone on without this node, and come to its end. A spare one has
-        nothing to go on from.
-
-        Raises:
-            NotStartedError: it does not.
-        """
-        if not (self._needs_others and self._others <= doors.gone):
-            self._alone_since_s = time.monotonic()
-        elif time.monotonic() > self._alone_since_s + NOBODY_S:
-            raise NotStartedError("the job is over, or all of its other nodes are lost")
 
     def _joined(self, node: int) -> Met | None:
         address, lost = self._addresses[node], self._lost
@@ -290,15 +235,11 @@ class _Meeting:
         try:
             return join_one(self._side(job, is_first=False), lost.early, is_once=True)
         except NobodyThereError:
-            self._fruitless[node] += 1
-            if node in {FIRST, HOME} and self._fruitless[node] >= MOST_DIALS:
-                self._passed.add(node)  # it may live: it is not known to be gone
+            self._search.unanswered(node)
             return None
         except NotStartedError as error:
-            if node not in {FIRST, HOME} or self._lost.saved is None:
+            if not self._search.refused(node, time.monotonic()):
                 raise
-            self._passed.add(node)
-            self._refused[node] = time.monotonic()
             self._say_once(f"{address.host}:{address.port} is not node 0 of this job: {error}")
             return None
 
@@ -335,9 +276,5 @@ class _Meeting:
         return side._replace(spec=job)
 
     def _knock(self, awaited: set[int]) -> Doors:
-        doors = self._looked(awaited | {FIRST, HOME})
-        if (doors.open & {FIRST, HOME}) - self._passed:
-            raise NodeZeroBackError
-        doors = doors._replace(gone=doors.gone | (self._refused.keys() & {FIRST}))
-        self._check_others(doors)
-        return doors
+        doors = self._watch.look(awaited | {FIRST, HOME})
+        return self._search.gather(doors, time.monotonic())

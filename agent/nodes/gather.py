@@ -13,9 +13,11 @@ from agent.nodes.guest import ANSWER_S, WRONG, Guest, StrangerError
 from agent.nodes.line import LIMIT_S, Line, bytes_of, plain_address, set_options
 from agent.nodes.messages import AGAIN, Admitted, Begin, Join, LivingRanks, Refused, SurvivedStep
 from agent.nodes.roster import (
+    Admission,
     Doors,
     Gathering,
     NodeKey,
+    NodeZeroBackError,
     OwnNode,
     Roster,
     Survivors,
@@ -44,10 +46,6 @@ Past = SurvivedStep | LivingRanks | None
 
 class MissingNodesError(Exception):
     """The job cannot begin: one sentence that names who came and who is missing."""
-
-
-class NodeZeroBackError(Exception):
-    """Somebody listens where node 0 did: the nodes are to meet there."""
 
 
 class Succession(NamedTuple):
@@ -137,8 +135,9 @@ class _Door:
         self._listener = listener
         self._own = own
         self._succession = succession
-        self._doors = Doors()
         self._gathering = Gathering(own, wanted)
+        survivors = None if succession is None else succession.survivors
+        self._admission = Admission(self._gathering, survivors)
         self._token = token
         self._progress = progress
         self._limit_s = limit_s
@@ -161,12 +160,12 @@ class _Door:
         while True:
             self._knock()
             now = time.monotonic()
-            enough_at = (enough_at or now) if self._is_enough else None
+            enough_at = (enough_at or now) if self._admission.is_enough else None
             due = end if enough_at is None else min(end, enough_at + self._last_call_s)
             is_over = enough_at is not None and now >= due
-            if self._is_complete or is_over:
+            if self._admission.is_complete or is_over:
                 self._turn(0.0)  # has one of them gone meanwhile?
-                if self._is_complete or (is_over and self._is_enough):
+                if self._admission.is_complete or (is_over and self._admission.is_enough):
                     return
                 continue
             if now >= due:
@@ -175,7 +174,7 @@ class _Door:
                 text = f"waiting for nodes: {self._gathering.missing()}"
                 if enough_at is not None:
                     text += f"; the job begins without others in {duration(due - now)}"
-                if why := self._why_not:
+                if why := self._admission.why_not:
                     text += f"; {why}"
                 self._progress(text)
                 word = now + NEXT_WORD_S
@@ -207,27 +206,7 @@ class _Door:
     def _knock(self) -> None:
         """See which of the nodes that are missing may still come."""
         if self._succession is not None:
-            here = self._gathering.survivors()
-            self._doors = self._succession.knock(self._succession.survivors.awaited(here))
-
-    @property
-    def _why_not(self) -> str:
-        """Why the nodes that have lost node 0 are not enough; empty: they are, or have not."""
-        if self._succession is None:
-            return ""
-        return self._succession.survivors.why_not(self._gathering.survivors(), self._doors)
-
-    @property
-    def _may_begin(self) -> bool:
-        return not self._why_not
-
-    @property
-    def _is_complete(self) -> bool:
-        return self._gathering.is_complete and self._may_begin
-
-    @property
-    def _is_enough(self) -> bool:
-        return self._gathering.is_enough and self._may_begin
+            self._admission.doors = self._succession.knock(self._admission.awaited())
 
     def _turn(self, timeout_s: float) -> bool:
         """Wait for something to happen, and see to it; whether there was anything."""
@@ -290,7 +269,7 @@ class _Door:
             self._seat(guest, said)
 
     def _seat(self, guest: Guest, join: Join) -> None:
-        if not self._is_wanted(join):  # it dials again
+        if not self._admission.is_wanted(join):  # it dials again
             del self._guests[guest]
             self._forget(guest)
             return
@@ -313,16 +292,6 @@ class _Door:
                 self._gathering.remove(key)
                 del self._joined[key]
                 self._guests[guest] = None
-
-    def _is_wanted(self, join: Join) -> bool:
-        """Whether a node may have a place yet; a job begins without those that are spare."""
-        succession, survived = self._succession, join.survived
-        if succession is None:
-            return not join.is_spare
-        if survived is not None and survived.job == succession.survivors.job:
-            return True
-        here = self._gathering.survivors()
-        return succession.survivors.take_others(here, self._doors)
 
     def _refuse(self, guest: Guest, refused: Refused) -> None:
         guest.refuse(refused)
@@ -357,7 +326,7 @@ class _Door:
 
     def _why_late(self, waited_s: float) -> str:
         why = f"not all nodes came within {duration(waited_s)}: {self._gathering.missing()}"
-        if why_not := self._why_not:
+        if why_not := self._admission.why_not:
             why += f"; {why_not}"
         if self._refusals:
             why += f"; refused was: {self._refusals[-1]}"

@@ -80,6 +80,10 @@ class Roster:
         return bisect_right(self._ends, rank)
 
 
+class NodeZeroBackError(Exception):
+    """Somebody listens where node 0 did: the nodes are to meet there."""
+
+
 class Doors(NamedTuple):
     """What came of knocking at the doors of a job's nodes, by their ranks."""
 
@@ -361,6 +365,52 @@ class Gathering:
             )
         )
         return list(_seated(given, free))
+
+
+class Admission:
+    """Who gets a place while nodes gather, and when they may begin.
+
+    Nodes that have lost node 0 come before all others, and begin without these only if they are
+    enough.
+    """
+
+    def __init__(self, gathering: Gathering, survivors: Survivors | None) -> None:
+        """``survivors``: of the job that is gathered again; ``None``: it has not lost node 0."""
+        self._gathering = gathering
+        self._survivors = survivors
+        self.doors = Doors()
+        """What is known of the nodes that are missing."""
+
+    @property
+    def why_not(self) -> str:
+        """Why the nodes that have lost node 0 are not enough; empty: they are, or have not."""
+        if self._survivors is None:
+            return ""
+        return self._survivors.why_not(self._gathering.survivors(), self.doors)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the job begins."""
+        return self._gathering.is_complete and not self.why_not
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether it may, if nobody else comes."""
+        return self._gathering.is_enough and not self.why_not
+
+    def awaited(self) -> set[int]:
+        """The nodes of the job before at whose doors is to be knocked."""
+        if self._survivors is None:
+            return set()
+        return self._survivors.awaited(self._gathering.survivors())
+
+    def is_wanted(self, join: Join) -> bool:
+        """Whether a node may have a place yet; a job begins without those that are spare."""
+        if self._survivors is None:
+            return not join.is_spare
+        if join.survived is not None and join.survived.job == self._survivors.job:
+            return True
+        return self._survivors.take_others(self._gathering.survivors(), self.doors)
 
 
 def local_rank(others: Iterable[NodeFacts], new: NodeFacts) -> int:

@@ -17,12 +17,13 @@ from agent.controller.states import JobState
 from agent.dump.node_memory import MemoryInboxes, MemorySender
 from agent.failure.evidence import Evidence
 from agent.launch.meeting import Met, program_digest
+from agent.launch.places import LostPlaces, Relation, relation
 from agent.nodes.gather import MISSING
 from agent.nodes.guest import WRONG
 from agent.nodes.late import LateGuests, NodePlace
 from agent.nodes.line import Line, Loss, LossKind
 from agent.nodes.link import NodeLink
-from agent.nodes.messages import AGAIN, Begin, Join, Refused, Spare, SurvivedStep
+from agent.nodes.messages import AGAIN, ANY_RANK, Begin, Join, Refused, Spare, SurvivedStep
 from agent.nodes.resize import Resize
 from agent.nodes.roster import local_rank, of_another_program
 from agent.nodes.run_messages import Ended, NodeFacts, SaveFar, UpdatesCleared, pack_said
@@ -45,7 +46,6 @@ FULL = Refused(
 LEFT = Refused("the job runs without this node, whose ranks it has replaced, or waits to", AGAIN)
 NONE_AWAITED = Refused("the job runs, and waits for no node, as it has --node-wait=0", WRONG)
 OUTVOTED = "more than half of the nodes are silent, and may go on without this one"
-SURE_S = 60.0  # more than others wait for a node: then they have ended, or gone on
 FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at about that time
 SWEEP_S = 10.0  # until a node has swept, and told what it found
 TELL_S = 10.0  # until nodes whose ranks train already have told what these hold
@@ -85,10 +85,9 @@ class AllNodes:
         self._withheld: list[ev.Event] = []  # until these have told what they have
         self._adopts = met.prepared.spec.adopted is not None  # ranks that train already
         self._wait_s = met.prepared.spec.replace.node_wait_s
-        self._vacant: dict[int, asyncio.TimerHandle] = {}  # places of lost nodes
+        self._places = LostPlaces(len(met.roster.nodes), self._wait_s)
+        self._waits: dict[int, asyncio.TimerHandle] = {}  # until no node is awaited in a place
         self._said: set[int] = set()  # of those places
-        self._silent: set[int] = set()  # of those, of nodes that may be alive
-        self._silences: list[float] = []  # when nodes fell silent, also those replaced since
         self._next: RemoteNode | None = None  # takes node 0's part if that is lost
         self._spares: set[tuple[str, int]] = set()  # nodes that wait, or waited: host, pid
         self._facts = list(met.roster.nodes)
@@ -176,7 +175,7 @@ class AllNodes:
     def _give_up_unawaited(self) -> None:
         """No rank starts on a node that is lost, and for which no other one is awaited."""
         for node in self._others:
-            if node.lost_why and node.facts.rank not in self._vacant:
+            if node.lost_why and node.facts.rank not in self._places.vacant:
                 for event in node.give_up(node.lost_why, is_lost=True):
                     self._controller.post(event)
 
@@ -254,7 +253,7 @@ class AllNodes:
         ending, goes_on = self._controller.ending, bool(self.goes_on_with)
         farewell = Refused(f"the job is over: {ending.reason}", ending.exit_code)
         self._door.close(None if goes_on else farewell)
-        for timer in self._vacant.values():
+        for timer in self._waits.values():
             timer.cancel()
         self._sender.close()
         self._inboxes.close()
@@ -305,11 +304,9 @@ class AllNodes:
         if loss.kind is LossKind.PROOF:  # silence was said before
             self._say(why)
         if self._wait_s:  # before the decision, which may be to start ranks there
-            rank = node.facts.rank
-            self._vacant[rank] = self._loop.call_later(self._wait_s, self._give_up, node)
-            if loss.kind is LossKind.SILENCE:
-                self._silent.add(rank)
-                self._silences.append(self._loop.time())
+            rank, is_silent = node.facts.rank, loss.kind is LossKind.SILENCE
+            self._places.lose(rank, self._loop.time(), is_silent=is_silent)
+            self._waits[rank] = self._loop.call_later(self._wait_s, self._give_up, node)
         for event in node.lost_events(why):
             self.post(event)
         self.told_again(node)
@@ -382,20 +379,17 @@ class AllNodes:
             return LEFT if is_ours else Refused(of_another_program(join.host), WRONG)
         if join.survived is not None and (refused := self._judge_survivor(join, join.survived)):
             return refused
-        fitting = [rank for rank in self._vacant if self._facts[rank].nproc == join.nproc]
         cluster = spec.cluster
         has_room = self._resize.has_room  # it has numbered its nodes anew
-        if join.node_rank >= 0 and not has_room:
-            fitting = [rank for rank in fitting if rank == join.node_rank]
         if not self._wait_s:
             return NONE_AWAITED
-        if not fitting:
+        only = ANY_RANK if has_room else join.node_rank
+        rank = self._places.place(self._facts, join.nproc, join.name, only)
+        if rank is None:
             # one that was taken for lost, and has ended its ranks, may be of use again
             by_hand = cluster is not None and cluster.by_hand is not None
             may_wait = join.is_spare or has_room or by_hand or join.survived is not None
             return self._spared(join) if may_wait else FULL
-        # a worker that was started again has its own place before that of another one
-        rank = min(fitting, key=lambda each: (self._facts[each].name != join.name, each))
         new = NodeFacts(
             rank, join.host, address, join.nproc, join.pid, join.torch, join.door, join.name
         )
@@ -410,11 +404,11 @@ class AllNodes:
         If it knows a later step of the same training, that is what was to go on: this job ends.
         """
         spec = self.met.prepared.spec
-        if survived.job in {spec.saves_as, *spec.dump.lineage}:
-            return None  # it was taken for lost
-        if survived.program != program_digest(spec):
+        jobs, newest = (spec.saves_as, *spec.dump.lineage), self._hooks.newest_step()
+        found = relation(survived, jobs, program_digest(spec), newest)
+        if found is Relation.STRANGER:
             return Refused(of_another_program(join.host), WRONG)
-        if survived.step <= (newest := self._hooks.newest_step()):
+        if found is not Relation.AHEAD:
             return None
         why = (
             f"{join.host} has saved step {survived.step} of the same training in {survived.path}, "
@@ -452,7 +446,10 @@ class AllNodes:
         comers = [join.host for join in self._door.waiting if not join.is_spare]
         is_known = not self._holders.why_none or self._holders.is_cut
         is_calm = self._view.state is JobState.RUNNING and not self._view.is_asked
-        if not (comers and is_calm and is_known and self._hooks.newest_step()) or self._vacant:
+        if (
+            not (comers and is_calm and is_known and self._hooks.newest_step())
+            or self._places.vacant
+        ):
             return
         if why := self._resize.grow(comers):
             self._controller.post(ev.ExitRequestedByFile(self._view.attempt, why))
@@ -474,8 +471,8 @@ class AllNodes:
         return tuple(self._facts)
 
     def _admit(self, rank: int, line: Line) -> None:
-        self._vacant.pop(rank).cancel()
-        self._silent.discard(rank)
+        self._waits.pop(rank).cancel()
+        self._places.settle(rank)
         self._said.discard(rank)
         node = self._by_rank[rank]
         node.renew(self._facts[rank], NodeLink(line))
@@ -495,7 +492,8 @@ class AllNodes:
         """Say for which lost nodes' places the job waits."""
         for node in self._others:
             rank = node.facts.rank
-            if rank in self._vacant and rank not in self._said and node.awaited():
+            is_awaited = rank in self._places.vacant and rank not in self._said
+            if is_awaited and node.awaited():
                 self._said.add(rank)
                 self._say(
                     f"waiting {duration(self._wait_s)} at most for another {node.place}: start "
@@ -515,21 +513,18 @@ class AllNodes:
 
     def _give_up_if_outvoted(self) -> None:
         """More than half of the nodes may go on without this one: then it must not, too."""
-        alive = len(self._facts) - len(self._vacant.keys() - self._silent)
-        # one that has been replaced may go on all the same, with others that are silent
-        since_s = self._loop.time() - self._wait_s - SURE_S
-        self._silences = [each for each in self._silences if each > since_s]
-        if 2 * len(self._silences) <= alive or not self._controller.view.has_hooks:
+        is_outvoted = self._places.is_outvoted(self._loop.time())
+        if not (is_outvoted and self._controller.view.has_hooks):
             return
         self._say(f"{OUTVOTED}: no other node is awaited")
         for node in self._others:
-            if (timer := self._vacant.get(node.facts.rank)) is not None:
+            if (timer := self._waits.get(node.facts.rank)) is not None:
                 timer.cancel()
                 self._give_up(node, OUTVOTED)
 
     def _give_up(self, node: RemoteNode, why: str = "") -> None:
-        del self._vacant[node.facts.rank]
-        self._silent.discard(node.facts.rank)
+        del self._waits[node.facts.rank]
+        self._places.settle(node.facts.rank)
         if not why:
             why = f"no node came in the place of {node.name} within {duration(self._wait_s)}"
             left = 1 + sum(other.is_there for other in self._others)

@@ -12,7 +12,7 @@ from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.dump.node_memory import MemoryKeeper
 from agent.hooks.rank_links import Said
-from agent.launch.scheduler_watch import SchedulerWatch
+from agent.launch.scheduler_watch import SchedulerWatch, may_train_on
 from agent.nodes.codec import pack_event, unpack_action
 from agent.nodes.join import JoinedNode
 from agent.nodes.line import Loss, LossKind
@@ -192,14 +192,11 @@ class RemoteController:
             self._node.act(action)
 
     def _lost(self, loss: Loss) -> None:
-        """Without the controller nothing is decided; while nothing has to be, its ranks may go on.
-
-        Who is only silent may be alive, and give the ranks' places to others.
-        """
+        """Without it nothing is decided; while nothing has to be, the ranks may go on."""
         is_calm = self.view.state is JobState.RUNNING and self._hooks.are_calm
         is_asked = self.view.is_asked or self._is_asked
-        is_proven = loss.kind is LossKind.PROOF
-        if self._look is None or not (is_calm and is_proven and self._node.living()) or is_asked:
+        is_calm = is_calm and bool(self._node.living())
+        if self._look is None or not may_train_on(loss, is_calm=is_calm, is_asked=is_asked):
             self._forsake(loss)
             return
         self._say(

@@ -31,7 +31,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.training": "run train_state",
     "agent.forkserver": "",  # runs in a process of its own
     "agent.controller": "actions attempts decide drain events job messages protection replication restart_policy states",
-    "agent.launch": "doors job_token meeting prepare rank_plan recover_arg scheduler_watch signals succession team unprotected warm_imports",
+    "agent.launch": "doors job_token meeting places prepare rank_plan recover_arg scheduler_watch signals succession team unprotected warm_imports",
     "agent.health": "monitor stopped",
     "agent.dump": "executor node_memory target",
     "agent.failure": "evidence evidence_json own_end post_mortem resume_advice",
@@ -58,6 +58,7 @@ PURE = {  # packages and modules without effects
     *("agent.notify.notice", "agent.notify.metrics"),
     *("agent.nodes.codec", "agent.nodes.frames", "agent.nodes.messages", "agent.nodes.roster"),
     "agent.nodes.vocabulary",
+    *("agent.nodes.alike", "agent.launch.places", "agent.launch.search"),
     *("agent.health.hang", "agent.health.stall", "agent.health.stragglers"),
     *(
         "worker_hooks.contract.env",

@@ -8,12 +8,12 @@ from support.checkpoints import flipped, saved
 from agent.launch import succession as module
 from agent.launch.meeting import Continuation, OwnSide
 from agent.launch.past import LOST, going_on
-from agent.launch.succession import FIRST, HOME, next_job, saved_step, why_over
-from agent.nodes.gather import NodeZeroBackError
+from agent.launch.search import FIRST, HOME
+from agent.launch.succession import next_job, saved_step, why_over
 from agent.nodes.join import NobodyThereError
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import SurvivedStep
-from agent.nodes.roster import Doors
+from agent.nodes.roster import Doors, NodeZeroBackError
 from agent.nodes.run_messages import NodeFacts
 from agent.nodes.tls import PLAIN
 from agent.records.run_record import Record
@@ -187,7 +187,7 @@ def test_once_the_other_job_has_ended_node_0_is_looked_for_again(meeting, away):
     one = meeting(watch, answers=[refused, MET], leads=[NodeZeroBackError()])
     assert one.met() is MET
     assert [host for host, _, _ in one.tried] == ["mn0", "mn0"]
-    assert one._passed >= {1}
+    assert one._search._passed >= {1}
 
 
 def test_what_says_nothing_at_node_0s_port_is_left_and_may_be_alive(meeting):

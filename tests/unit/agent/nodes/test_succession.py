@@ -6,10 +6,10 @@ import pytest
 from support.meeting_nodes import LONG_S, node
 
 from agent.nodes import gather as gathering
-from agent.nodes.gather import MissingNodesError, NodeZeroBackError, Succession
+from agent.nodes.gather import MissingNodesError, Succession
 from agent.nodes.join import NobodyThereError
 from agent.nodes.messages import SurvivedStep
-from agent.nodes.roster import Doors, Survivors
+from agent.nodes.roster import Doors, NodeZeroBackError, Survivors
 from agent.spec.job_spec import NotStartedError
 
 

@@ -419,7 +419,7 @@ def test_a_node_0_that_hears_of_less_than_half_waits_for_nobody(
         link.lose(loss)
         waiting.loop.call_soon(waiting.loop.stop)
         waiting.loop.run_forever()
-    assert tuple(waiting.all._vacant) == waits
+    assert tuple(waiting.all._places.vacant) == waits
     assert any("may go on without this one" in each for each in waiting.said) == (not waits)
     waiting.events.clear()
     waiting.all.act(REPLACE)  # was decided before that was known
@@ -437,7 +437,7 @@ def test_one_that_has_been_replaced_may_go_on_with_others(waiting, monkeypatch):
         waiting.loop.run_forever()
         if node is not None:
             waiting.all._admit(node, None)
-    assert tuple(waiting.all._vacant) == ()
+    assert not waiting.all._places.vacant
     assert any("may go on without this one" in each for each in waiting.said)
 
 

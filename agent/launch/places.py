@@ -1,0 +1,96 @@
+"""What node 0 knows of lost nodes: whose places are free, and whether it may go on itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from enum import Enum
+
+from agent.nodes.messages import ANY_RANK, SurvivedStep
+from agent.nodes.run_messages import NodeFacts
+
+SURE_S = 60.0  # more than others wait for a node: then they have ended, or gone on
+
+
+class LostPlaces:
+    """The places of lost nodes, until another node has each, or none is awaited any more."""
+
+    def __init__(self, nodes: int, wait_s: float) -> None:
+        """None is lost yet.
+
+        Args:
+            nodes: of the job, this one included.
+            wait_s: for another node; 0: none is awaited.
+        """
+        self._nodes = nodes
+        self._wait_s = wait_s
+        self.vacant: set[int] = set()
+        """The ranks of nodes that are lost, and in whose places others are awaited."""
+        self._silent: set[int] = set()  # of these, nodes that may be alive
+        self._silences: list[float] = []  # when nodes fell silent, also those replaced since
+
+    def lose(self, rank: int, now_s: float, *, is_silent: bool) -> None:
+        """A node is lost; ``is_silent``: it may be alive."""
+        if self._wait_s:
+            self.vacant.add(rank)
+            if is_silent:
+                self._silent.add(rank)
+                self._silences.append(now_s)
+
+    def settle(self, rank: int) -> None:
+        """Another node has the place, or none is awaited any more."""
+        self.vacant.discard(rank)
+        self._silent.discard(rank)
+
+    def is_outvoted(self, now_s: float) -> bool:
+        """Whether more than half of the nodes may go on without this one: then it must not, too."""
+        alive = self._nodes - len(self.vacant - self._silent)
+        # one that has been replaced may go on all the same, with others that are silent
+        since_s = now_s - self._wait_s - SURE_S
+        self._silences = [each for each in self._silences if each > since_s]
+        return 2 * len(self._silences) > alive
+
+    def place(
+        self, facts: Collection[NodeFacts], nproc: int, name: str, node_rank: int = ANY_RANK
+    ) -> int | None:
+        """The place for a node that has come; ``None``: there is none that fits.
+
+        Args:
+            facts: of all nodes, by their ranks.
+            nproc: its workers.
+            name: of its worker; one that was started again has its own place before another's.
+            node_rank: the only place that it takes, if that is given.
+        """
+        fitting = [
+            each
+            for each in facts
+            if each.rank in self.vacant
+            and each.nproc == nproc
+            and node_rank in {ANY_RANK, each.rank}
+        ]
+        found = min(fitting, key=lambda each: (each.name != name, each.rank), default=None)
+        return None if found is None else found.rank
+
+
+class Relation(Enum):
+    """What a node that has lost node 0 of a job is, for a job that runs."""
+
+    MEMBER = "it was taken for lost"
+    STRANGER = "its job runs another program"
+    BEHIND = "its job is older than this one"
+    AHEAD = "it has saved what this job was to go on from"
+
+
+def relation(survived: SurvivedStep, jobs: Iterable[str], program: str, newest: int) -> Relation:
+    """What such a node is.
+
+    Args:
+        survived: what it says.
+        jobs: this job, and those that it resumed.
+        program: this job's.
+        newest: the newest step that a rank of it has committed.
+    """
+    if survived.job in {*jobs}:
+        return Relation.MEMBER
+    if survived.program != program:
+        return Relation.STRANGER
+    return Relation.BEHIND if survived.step <= newest else Relation.AHEAD
