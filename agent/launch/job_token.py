@@ -3,7 +3,7 @@
 Where Slurm starts the nodes and nobody gives a token, node 0 makes one: a file in the user's state
 folder, which the nodes of a cluster share as a rule. Whether they do is seen and not guessed: every
 other node leaves a mark there, and node 0 makes no token before it has found one. The others read
-the file only when node 0 has answered, so what an earlier job has left is no other token.
+the file only when node 0 has answered: by then it is there, and is that of this start of the job.
 """
 
 from __future__ import annotations

@@ -11,21 +11,19 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from agent.arrivals.doorkeeper import Doorkeeper, RunningJob
+from agent.arrivals.late import LateGuests, NodePlace
+from agent.arrivals.places import LostPlaces
+from agent.arrivals.resize import Resize
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.dump.node_memory import MemoryInboxes, MemorySender
 from agent.failure.evidence import Evidence
 from agent.launch.meeting import Met, program_digest
-from agent.launch.places import LostPlaces, Relation, relation
-from agent.nodes.gather import MISSING
-from agent.nodes.guest import WRONG
-from agent.nodes.late import LateGuests, NodePlace
 from agent.nodes.line import Line, Loss, LossKind
 from agent.nodes.link import NodeLink
-from agent.nodes.messages import AGAIN, ANY_RANK, Begin, Join, Refused, Spare, SurvivedStep
-from agent.nodes.resize import Resize
-from agent.nodes.roster import local_rank, of_another_program
+from agent.nodes.messages import Join, Refused, Spare
 from agent.nodes.run_messages import Ended, NodeFacts, SaveFar, UpdatesCleared, pack_said
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
@@ -38,13 +36,6 @@ from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.storage.manifest import Manifest
 
-FULL = Refused(
-    "the job runs, and no lost node has left a place for this one: let it wait for one with "
-    "--spare-node and without --node-rank, or give another --master-port",
-    WRONG,
-)
-LEFT = Refused("the job runs without this node, whose ranks it has replaced, or waits to", AGAIN)
-NONE_AWAITED = Refused("the job runs, and waits for no node, as it has --node-wait=0", WRONG)
 OUTVOTED = "more than half of the nodes are silent, and may go on without this one"
 FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at about that time
 SWEEP_S = 10.0  # until a node has swept, and told what it found
@@ -89,8 +80,6 @@ class AllNodes:
         self._waits: dict[int, asyncio.TimerHandle] = {}  # until no node is awaited in a place
         self._said: set[int] = set()  # of those places
         self._next: RemoteNode | None = None  # takes node 0's part if that is lost
-        self._spares: set[tuple[str, int]] = set()  # nodes that wait, or waited: host, pid
-        self._facts = list(met.roster.nodes)
         self._packed: tuple[protocol.Message, dict[str, object]] | None = None  # the newest
         self._known: JobView | None = None  # that all nodes know
         self._memory: tuple[str, Manifest] | None = None  # the newest checkpoint in memory
@@ -111,6 +100,11 @@ class AllNodes:
         cluster = met.prepared.spec.cluster
         assert cluster is not None
         self._resize = Resize(cluster.least, cluster.nnodes, len(met.roster.nodes))
+        spec = met.prepared.spec
+        job = RunningJob(
+            spec, program_digest(spec), met.settings, hooks.newest_step, self._end, say
+        )
+        self._doorkeeper = Doorkeeper(job, met.roster.nodes, self._places, self._resize)
         self._view, self._holders = JobView(), Holders()
         call_soon = own.loop.call_soon_threadsafe
         self._sender = MemorySender(call_soon, self._progressed, met.security)
@@ -369,77 +363,15 @@ class AllNodes:
     # --- another node in the place of a lost one ------------------------------------------------
 
     def _judge(self, join: Join, address: str) -> NodePlace | Spare | Refused:
-        """Whether a node gets the place of a lost one, or waits for one."""
-        spec = self.met.prepared.spec
-        wanted = "" if spec.run_id == spec.record_id else spec.run_id
-        if join.run_id != wanted:
-            return Refused(f"the job here is {wanted!r}, not {join.run_id!r}", WRONG)
-        if join.living is not None:
-            is_ours = join.living.job in {spec.saves_as, *spec.dump.lineage}
-            return LEFT if is_ours else Refused(of_another_program(join.host), WRONG)
-        if join.survived is not None and (refused := self._judge_survivor(join, join.survived)):
-            return refused
-        cluster = spec.cluster
-        has_room = self._resize.has_room  # it has numbered its nodes anew
-        if not self._wait_s:
-            return NONE_AWAITED
-        only = ANY_RANK if has_room else join.node_rank
-        rank = self._places.place(self._facts, join.nproc, join.name, only)
-        if rank is None:
-            # one that was taken for lost, and has ended its ranks, may be of use again
-            by_hand = cluster is not None and cluster.by_hand is not None
-            may_wait = join.is_spare or has_room or by_hand or join.survived is not None
-            return self._spared(join) if may_wait else FULL
-        new = NodeFacts(
-            rank, join.host, address, join.nproc, join.pid, join.torch, join.door, join.name
-        )
-        others = (each for each in self._facts if each.rank != rank)
-        self._facts[rank] = new._replace(local_first=local_rank(others, new))
-        settings = {**self.met.settings, "is_late": True}
-        return NodePlace(rank, Begin(tuple(self._facts), settings))
-
-    def _judge_survivor(self, join: Join, survived: SurvivedStep) -> Refused | None:
-        """Why a node that has lost node 0 has no part in this job; ``None``: it may have.
-
-        If it knows a later step of the same training, that is what was to go on: this job ends.
-        """
-        spec = self.met.prepared.spec
-        jobs, newest = (spec.saves_as, *spec.dump.lineage), self._hooks.newest_step()
-        found = relation(survived, jobs, program_digest(spec), newest)
-        if found is Relation.STRANGER:
-            return Refused(of_another_program(join.host), WRONG)
-        if found is not Relation.AHEAD:
-            return None
-        why = (
-            f"{join.host} has saved step {survived.step} of the same training in {survived.path}, "
-            f"and was not here when this job began, which has come to step {newest}"
-        )
-        self._controller.post(ev.StopRequested(signal.SIGTERM, why, node=spec.node_rank))
-        return Refused(f"the job here has begun without this node, and ends: {why}", MISSING)
-
-    def _spared(self, join: Join) -> Spare | Refused:
-        """A node that has come to wait, or waits already."""
-        sizes = sorted({facts.nproc for facts in self._facts[1:]})
-        if self._resize.has_room and not join.is_spare:
+        answer = self._doorkeeper.judge(join, address)
+        if isinstance(answer, Spare):
             self._loop.call_soon(self._grow)  # once it waits
-            return self._waiting(join, "it is taken in once the state can be saved")
-        if not sizes:
-            return Refused("the job runs on one node, whose place no other one can take", WRONG)
-        if join.nproc not in sizes:
-            have = " or ".join(map(str, sizes))
-            return Refused(
-                f"this node has {join.nproc} workers, but those that it could replace have {have}",
-                WRONG,
-            )
-        return self._waiting(join, "it takes the place of a lost one")
+        return answer
 
-    def _waiting(self, join: Join, why: str) -> Spare:
-        who = join.host, join.pid
-        if who not in self._spares:
-            self._spares.add(who)
-            kind = "a spare node" if join.is_spare else "another node"
-            self._say(f"{kind} has come ({join.host}): {why}")
-        return Spare(tuple(self._facts))
+    def _end(self, why: str) -> None:
+        """Other nodes go on from a later step."""
+        node = self.met.prepared.spec.node_rank
+        self._controller.post(ev.StopRequested(signal.SIGTERM, why, node=node))
 
     def _grow(self) -> None:
         """Have the step saved, with which the job goes on with the nodes that wait, if it can."""
@@ -468,19 +400,19 @@ class AllNodes:
     @property
     def nodes(self) -> tuple[NodeFacts, ...]:
         """Those that take part."""
-        return tuple(self._facts)
+        return tuple(self._doorkeeper.facts)
 
     def _admit(self, rank: int, line: Line) -> None:
         self._waits.pop(rank).cancel()
         self._places.settle(rank)
         self._said.discard(rank)
         node = self._by_rank[rank]
-        node.renew(self._facts[rank], NodeLink(line))
+        node.renew(self._doorkeeper.facts[rank], NodeLink(line))
         self._known = None
         node.attach(self._loop, self, self._on_lost)
         self._choose_next()
         self._say(f"{node.name} has come in the place of the lost one")
-        facts = tuple(self._facts)
+        facts = tuple(self._doorkeeper.facts)
         for other in self._others:
             if other is not node:
                 other.know_nodes(facts)

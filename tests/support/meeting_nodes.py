@@ -1,8 +1,10 @@
 """Nodes that meet over real sockets, for tests: a job's listener, and who dials it."""
 
+import contextlib
 import queue
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from agent.nodes.frames import PREAMBLE, FrameReader
 from agent.nodes.gather import gather
@@ -170,3 +172,13 @@ STRANGERS = [
     PREAMBLE + bytes_of(Join("run", "r", 1, 0, "mn1", 1, "1.0", "", "n", "")),
     PREAMBLE + b"\0\0\0\x0f" + b'{"kind":"Join"}',
 ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def meeting():
+    """A job whose nodes meet; it ends with the test."""
+    with ThreadPoolExecutor(16) as pool:
+        job = Job(pool)
+        yield job
+    for each in job.closes:
+        each.close()

@@ -179,6 +179,10 @@ class Cluster:
         self.all = AllNodes(own, self.others, self.hooks, self.controller, met, self.said.append)
         self.all.attach(loop)
 
+    def size(self, resize):
+        """The job may have so many nodes."""
+        self.all._resize = self.all._doorkeeper._resize = resize
+
     def _next_end(self):
         self.ends += 1
         return self.ends

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
     "worker_hooks": "contract machine storage rng device distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
-    "agent": "forkserver text spec machine ranks controller nodes accounting records workers hooks launch health dump failure notify supervisor",
+    "agent": "forkserver text spec machine ranks controller nodes accounting records workers hooks launch arrivals health dump failure notify supervisor",
     "msrun": "options terminal runs report checkpoints job top doctor bugreport completion drill function",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
@@ -31,7 +31,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.training": "run train_state",
     "agent.forkserver": "",  # runs in a process of its own
     "agent.controller": "actions attempts decide drain events job messages protection replication restart_policy states",
-    "agent.launch": "doors job_token meeting places prepare rank_plan recover_arg scheduler_watch signals succession team unprotected warm_imports",
+    "agent.launch": "doors job_token meeting prepare rank_plan recover_arg scheduler_watch signals succession team unprotected warm_imports",
     "agent.health": "monitor stopped",
     "agent.dump": "executor node_memory target",
     "agent.failure": "evidence evidence_json own_end post_mortem resume_advice",
@@ -58,7 +58,7 @@ PURE = {  # packages and modules without effects
     *("agent.notify.notice", "agent.notify.metrics"),
     *("agent.nodes.codec", "agent.nodes.frames", "agent.nodes.messages", "agent.nodes.roster"),
     "agent.nodes.vocabulary",
-    *("agent.nodes.alike", "agent.launch.places", "agent.launch.search"),
+    *("agent.nodes.alike", "agent.arrivals.places", "agent.arrivals.resize", "agent.launch.search"),
     *("agent.health.hang", "agent.health.stall", "agent.health.stragglers"),
     *(
         "worker_hooks.contract.env",
@@ -84,7 +84,7 @@ SHARED = (
     "worker_hooks.distributed.rehearsal",
 )
 ENTRY_POINTS = {"__init__.py", "__main__.py", "cli.py", "commands.py", "py.typed"}
-ASYNCIO = {"agent.nodes", "agent.workers", "agent.hooks", "agent.supervisor"}
+ASYNCIO = {"agent.arrivals", "agent.nodes", "agent.workers", "agent.hooks", "agent.supervisor"}
 MOST_LINES = 600  # of a file
 MOST_FILES = 16  # of a package
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from support.checkpoints import flipped, saved
 
+from agent.launch import search
 from agent.launch import succession as module
 from agent.launch.meeting import Continuation, OwnSide
 from agent.launch.past import LOST, going_on
@@ -154,7 +155,7 @@ def test_node_0_comes_first_if_it_is_there(meeting):
 
 def test_a_job_that_refuses_is_asked_again_after_a_while(meeting, monkeypatch):
     """It has ended and begun anew so quickly that nobody saw it gone."""
-    monkeypatch.setattr(module, "REFUSED_S", 0.0)
+    monkeypatch.setattr(search, "REFUSED_S", 0.0)
     watch = Watch(doors(open={0}, gone={1, 2}))
     refused = NotStartedError("the job here has begun without this node, and ends", 1)
     one = meeting(watch, answers=[refused, refused, MET])

@@ -1,15 +1,10 @@
 """A job whose nodes meet."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
-from support.meeting_nodes import Job
+from support.meeting_nodes import meeting
 
 
 @pytest.fixture
 def job():
-    with ThreadPoolExecutor(16) as pool:
-        job = Job(pool)
+    with meeting() as job:
         yield job
-    for each in job.closes:
-        each.close()

@@ -9,6 +9,7 @@ import pytest
 from support.node_cluster import START, Cluster, FakeLink
 from support.node_cluster import wish as came
 
+from agent.arrivals.resize import Resize
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
@@ -17,7 +18,6 @@ from agent.failure.evidence_json import as_json
 from agent.machine.process_use import ProcessNews
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import Refused, Spare
-from agent.nodes.resize import Resize
 from agent.nodes.run_messages import (
     Beats,
     Ended,
@@ -477,7 +477,7 @@ def waiting():
 
 
 def test_a_spare_node_waits_and_is_said_once(waiting):
-    spare = Spare(tuple(waiting.all._facts))
+    spare = Spare(tuple(waiting.all._doorkeeper.facts))
     assert [waiting.all._judge(wish(), "10.0.0.4") for _ in range(2)] == [spare, spare]
     assert waiting.said == ["a spare node has come (d): it takes the place of a lost one"]
 
@@ -488,7 +488,7 @@ def test_a_spare_node_gets_the_place_of_the_first_lost_one_of_its_size(waiting, 
         waiting.all._door, "seat", lambda: seated.append(waiting.all._judge(wish(), "10.0.0.4"))
     )
     waiting.links[1].lose(GONE)  # of one worker
-    assert seated.pop() == Spare(tuple(waiting.all._facts))
+    assert seated.pop() == Spare(tuple(waiting.all._doorkeeper.facts))
     waiting.links[0].lose(GONE)
     place = seated.pop()
     assert place.node_rank == 1
@@ -513,18 +513,18 @@ def test_who_can_take_no_place_does_not_wait(waiting, join, why):
 def test_a_node_that_comes_late_where_more_may_come_waits_as_a_spare(waiting):
     late = wish()._replace(is_spare=False)
     assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)
-    waiting.all._resize = Resize(2, 4, 3)
-    assert waiting.all._judge(late, "10.0.0.4") == Spare(tuple(waiting.all._facts))
-    waiting.all._resize = Resize(2, 3, 3)  # all have come
+    waiting.size(Resize(2, 4, 3))
+    assert waiting.all._judge(late, "10.0.0.4") == Spare(tuple(waiting.all._doorkeeper.facts))
+    waiting.size(Resize(2, 3, 3))  # all have come
     assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)
-    waiting.all._facts = waiting.all._facts[:1]
+    waiting.all._doorkeeper.facts = waiting.all._doorkeeper.facts[:1]
     why = waiting.all._judge(wish(), "10.0.0.4").why
     assert why == "the job runs on one node, whose place no other one can take"
 
 
 def test_a_job_that_began_with_fewer_nodes_numbered_them_anew(waiting, monkeypatch):
     monkeypatch.setattr(waiting.all._door, "seat", lambda: None)
-    waiting.all._resize = Resize(2, 9, 3)
+    waiting.size(Resize(2, 9, 3))
     waiting.links[0].lose(GONE)
     back = wish()._replace(is_spare=False, node_rank=7)  # as its command says
     assert waiting.all._judge(back, "10.0.0.4").node_rank == 1
@@ -533,8 +533,12 @@ def test_a_job_that_began_with_fewer_nodes_numbered_them_anew(waiting, monkeypat
 def test_a_worker_that_is_started_again_by_hand_has_its_own_place(waiting, monkeypatch):
     monkeypatch.setattr(waiting.all._door, "seat", lambda: None)
     waiting.spec.cluster = ClusterSpec(3, by_hand=HandSpec(has_worker=False))
-    waiting.all._facts[1] = waiting.all._facts[1]._replace(name="worker_0", nproc=1)
-    waiting.all._facts[2] = waiting.all._facts[2]._replace(name="worker_1", nproc=1)
+    waiting.all._doorkeeper.facts[1] = waiting.all._doorkeeper.facts[1]._replace(
+        name="worker_0", nproc=1
+    )
+    waiting.all._doorkeeper.facts[2] = waiting.all._doorkeeper.facts[2]._replace(
+        name="worker_1", nproc=1
+    )
     again = wish(nproc=1, is_spare=False)._replace(name="worker_1")
     assert isinstance(waiting.all._judge(again, "10.0.0.4"), Spare)  # that one lives yet
     for link in waiting.links:

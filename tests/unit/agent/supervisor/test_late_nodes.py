@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 from support.node_cluster import PROGRAM, Cluster, wish
 
+from agent.arrivals.doorkeeper import LEFT
+from agent.arrivals.resize import Resize
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.launch.meeting import program_digest
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import LivingRanks, Refused, Spare, SurvivedStep
-from agent.nodes.resize import Resize
 from agent.nodes.run_messages import Ended, ToldAgain
 from agent.supervisor import all_nodes as module
 from agent.supervisor.job_view import Holders, JobView
@@ -123,7 +124,7 @@ def test_a_node_whose_ranks_train_is_none_of_a_job_that_runs(waiting):
     digest = program_digest(SimpleNamespace(program=PROGRAM))
     told = LivingRanks("r", 1, 0, "", "", 0, (), digest, 6, 0)
     join = wish(is_spare=False, rank=1)._replace(living=told)
-    assert waiting.all._judge(join, "10.0.0.4") == module.LEFT
+    assert waiting.all._judge(join, "10.0.0.4") == LEFT
     other = join._replace(living=told._replace(job="another"))  # it goes on looking for its own
     assert waiting.all._judge(other, "10.0.0.4").exit_code == 2
 
@@ -164,7 +165,7 @@ def test_a_node_that_comes_is_taken_in_once_the_step_can_be_saved(
     waiting, monkeypatch, view, holders, newest, grows
 ):
     late = wish()
-    waiting.all._resize = Resize(2, 4, 3)
+    waiting.size(Resize(2, 4, 3))
     waiting.hooks.newest = newest
     monkeypatch.setattr(type(waiting.all._door), "waiting", (late, wish(is_spare=True)))
     waiting.all.decided(view, holders)
@@ -174,7 +175,7 @@ def test_a_node_that_comes_is_taken_in_once_the_step_can_be_saved(
 
 
 def test_a_spare_node_and_a_vacant_place_make_no_job_grow(waiting, monkeypatch):
-    waiting.all._resize = Resize(2, 4, 3)
+    waiting.size(Resize(2, 4, 3))
     waiting.hooks.newest = 5
     monkeypatch.setattr(type(waiting.all._door), "waiting", (wish(is_spare=True),))
     waiting.all.decided(CALM, ALIKE)
@@ -196,7 +197,7 @@ def test_the_nodes_of_a_job_that_goes_on_are_told_and_no_spare_one_is_sent_away(
 ):
     farewells = []
     monkeypatch.setattr(waiting.all._door, "close", farewells.append)
-    waiting.all._resize = Resize(2, 4, 3)
+    waiting.size(Resize(2, 4, 3))
     waiting.all._resize.grow(["d"])
     waiting.controller.ending = ended(asked=GROWS)
     assert waiting.all.goes_on_with == 4
@@ -210,7 +211,7 @@ def test_the_nodes_of_a_job_that_goes_on_are_told_and_no_spare_one_is_sent_away(
 @pytest.mark.parametrize("has_hooks", [True, False])
 def test_a_place_that_nobody_takes_is_done_without(waiting, monkeypatch, has_hooks):
     monkeypatch.setattr(waiting.all._door, "seat", lambda: None)
-    waiting.all._resize = Resize(2, 4, 3)
+    waiting.size(Resize(2, 4, 3))
     waiting.all.decided(CALM._replace(has_hooks=has_hooks), ALIKE)
     waiting.links[0].lose(GONE)
     waiting.all._give_up(waiting.others[0])

@@ -15,10 +15,10 @@ from support.meeting_nodes import (
     node,
 )
 
+from agent.arrivals.late import LateGuests, NodePlace
 from agent.nodes import join as joining
 from agent.nodes.frames import PREAMBLE, FrameReader
 from agent.nodes.join import NeverBegunError, RefusedError, join
-from agent.nodes.late import LateGuests, NodePlace
 from agent.nodes.line import bytes_of
 from agent.nodes.messages import (
     ANY_RANK,
@@ -63,8 +63,8 @@ def test_a_late_node_hears_that_the_job_has_begun(job, late):
 
 
 def test_late_strangers_are_closed_and_only_so_many_are_kept(job, late, monkeypatch):
-    monkeypatch.setattr("agent.nodes.late.MOST_GUESTS", 4)
-    monkeypatch.setattr("agent.nodes.late.ANSWER_S", 2 * LONG_S)
+    monkeypatch.setattr("agent.arrivals.late.MOST_GUESTS", 4)
+    monkeypatch.setattr("agent.arrivals.late.ANSWER_S", 2 * LONG_S)
     for data in STRANGERS[:3]:
         assert is_closed(job.connect(data))
     silent = [job.connect() for _ in range(12)]
@@ -75,7 +75,7 @@ def test_late_strangers_are_closed_and_only_so_many_are_kept(job, late, monkeypa
 
 @pytest.mark.usefixtures("late")
 def test_late_strangers_that_say_nothing_are_closed_in_time(job, monkeypatch):
-    monkeypatch.setattr("agent.nodes.late.ANSWER_S", 0.05)
+    monkeypatch.setattr("agent.arrivals.late.ANSWER_S", 0.05)
     assert is_closed(job.connect())
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.nodes.resize import Resize
+from agent.arrivals.resize import Resize
 
 
 def test_nodes_that_come_are_taken_in_as_long_as_there_is_room():
