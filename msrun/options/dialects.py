@@ -19,8 +19,8 @@ WORKERS_MAX = 10_000
 """Workers on one node: more than any machine needs, fewer than would exhaust it."""
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1"})
-_BACKENDS = ("static", "c10d")
-_PORTS = {"static": 29500, "c10d": 29400}
+_BACKENDS = ("static", "c10d", "msrun")
+_PORTS = {"static": 29500, "c10d": 29400, "msrun": 29500}
 """At which nodes meet if no port is given, as torchrun's do."""
 
 _MOST_LAST_CALL_S = 86_400.0
@@ -230,7 +230,7 @@ def _warn_overridden(settings: Settings, warnings: list[str]) -> None:
 
 
 def _backend(setting: Setting) -> str:
-    """One of the two backends."""
+    """One of torchrun's two backends, or the name by which torchrun hands over to msrun."""
     if setting.text in _BACKENDS:
         return setting.text
     if setting.text.startswith("etcd"):

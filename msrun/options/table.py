@@ -175,7 +175,8 @@ OPTIONS: tuple[Option, ...] = (
     _flag("standalone", _S.RENDEZVOUS,
           "Use one node and a free port; ignore backend, endpoint, address and port options."),
     Option("rdzv-backend", _S.RENDEZVOUS,
-           "static or c10d; they do the same, but with c10d several nodes meet at port 29400.",
+           "static or c10d; they do the same, but with c10d several nodes meet at port 29400. "
+           "msrun: as static; a torchrun that is given it hands its job over to msrun.",
            default="static", metavar="NAME"),
     Option("rdzv-endpoint", _S.RENDEZVOUS,
            "Address and port of the store, instead of --master-addr and --master-port.",

@@ -1,0 +1,1 @@
+"""Launchers of others that hand their job over to msrun."""
