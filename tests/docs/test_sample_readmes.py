@@ -89,7 +89,7 @@ def test_each_line_of_a_samples_readme_does_what_the_page_says(page, msrun):
 
 
 def test_each_sample_with_a_shell_script_has_a_readme():
-    assert {path.parent for path in SAMPLES.rglob("*.sh")} == {path.parent for path in READMES}
+    assert {path.parent for path in SAMPLES.rglob("*.sh")} <= {path.parent for path in READMES}
 
 
 def test_no_page_of_ours_tells_to_install_from_where_msrun_is_not():

@@ -73,6 +73,10 @@ PURE = {  # packages and modules without effects
     *("msrun.report.pictures", "msrun.report.style", "msrun.report.whole_restarts"),
 }
 
+EXTRAS = {  # modules that need more than msrun's own dependencies; who has it imports them by name
+    "worker_hooks.adapters.accelerate": "accelerate",
+}
+
 EFFECTS = {"os", "time", "random", "socket", "asyncio", "subprocess", "threading"}
 HEAVY = {"torch", "numpy", "rich", "yaml", "click", "asyncio", "psutil"}
 SHARED = (
@@ -246,9 +250,18 @@ def test_the_supervisor_loads_no_torch():
 
 
 def test_the_hooks_import_in_a_bare_training_image():
-    names = ", ".join(name for name in FILES if top(name) == "worker_hooks")
+    names = ", ".join(name for name in FILES if top(name) == "worker_hooks" and name not in EXTRAS)
     loaded_by_all = loaded(f"import {names}")
     assert loaded_by_all & {"agent", "msrun", "rich", "yaml", "click", "psutil"} == set()
+
+
+def test_a_framework_is_imported_by_its_adapter_alone():
+    frameworks = {*EXTRAS.values()}
+    found = {name: {top(each) for each in imports(name)} & frameworks for name in FILES}
+    assert {name: each for name, each in found.items() if each} == {
+        name: {package} for name, package in EXTRAS.items()
+    }
+    assert EXTRAS.keys() & {other for _, other in ARROWS} == set()
 
 
 def test_what_hooks_and_agent_share_needs_only_the_standard_library():
