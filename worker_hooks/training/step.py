@@ -186,6 +186,11 @@ class StepTracker:
             self._begun = process_group.collectives()
         self.enter(Phase.UPDATE)
 
+    def closure_returned(self) -> None:
+        """Collectives of a closure are those of its backward, not the update's."""
+        if self._looks:
+            self._begun = process_group.collectives()
+
     def update_ended(self, index: int) -> None:
         """The optimizer of this piece has changed its weights."""
         if self._looks:

@@ -29,6 +29,9 @@ class UpdateListener(Protocol):
     def update_begins(self, index: int) -> None:
         """Weights are about to change; ``index`` is the optimizer's piece."""
 
+    def closure_returned(self) -> None:
+        """What was done since the update began was the closure's: forward and backward."""
+
     def update_ended(self, index: int) -> None:
         """They have changed."""
 
@@ -102,6 +105,7 @@ class UpdateWatch:
                 self._begin()
             result = closure(*args, **kwargs)
             self._begin()
+            self._listener.closure_returned()
             return result
 
         return watched

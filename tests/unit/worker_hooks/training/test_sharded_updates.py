@@ -46,7 +46,7 @@ def test_each_weight_may_have_an_optimizer_that_updates_it_within_backward():
             each.remove()
 
 
-@pytest.mark.parametrize("where", ["update", "backward"])
+@pytest.mark.parametrize("where", ["update", "backward", "closure"])
 def test_an_optimizer_that_communicates_is_named(monkeypatch, where):
     begun = [0]
     monkeypatch.setattr(process_group, "collectives", lambda: begun[0])
@@ -59,9 +59,16 @@ def test_an_optimizer_that_communicates_is_named(monkeypatch, where):
     net = nn.Linear(2, 2)
     optimizer = Muon(net.parameters(), 0.1)
     state = TrainState(model=net, optimizer=optimizer)
-    for batch in state.batches(torch.ones(4, 2)):
-        net(batch).sum().backward()
-        begun[0] += where == "backward"
-        optimizer.step()
+
+    def closure():
+        net(torch.ones(1, 2)).sum().backward()
+        begun[0] += where != "update"
+
+    for _ in state.batches(range(4)):
         optimizer.zero_grad()
+        if where == "closure":  # in the first step the update has begun by then
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
     assert (COMMUNICATES in state._loop.tracker._said) == (where == "update")
