@@ -462,7 +462,7 @@ class ScriptValues:
 
     def is_ignored(self, name: str) -> bool:
         """Whether the script has said that training does not depend on it."""
-        return name in self.ignored or name.rpartition(".")[2] in self.ignored
+        return name in self.ignored or not self.ignored.isdisjoint(name.split(".")[1:])
 
     def _is_skipped(self, name: str) -> bool:
         return self.is_ignored(name) or name in self.findings.temporary

@@ -261,6 +261,14 @@ class TrainState:
             for observer in self._observers:
                 observer.training_ended(self.step, *digests)
 
+    def exclude_replacement(self, why: str) -> None:
+        """Say why no rank can be replaced alone, for a loop that a framework owns.
+
+        Args:
+            why: what the script does, as the end of a sentence; before the first loop.
+        """
+        self._guard.not_replaceable_why = why
+
     # --- for run() --------------------------------------------------------------------------------
 
     def begin_run(self, train: Callable[..., Any]) -> None:

@@ -205,6 +205,16 @@ def test_a_name_that_is_ignored_is_left_alone(rank):
     assert one.commit(n=1, m=1).record.values == {"m": 1}
 
 
+@pytest.mark.parametrize(
+    ("name", "is_ignored"),
+    [("ema", True), ("net.ema", True), ("net.ema.inner", True), ("emas", False), ("net.x", False)],
+)
+def test_what_is_within_something_ignored_is_ignored_too(rank, name, is_ignored):
+    values = rank().values
+    values.ignored |= {"ema", "net"}  # the first part is a piece's name, and stands for itself
+    assert values.is_ignored(name) == is_ignored
+
+
 def test_registered_objects_and_containers_of_them_are_left_alone(rank):
     weight = torch.zeros(2)
     one = rank()
