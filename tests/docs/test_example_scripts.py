@@ -23,11 +23,14 @@ def of(marker: str) -> list:
     return [pytest.param(block.text, id=block.name) for block in found]
 
 
-def ran(msrun: Launcher, text: str, name: str, ranks: int = 2, *, killed: bool = False) -> Ended:
+def ran(
+    msrun: Launcher, text: str, name: str, ranks: int = 2, *options: str, killed: bool = False
+) -> Ended:
     """A job of this script; ``killed``: rank 1 is, once rank 0 has printed some figures."""
     (msrun.tmp / "train.py").write_text(text)
     arguments = (f"--epochs={EPOCHS}",) if "--epochs" in text else ()
-    job = msrun.start(f"--worker_num={ranks}", "train.py", *arguments, log_dir=msrun.tmp / name)
+    words = (f"--worker_num={ranks}", *options, "train.py", *arguments)
+    job = msrun.start(*words, log_dir=msrun.tmp / name)
     if killed:
         job.await_lines("epoch 2 " if arguments else "step 200 ")
         os.kill(job.pids()[1], signal.SIGKILL)
@@ -66,6 +69,14 @@ def test_a_protected_script_ends_as_if_no_rank_had_been_killed(msrun, text):
     undisturbed = figures(ran(msrun, text, "undisturbed"))
     killed = ran(msrun, text, "killed", killed=True)
     assert "replacing it, rank 0 keeps running" in killed.err
+    assert figures(killed) == undisturbed
+
+
+@pytest.mark.parametrize("text", of("restarted"))
+def test_a_script_whose_ranks_are_restarted_ends_as_if_none_had_been_killed(msrun, text):
+    undisturbed = figures(ran(msrun, text, "undisturbed"))
+    killed = ran(msrun, text, "killed", 2, "--max-restarts=1", killed=True)
+    assert "restart 1 of 1" in killed.err
     assert figures(killed) == undisturbed
 
 

@@ -76,6 +76,7 @@ PURE = {  # packages and modules without effects
 EXTRAS = {  # modules that need more than msrun's own dependencies; who has it imports them by name
     "worker_hooks.adapters.accelerate": "accelerate",
     "worker_hooks.adapters.hf": "transformers",
+    "worker_hooks.adapters.lightning": "lightning",
 }
 
 EFFECTS = {"os", "time", "random", "socket", "asyncio", "subprocess", "threading"}

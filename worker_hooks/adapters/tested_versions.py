@@ -7,6 +7,7 @@ import re
 TESTED = {
     "accelerate": ((1, 15), (1, 15)),
     "transformers": ((5, 23), (5, 24)),
+    "lightning": ((2, 6), (2, 6)),
 }
 """The first and the last tested minor version."""
 
