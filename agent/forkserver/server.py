@@ -166,7 +166,7 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
                 os.close(fds[0])
             case protocol.Preload():
                 _warm_up(link, message.modules, orders.search_path)
-            case protocol.Protect():
+            case protocol.ProtectWorker():
                 spared.add(message.pid)
             case None:
                 end_orphans(orders.record_id, frozenset(sessions - {0}), frozenset(spared))

@@ -194,7 +194,7 @@ class ForkserverClient:
         """
         if self.link is None:
             raise BrokenPipeError("the forkserver is not running")
-        wire.send(self.link, protocol.Protect(pid))
+        wire.send(self.link, protocol.ProtectWorker(pid))
 
     def _send(self, message: protocol.Message, fds: Sequence[int] = ()) -> None:
         if self.link is None:

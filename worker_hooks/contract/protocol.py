@@ -3,7 +3,7 @@
 :mod:`worker_hooks.contract.wire` sends them. Messages are named tuples, not dataclasses: without
 that import a forkserver is ready 20 ms earlier.
 
-    agent -> forkserver    StartWorkers, StartStore, Preload, Protect
+    agent -> forkserver    StartWorkers, StartStore, Preload, ProtectWorker
     forkserver -> agent    Ready, Forked, ForkFailed, StoreForked
     hooks -> agent         Hello, Registered, PageWritten, Fingerprinted, Unprotected, Raised,
                            Leaving, ExitRequested, Standing, Frozen, Written, Digested, SaveFailed,
@@ -81,7 +81,7 @@ class StoreForked(NamedTuple):
     why: str = ""
 
 
-class Protect(NamedTuple):
+class ProtectWorker(NamedTuple):
     """If the agent dies, give this worker the time to save its state and to exit by itself."""
 
     pid: int
@@ -452,7 +452,7 @@ Message = (
     StartWorkers
     | StartStore
     | Preload
-    | Protect
+    | ProtectWorker
     | Ready
     | Forked
     | ForkFailed

@@ -42,7 +42,7 @@ MESSAGES = [
     ForkFailed(1, 0, "Resource temporarily unavailable"),
     StoreForked(2, 4712),
     StoreForked(2, 0, "no process"),
-    protocol.Protect(4713),
+    protocol.ProtectWorker(4713),
     protocol.Hello(3, 1, 4714, "/ckpt", wants_resume=True),
     protocol.Welcome("/ckpt/step_5"),
     protocol.Welcome("", "no checkpoint", "/logs/dumps", 10, 20.5),
@@ -129,7 +129,7 @@ def test_a_message_is_readable_json(message):
         (protocol.Frozen(0, 0, 1, 5, is_whole=True), "why", ["x"]),
         (protocol.Freeze(1, 1.0), "update_grace_s", "1"),
         (protocol.Freeze(1, 1.0), "update_grace_s", False),
-        (protocol.Protect(5), "pid", {}),
+        (protocol.ProtectWorker(5), "pid", {}),
     ],
 )
 def test_a_field_of_another_type_is_refused(message, field, value):
