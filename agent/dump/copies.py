@@ -12,21 +12,20 @@ decided by the controller.
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections.abc import Mapping
+from itertools import count
 from statistics import median
 from typing import NamedTuple
 
 from agent.controller import events as ev
 from agent.controller.states import JobState
+from agent.dump.copy_files import CopyFiles
 from agent.hooks.rank_links import RankLinks
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
 from agent.spec.job_spec import JobSpec
 from agent.text.sanitize import encodable
 from worker_hooks.contract import protocol
-from worker_hooks.contract.layout import held
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Manifest, Shard
 
@@ -78,20 +77,13 @@ def interval(step_s: float, cpu_s: float, every: int) -> int:
     return every or max(1, math.ceil(pause_s(cpu_s) / step_s))
 
 
-class _Files(NamedTuple):
-    """What one rank writes to: descriptors."""
-
-    state: int
-    private: int
-
-
 class _Copy(NamedTuple):
     """One copy, complete or not."""
 
     step: int
     groups: Groups
-    files: Mapping[int, _Files]  # by rank
-    answers: Mapping[int, protocol.Copied]
+    files: int  # the number of their set, on each node
+    answers: dict[int, protocol.Copied]
     attempt: int
 
 
@@ -110,8 +102,9 @@ class MemoryCopies:
         self._groups: Groups = ()
         self._newest: _Copy | None = None
         self._next: _Copy | None = None
-        self._spare: Mapping[int, _Files] = {}  # files that nobody writes to, and nobody needs
-        self._abandoned: list[Mapping[int, _Files]] = []
+        self._files = CopyFiles(spec.ranks_here)
+        self._numbers = count(1)  # of their sets
+        self._spare = 0  # the set that nobody writes to, and nobody needs; 0: there is none
         self._misses = 0
         self._notice_s = NOTICE_S[1]
         self._due_s = 0.0  # when the next is due, unless after a number of steps
@@ -139,14 +132,8 @@ class MemoryCopies:
             self._look()
 
     def _give_up(self) -> None:
-        """Some ranks may have an order, and look for its files by their numbers: these stay taken.
-
-        When the next copy is ordered, all that are alive have answered to something later.
-        """
-        self._waiting = None
-        if self._next is not None:
-            self._abandoned.append(self._next.files)
-            self._next = None
+        """Some ranks may have an order, so nobody else writes to its files."""
+        self._waiting = self._next = None
 
     # --- ordering -------------------------------------------------------------------------------
 
@@ -185,52 +172,33 @@ class MemoryCopies:
         return max(median(found) / 1e9, 1e-5) if found else UNKNOWN_STEP_S
 
     def _order(self, step: int) -> None:
-        try:
-            files = self._spare or self._open()
-        except OSError:  # no descriptor is left
-            self._refuse(step, "the agent has no descriptor left")
-            return
-        self._spare = {}
-        self._close_abandoned()
+        files, self._spare = self._spare or next(self._numbers), 0
+        newest = 0 if self._newest is None else self._newest.files
         self._next = _Copy(step, self._groups, files, {}, self._attempt)
         for group in self._groups:
             for part, rank in enumerate(group):
-                state, private = map(held, files[rank])
-                order = protocol.Copy(step, state, private, part, len(group))
+                order = protocol.Copy(step, "", "", part, len(group), files, newest)
+                try:
+                    order = self._files.placed(rank, order)
+                except OSError:  # no descriptor is left
+                    self._refuse(step, "the agent has no descriptor left")
+                    return
                 self._links.send(rank, order)
-
-    def _open(self) -> Mapping[int, _Files]:
-        found: dict[int, _Files] = {}
-        try:
-            for rank in self._spec.ranks_here:
-                state = os.memfd_create(f"msrun-copy-{rank}", os.MFD_CLOEXEC)
-                found[rank] = _Files(state, -1)
-                private = os.memfd_create(f"msrun-copy-{rank}-private", os.MFD_CLOEXEC)
-                found[rank] = _Files(state, private)
-        except OSError:
-            _close(found)
-            raise
-        return found
-
-    def _close_abandoned(self) -> None:
-        while self._abandoned:
-            _close(self._abandoned.pop())
 
     # --- answers --------------------------------------------------------------------------------
 
     def hear(self, answer: protocol.Copied) -> None:
         """A rank has copied its state, or has not."""
         coming = self._next
-        if coming is None or answer.step != coming.step or answer.attempt != coming.attempt:
+        if coming is None or _what(answer) != _what(coming):
             return
-        if why := _unsound(answer, coming.files[answer.rank]):
+        if why := self._files.why_unsound(answer):
             self._links.drop(answer.rank, why)
             return
         if answer.is_final:
             self._refuse(answer.step, encodable(answer.why_not))
             return
-        coming = coming._replace(answers={**coming.answers, answer.rank: answer})
-        self._next = coming
+        coming.answers[answer.rank] = answer
         if len(coming.answers) < len(self._spec.ranks_here):
             return
         self._next = None
@@ -285,14 +253,12 @@ class MemoryCopies:
         if copy is None or copy.step != step:
             return None
         first = copy.answers[copy.groups[0][0]]
+        variants = {rank: number for number, group in enumerate(copy.groups) for rank in group}
         shards = [
-            Shard(str(files.private), rank, PRIVATE, copy.answers[rank].private_nbytes, "")
-            for rank, files in copy.files.items()
+            Shard("", rank, kind, nbytes, "", variants[rank] if kind == REPLICATED else 0)
+            for rank, one in copy.answers.items()
+            for kind, nbytes in ((PRIVATE, one.private_nbytes), (REPLICATED, one.nbytes))
         ]
-        for variant, group in enumerate(copy.groups):
-            for rank in group:
-                file, nbytes = copy.files[rank].state, copy.answers[rank].nbytes
-                shards.append(Shard(str(file), rank, REPLICATED, nbytes, "", variant))
         return manifests.new(
             MEMORY_KIND,
             step=step,
@@ -302,7 +268,7 @@ class MemoryCopies:
             attempt=copy.attempt,
             record_id=self._spec.saves_as,
             reason=reason,
-            shards=shards,
+            shards=self._files.found(copy.files, shards),
             ranks=self._spec.ranks_here,
             digest=first.digest,
             holders=copy.groups if len(copy.groups) > 1 else (),
@@ -313,22 +279,13 @@ class MemoryCopies:
         self._give_up()
         self._groups, self._misses, self._is_refused = (), 0, False
         self._cpu_s = self._due_s = 0.0
-        _close(self._spare)
-        self._spare = {}
-        self._close_abandoned()
-        if self._newest is not None:
-            _close(self._newest.files)
-            self._newest = None
+        self._spare, self._newest = 0, None
+        self._files.close()
 
 
-def _unsound(answer: protocol.Copied, files: _Files) -> str:
-    """Why a rank cannot have written what it says; empty: it may have."""
-    if answer.why_not:
-        return ""
-    for fd, nbytes in ((files.state, answer.nbytes), (files.private, answer.private_nbytes)):
-        if nbytes < 0 or os.fstat(fd).st_size != nbytes:
-            return f"it copied {os.fstat(fd).st_size} bytes and says {nbytes}"
-    return ""
+def _what(copy: _Copy | protocol.Copied) -> tuple[int, int, int]:
+    """Which copy it is, or is an answer to."""
+    return copy.step, copy.files, copy.attempt
 
 
 def _why_unequal(copy: _Copy) -> str:
@@ -337,10 +294,3 @@ def _why_unequal(copy: _Copy) -> str:
         if len({copy.answers[rank].digest for rank in group}) > 1:
             return f"the replicas {', '.join(map(str, group))} differ"
     return ""
-
-
-def _close(files: Mapping[int, _Files]) -> None:
-    for each in files.values():
-        for fd in each:
-            if fd >= 0:
-                os.close(fd)

@@ -401,7 +401,9 @@ class Copy(NamedTuple):
     """Copy the state as of the commit of ``step`` into the agent's memory, before the next update.
 
     Part ``part`` of ``parts`` of what replicas hold the same goes to the file ``state``, private
-    state to ``private``. Both may hold an older and longer copy. Answered by Copied.
+    state to ``private``. Both may hold an older and longer copy. Answered by Copied. The node's
+    agent has these files in the set ``files``, and the newest complete copy in the set ``newest``;
+    0: there is none.
     """
 
     step: int
@@ -409,6 +411,8 @@ class Copy(NamedTuple):
     private: str
     part: int
     parts: int
+    files: int = 0
+    newest: int = 0
 
 
 class Copied(NamedTuple):
@@ -429,6 +433,7 @@ class Copied(NamedTuple):
     cpu_s: float = 0.0  # of the processor; how long it kept an update waiting is not known
     why_not: str = ""
     is_final: bool = False
+    files: int = 0  # as the order said
 
 
 class Inspect(NamedTuple):

@@ -264,6 +264,7 @@ class StateCopier:
             digest=written.digest,
             epoch=epoch,
             batch=batch,
+            files=order.files,
         )
 
     def _private(self, step: int) -> tuple[tuple[Entry, ...], CommitRecord]:
@@ -318,5 +319,10 @@ def _failed(
     order: protocol.Copy, env: RankEnv, why_not: str, *, is_final: bool = False
 ) -> protocol.Copied:
     return protocol.Copied(
-        rank=env.rank, attempt=env.attempt, step=order.step, why_not=why_not, is_final=is_final
+        rank=env.rank,
+        attempt=env.attempt,
+        step=order.step,
+        why_not=why_not,
+        is_final=is_final,
+        files=order.files,
     )

@@ -80,6 +80,7 @@ class Room:
             Path(order.private).write_bytes(private)
             said = {"nbytes": len(state), "private_nbytes": len(private), "cpu_s": 0.001}
             about = {"epoch": 2, "batch": 7, "digest": digests[rank], **said, **more}
+            about["files"] = order.files
             self.copies.hear(protocol.Copied(rank, 0, order.step, **about))
 
 
@@ -164,7 +165,7 @@ def test_a_copy_that_one_rank_could_not_make_is_none_and_the_next_is_ordered_ear
     orders = room.orders()
     room.answer({0: orders[0]})
     assert room.posted == []
-    room.copies.hear(protocol.Copied(1, 0, 8, why_not="it had passed step 8"))
+    room.copies.hear(protocol.Copied(1, 0, 8, why_not="it had passed step 8", files=1))
     assert room.noted == [("CopyMissed", {"step": 8, "why": "it had passed step 8"})]
     assert room.orders() == {}
     room.wake()
@@ -183,14 +184,19 @@ def test_answers_to_what_is_over_count_for_nothing(room):
     room.run()
     orders = room.orders()
     room.copies.decided(JobState.FREEZING, TWO)
-    room.copies.hear(protocol.Copied(0, 0, 8, 7, 5, "a"))
+    room.copies.hear(protocol.Copied(0, 0, 8, 7, 5, "a", files=1))
     room.run()
     again = room.orders()
     # a rank that reads its old order late finds no file of the new one under its numbers
     files = [{path for one in each.values() for path in one[1:3]} for each in (orders, again)]
     assert files[0].isdisjoint(files[1])
-    room.copies.hear(protocol.Copied(0, 1, 8, 7, 5, "a"))  # of an attempt that is none of ours
+    assert {one.step for one in again.values()} == {8}
+    late = protocol.Copied(0, 0, 8, 7, 5, "a", files=1)  # to the first order
+    room.copies.hear(late)
+    room.copies.hear(late._replace(attempt=1, files=2))  # of an attempt that is none of ours
     assert (room.posted, room.dropped) == ([], [])
+    room.answer(again)
+    assert [said.step for said in room.posted] == [8]
 
 
 def test_what_is_copied_while_it_becomes_unknown_who_holds_the_same_is_no_copy(room):
@@ -216,7 +222,7 @@ def test_a_copy_outlives_what_interrupts_the_next_one(room):
 def test_a_state_that_can_never_be_copied_is_said_once(room):
     room.run()
     room.orders()
-    room.copies.hear(protocol.Copied(1, 0, 8, why_not="it is elsewhere", is_final=True))
+    room.copies.hear(protocol.Copied(1, 0, 8, why_not="it is elsewhere", is_final=True, files=1))
     assert room.posted == [ev.StateCopied(0, 8, why_not="it is elsewhere")]
     room.run()
     room.wake()

@@ -81,7 +81,7 @@ MESSAGES = [
     protocol.OpenVote(is_over_nodes=True, is_cut=False),
     protocol.VoteOpened(3, 1, 41, "it has an accelerator"),
     protocol.Copy(40, "/proc/7/fd/12", "/proc/7/fd/13", 1, 4),
-    protocol.Copied(3, 1, 40, 1 << 30, 4096, "ab" * 32, 2, 7, 0.25, "the state changed", True),
+    protocol.Copied(3, 1, 40, 1 << 30, 4096, "ab" * 32, 2, 7, 0.25, "the state changed", True, 3),
     protocol.Inspect(1),
     protocol.Stack(3, 2, 1, is_in_collective=True, text="all_reduce"),
 ]
