@@ -71,6 +71,8 @@ def decide(job: Job, event: ev.Event) -> Decision:
         return Decision(job)
     if isinstance(event, ev.WorkerExited) and event.fault:
         job = job._replace(devices=job.devices.failed(event.rank, event.fault))
+    if isinstance(event, ev.WorkerExited | ev.StartFailed) and event.lost:
+        job = replication.lose_copy(job)
     if job.state is JobState.REPLACING and isinstance(event, replacement.Event):
         after = apply(event, replacement.hear(job, event))
     else:

@@ -585,7 +585,8 @@ def describe_loss(job: Job, step: int, why: str) -> str:
     lost = "no newer step is saved" if kept else "no step is saved"
     if not job.is_saved(step):
         lost = f"step {step} is not saved"
-    return "; ".join(part for part in (f"{lost}: {why}", kept) if part)
+    no_copy = job.since_restart.copies.lost
+    return "; ".join(part for part in (f"{lost}: {why}", no_copy, kept) if part)
 
 
 def close_dump(job: Job, dump: DumpProgress, outcome: str) -> Turn:

@@ -85,6 +85,7 @@ class Copies(NamedTuple):
     newest: MemoryState | None = None
     every: int = 0  # steps from one to the next
     why_not: str = ""  # this job's state cannot be copied
+    lost: str = ""  # that the newest is, and why, until there is another one
 
 
 class Comparison(NamedTuple):

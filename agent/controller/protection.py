@@ -100,7 +100,19 @@ def _of_copies(job: Job, why: str, lost: str) -> Protection:
     if copies.newest is not None:
         often = "every step" if copies.every == 1 else f"about every {copies.every} steps"
         copied = f"{often} it is copied to msrun's memory, and"
-    return Protection(Level.PARTLY, f"{why}; {copied} a death means {follows}")
+    return Protection(Level.PARTLY, f"{why}; {copied} a death means {follows}{_of_its_node(job)}")
+
+
+def _of_its_node(job: Job) -> str:
+    """What the death of a whole node costs where copies are all that there is."""
+    replace = job.policy.replace
+    if not replace.has_nodes:
+        return ""
+    follows = "training resumes from the newest ModelCheckpoint, else from its beginning"
+    if not (replace.node_wait_s and job.policy.max_restarts):
+        follows = "the job ends, and its steps since the newest ModelCheckpoint are lost"
+    who = "a node that dies" if replace.near else "a worker's msrun that dies"
+    return f"; {who} takes its copies along, {follows}"
 
 
 def _of_nodes(job: Job) -> str:

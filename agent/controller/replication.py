@@ -131,7 +131,16 @@ def note_copy(job: Job, event: ev.StateCopied) -> Job:
         return _with_copies(job, since.copies._replace(why_not=event.why_not))
     newest = MemoryState("", event.step, event.variants)
     job = job._replace(since_restart=since._replace(reached=max(since.reached, event.step)))
-    return _with_copies(job, since.copies._replace(newest=newest, every=event.every))
+    return _with_copies(job, since.copies._replace(newest=newest, every=event.every, lost=""))
+
+
+def lose_copy(job: Job) -> Job:
+    """The job once a node is gone: what its ranks had copied was in its memory alone."""
+    copies = job.since_restart.copies
+    if copies.newest is None:
+        return job
+    lost = f"the copy of step {copies.newest.step} in memory is lost with the node"
+    return _with_copies(job, copies._replace(newest=None, lost=lost))
 
 
 def is_newer_copy(job: Job, event: ev.StateCopied) -> bool:
@@ -169,8 +178,12 @@ def are_copies_wanted(job: Job) -> bool:
     mode = job.policy.dump.copies
     if not job.policy.dump.after_failure or mode is CopyMode.OFF:
         return False
+    known = job.since_restart.comparison
     is_lone = len(job.ranks) == 1 or bool(lone_ranks(job))
-    return mode is CopyMode.COPY or is_lone or any(each.startswith(LATE) for each in job.differing)
+    # parts may be of two steps after a death, and none is complete then
+    has_no_vote = bool(known.groups and known.voting.reasons)
+    is_late = any(each.startswith(LATE) for each in job.differing)
+    return mode is CopyMode.COPY or is_lone or has_no_vote or is_late
 
 
 def groups_to_copy(job: Job) -> Groups:

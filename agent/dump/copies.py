@@ -38,6 +38,8 @@ MOST_MISSES = 12  # in a row, within 40 s or more; then the job is said not to b
 MISSED_S = (0.02, 10.0)  # until the next order, after the first miss and at most
 LOOK_S = 0.2  # a copy that is due so much later, or more, is not ordered yet
 UNKNOWN_STEP_S = 0.01
+ANSWER_S = 0.004  # from one copy to the next for each rank of other nodes: see pause_s
+ELSEWHERE = "elsewhere"  # in the place of a file's descriptor, which another node knows
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -57,24 +59,25 @@ def ahead(step_s: float, since_s: float, notice_s: float) -> int:
     return min(sure, likely, MOST_AHEAD)
 
 
-def pause_s(cpu_s: float) -> float:
+def pause_s(cpu_s: float, far: int = 0) -> float:
     """Seconds from one copy to the next, if the user wants no number of steps.
 
     Args:
         cpu_s: seconds of processor time that a copy takes on the slowest rank; 0: unknown.
+        far: how many ranks are on other nodes: orders and answers all go through this process.
     """
-    return max(cpu_s / SHARE, LEAST_S)
+    return max(cpu_s / SHARE, LEAST_S, ANSWER_S * far)
 
 
-def interval(step_s: float, cpu_s: float, every: int) -> int:
+def interval(step_s: float, pause_s: float, every: int) -> int:
     """How many steps lie between two copies, about.
 
     Args:
         step_s: seconds that a step takes.
-        cpu_s: seconds of processor time that a copy takes on the slowest rank; 0: unknown.
+        pause_s: from one copy to the next.
         every: what the user wants; 0: no number.
     """
-    return every or max(1, math.ceil(pause_s(cpu_s) / step_s))
+    return every or max(1, math.ceil(pause_s / step_s))
 
 
 class _Copy(NamedTuple):
@@ -85,6 +88,14 @@ class _Copy(NamedTuple):
     files: int  # the number of their set, on each node
     answers: dict[int, protocol.Copied]
     attempt: int
+
+
+class KeptCopy(NamedTuple):
+    """A complete copy."""
+
+    manifest: Manifest  # of the files in memory here
+    elsewhere: Manifest | None  # of those of other nodes, without their descriptors
+    files: int  # the number of their set there
 
 
 class MemoryCopies:
@@ -102,6 +113,9 @@ class MemoryCopies:
         self._groups: Groups = ()
         self._newest: _Copy | None = None
         self._next: _Copy | None = None
+        self._here = frozenset(spec.ranks_here)
+        # all ranks are about as far; heartbeats of other nodes are a second old
+        self._timed = spec.ranks_here or range(spec.world_size)
         self._files = CopyFiles(spec.ranks_here)
         self._numbers = count(1)  # of their sets
         self._spare = 0  # the set that nobody writes to, and nobody needs; 0: there is none
@@ -142,7 +156,7 @@ class MemoryCopies:
         self._waiting = None
         if not self._groups or self._next is not None:
             return
-        commits, step_s = self._pages.newest_commits(self._spec.ranks_here), self._step_s()
+        commits, step_s = self._pages.newest_commits(self._timed), self._step_s()
         newest = max((step for step, _ in commits), default=0)
         began_ns = min((at_ns for step, at_ns in commits if step == newest), default=0)
         since_s = time.monotonic() - began_ns / 1e9
@@ -167,7 +181,7 @@ class MemoryCopies:
             self._look()
 
     def _step_s(self) -> float:
-        paces = self._pages.paces(self._spec.ranks_here).values()
+        paces = self._pages.paces(self._timed).values()
         found = [pace.step_ns for each in paces for pace in each[-8:]]
         return max(median(found) / 1e9, 1e-5) if found else UNKNOWN_STEP_S
 
@@ -179,7 +193,8 @@ class MemoryCopies:
             for part, rank in enumerate(group):
                 order = protocol.Copy(step, "", "", part, len(group), files, newest)
                 try:
-                    order = self._files.placed(rank, order)
+                    if rank in self._here:  # another node's agent has files of its own
+                        order = self._files.placed(rank, order)
                 except OSError:  # no descriptor is left
                     self._refuse(step, "the agent has no descriptor left")
                     return
@@ -199,7 +214,7 @@ class MemoryCopies:
             self._refuse(answer.step, encodable(answer.why_not))
             return
         coming.answers[answer.rank] = answer
-        if len(coming.answers) < len(self._spec.ranks_here):
+        if len(coming.answers) < self._spec.world_size:
             return
         self._next = None
         why = next((each.why_not for each in coming.answers.values() if each.why_not), "")
@@ -230,9 +245,10 @@ class MemoryCopies:
         last, self._newest = self._newest, copy
         answers = copy.answers.values()
         self._cpu_s = max(each.cpu_s for each in answers)
-        self._due_s = time.monotonic() + pause_s(self._cpu_s)
+        pause = pause_s(self._cpu_s, self._spec.world_size - len(self._here))
+        self._due_s = time.monotonic() + pause
         if last is None:
-            every = interval(self._step_s(), self._cpu_s, self._spec.dump.copy_every)
+            every = interval(self._step_s(), pause, self._spec.dump.copy_every)
             # short steps are not copied one by one
             every = max(every, ahead(self._step_s(), self._cpu_s, self._notice_s))
         else:
@@ -242,7 +258,7 @@ class MemoryCopies:
 
     # --- what is kept ---------------------------------------------------------------------------
 
-    def manifest(self, step: int, reason: str) -> Manifest | None:
+    def newest(self, step: int, reason: str) -> KeptCopy | None:
         """The newest copy as a checkpoint in memory; ``None``: it is not of this step.
 
         Args:
@@ -255,11 +271,14 @@ class MemoryCopies:
         first = copy.answers[copy.groups[0][0]]
         variants = {rank: number for number, group in enumerate(copy.groups) for rank in group}
         shards = [
-            Shard("", rank, kind, nbytes, "", variants[rank] if kind == REPLICATED else 0)
+            Shard(ELSEWHERE, rank, kind, nbytes, "", variants[rank] if kind == REPLICATED else 0)
             for rank, one in copy.answers.items()
             for kind, nbytes in ((PRIVATE, one.private_nbytes), (REPLICATED, one.nbytes))
         ]
-        return manifests.new(
+        here, elsewhere = list[Shard](), list[Shard]()
+        for shard in shards:
+            (here if shard.rank in self._here else elsewhere).append(shard)
+        manifest = manifests.new(
             MEMORY_KIND,
             step=step,
             epoch=max(0, first.epoch - 1),
@@ -268,11 +287,13 @@ class MemoryCopies:
             attempt=copy.attempt,
             record_id=self._spec.saves_as,
             reason=reason,
-            shards=self._files.found(copy.files, shards),
-            ranks=self._spec.ranks_here,
+            shards=shards,
             digest=first.digest,
             holders=copy.groups if len(copy.groups) > 1 else (),
         )
+        found = self._files.found(copy.files, here)
+        far = manifest._replace(shards=tuple(elsewhere), holders=()) if elsewhere else None
+        return KeptCopy(manifest._replace(shards=found), far, copy.files)
 
     def forget(self) -> None:
         """Free the memory: the attempt is over, and what is written to a disk holds its files."""

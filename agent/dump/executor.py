@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -17,14 +18,14 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.dump.copies import MemoryCopies
 from agent.dump.draft import DumpDraft, DumpOrder, private_nbytes
-from agent.dump.flush import MemoryFlush
+from agent.dump.flush import Elsewhere, MemoryFlush
 from agent.dump.folder import FolderTarget
 from agent.dump.memory import MemoryTarget
 from agent.dump.old_dumps import remove_old
 from agent.dump.replies import Answer, Replies
 from agent.dump.room import needed
 from agent.dump.summary import dump_summary
-from agent.dump.target import AbandonedError, SavedDump, Spread, Target
+from agent.dump.target import AbandonedError, Gather, LostCopyError, SavedDump, Spread, Target
 from agent.hooks.handshake import Handshake
 from agent.hooks.rank_links import RankLinks
 from agent.hooks.services import Services
@@ -57,8 +58,10 @@ class _InMemory(NamedTuple):
     """A complete checkpoint in memory that is to go to a folder."""
 
     action: do.SaveRanks  # that it is of
-    manifest: Manifest
+    manifest: Manifest  # of the files here
     position: tuple[int, int] | None
+    elsewhere: Manifest | None = None  # of files of other nodes; None: there are none
+    files: int = 0  # the number of their set there
 
 
 class DumpExecutor:
@@ -105,6 +108,8 @@ class DumpExecutor:
         self._abandoned: list[Target] = []  # ranks may still look for their files there
         self.spread: Spread | None = None
         """Brings a checkpoint in memory to the other nodes; ``None``: there are none."""
+        self.gather: Gather | None = None
+        """Has other nodes write what their ranks have copied; ``None``: there are none."""
         self._replies = Replies(links, services.post, self._note_trouble)
 
     def begin(self, attempt: int) -> None:
@@ -333,7 +338,7 @@ class DumpExecutor:
             self._post(ev.CommitFailed(action.dump_id, NO_PLACE, is_place=True))
             return
         try:
-            flush = MemoryFlush(kept.manifest, target)
+            flush = MemoryFlush(kept.manifest, target, self._elsewhere(action, kept, target))
         except OSError as error:
             self._post(ev.CommitFailed(action.dump_id, _describe(error), is_place=False))
             return
@@ -341,11 +346,20 @@ class DumpExecutor:
         dump = self._dump = _Dump(kept.action, target, None, began_s)
         event = ev.DumpProgressed(action.dump_id)
         progress = self._progress(lambda: self._post(event))
-        self._do(
-            target,
-            lambda: flush.write(progress),
+        flush.start(
+            partial(self._do, target),
+            progress,
             lambda done: self._on_committed(dump, action, began_s, done),
         )
+
+    def _elsewhere(
+        self, action: do.CommitDump, kept: _InMemory, target: FolderTarget
+    ) -> Elsewhere | None:
+        """What has other nodes write their files of a copy; ``None``: they have none."""
+        gather, far = self.gather, kept.elsewhere
+        if gather is None or far is None:
+            return None
+        return partial(gather, action.dump_id, kept.files, far, str(target.layout.folder))
 
     def _remembered(self) -> _InMemory | None:
         """The dump in memory."""
@@ -356,14 +370,16 @@ class DumpExecutor:
 
     def _copied(self, action: do.CommitDump) -> _InMemory | None:
         """The newest copy."""
-        manifest = self.copies.manifest(action.step, self._failure)
-        if manifest is None:
+        found = self.copies.newest(action.step, self._failure)
+        if found is None:
             return None
+        manifest, elsewhere, files = found
         self._frozen_s = self._frozen_s or time.monotonic()
         save = do.SaveRanks(
             action.dump_id, action.step, action.variants[0], (), action.place, action.reason
         )
-        return _InMemory(save, manifest, (manifest.epoch + 1, manifest.batch))
+        position = manifest.epoch + 1, manifest.batch
+        return _InMemory(save, manifest, position, elsewhere, files)
 
     def _on_committed(
         self, dump: _Dump, action: do.CommitDump, began_s: float, done: SavedDump | Exception
@@ -483,5 +499,6 @@ def _place(action: do.SaveRanks) -> tuple[int, int, int]:
 def _describe(error: Exception) -> str:
     if isinstance(error, OSError):
         return describe_os_error(error)
-    is_sentence = isinstance(error, AbandonedError | UnknownStateError | IncompleteStateError)
+    sentences = AbandonedError | LostCopyError | UnknownStateError | IncompleteStateError
+    is_sentence = isinstance(error, sentences)
     return str(error) if is_sentence else repr(error)

@@ -56,11 +56,22 @@ class FolderTarget:
 
     def accept(self, written: Written, variant: int) -> Shard:
         """Look at the size only: who reads the dump compares the checksum."""
-        path = self.layout.unfinished / written.file
+        shard = Shard(
+            written.file, written.rank, REPLICATED, written.nbytes, written.sha256, variant
+        )
+        self.check(shard)
+        return shard
+
+    def check(self, shard: Shard) -> None:
+        """Look at the size of what another node has written.
+
+        Raises:
+            OSError: it is not there, or not as long as that node says.
+        """
+        path = self.layout.unfinished / shard.file
         nbytes = os.lstat(path).st_size
-        if nbytes != written.nbytes:
-            raise OSError(errno.EIO, f"{nbytes} bytes instead of {written.nbytes}", str(path))
-        return Shard(written.file, written.rank, REPLICATED, nbytes, written.sha256, variant)
+        if nbytes != shard.nbytes:
+            raise OSError(errno.EIO, f"{nbytes} bytes instead of {shard.nbytes}", str(path))
 
     def commit(self, manifest: Manifest) -> str:
         """Write the manifest, then rename the folder."""

@@ -17,6 +17,14 @@ Spread = Callable[[int, str, Manifest, Callable[[str], None]], None]
 """Copies a checkpoint in memory to other nodes: its dump's id, its path, its manifest, and what
 takes the reason why that failed, or an empty text."""
 
+Gather = Callable[[int, int, Manifest, str, Callable[[tuple[Shard, ...] | Exception], None]], None]
+"""Has other nodes write what their ranks have copied: a dump's id, the number of the set of files,
+the manifest of these files alone, the folder, and what takes what is written, or why it is not."""
+
+
+class LostCopyError(Exception):
+    """What a rank has copied is not to be had any more."""
+
 
 class AbandonedError(Exception):
     """The dump was abandoned before it was complete."""

@@ -214,13 +214,18 @@ class StatusPages:
         return max((self.newest_step(rank) or 0 for rank in self._pages), default=0)
 
     def newest_commits(self, ranks: Iterable[int]) -> list[tuple[int, int]]:
-        """The newest commit of each of these ranks that has one, and its time in monotonic ns."""
+        """The newest commit of each of these ranks that has one, and its time in monotonic ns.
+
+        Times are of this node's clock.
+        """
         found = []
         for rank in ranks:
             with contextlib.suppress(*UNSOUND):
                 page = self._pages.get(rank)
                 if page is not None and (commit := page.newest_commit()) is not None:
-                    found.append(commit)
+                    clock = self._clocks.get(rank)
+                    step, at_ns = commit
+                    found.append((step, at_ns + (0 if clock is None else clock.behind_ns)))
         return found
 
     def position(self, ranks: Iterable[int], step: int) -> tuple[int, int] | None:

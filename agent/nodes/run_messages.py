@@ -1,10 +1,11 @@
 """What the controller's node and the others say to each other while the job runs. Pure.
 
 To the controller's node: Fact, FromRank, FromRanks, PageSeen, PageNews, UpdatesReady, RankUnlinked,
-FolderMarked, Beats, SweptNode, MemoryTaken, ToldAgain; from the next one also PagesKept.
+FolderMarked, Beats, SweptNode, MemoryTaken, CopyProgressed, CopyWritten, ToldAgain; from the next
+one also PagesKept.
 To the others: JobKnown, NodesKnown, Order, ToRank, ToRanks, SaveFar, UpdatesCleared, Wake,
-TakeMemory, ShownStatus, Ended; to the next one also PageSeen, PageNews, PagesTold and, if it is the
-next one no more, PagesLeft.
+TakeMemory, WriteCopy, ShownStatus, Ended; to the next one also PageSeen, PageNews, PagesTold and,
+if it is the next one no more, PagesLeft.
 """
 
 from __future__ import annotations
@@ -206,6 +207,34 @@ class MemoryTaken(NamedTuple):
     why_not: str = ""
 
 
+class WriteCopy(NamedTuple):
+    """Write what ranks of the node have copied to a folder which all nodes share.
+
+    Answered by CopyWritten, and until then now and then by CopyProgressed.
+    """
+
+    dump_id: int
+    files: int  # the number of the set in which they are, as protocol.Copy
+    manifest: str  # of these ranks' files, without their descriptors
+    folder: str  # the name that it gets once it is complete
+
+
+class CopyProgressed(NamedTuple):
+    """Some of it is written."""
+
+    dump_id: int
+
+
+class CopyWritten(NamedTuple):
+    """The files are on the disk, or are not because of ``why_not``."""
+
+    dump_id: int
+    folder: str  # as the order said
+    manifest: str = ""  # of these files
+    why_not: str = ""
+    is_place: bool = False  # because of the folder
+
+
 class ShownStatus(NamedTuple):
     """The state of the whole job, for those who ask on another node.
 
@@ -229,8 +258,8 @@ class Ended(NamedTuple):
 RunMessage = (
     Fact | FromRank | FromRanks | PageSeen | PageNews | PagesTold | PagesKept | PagesLeft
     | UpdatesReady | UpdatesCleared | RankUnlinked | FolderMarked | Beats | SweptNode | MemoryTaken
-    | JobKnown | NodesKnown | Order | ToRank | ToRanks | SaveFar | Wake | TakeMemory | ShownStatus
-    | Ended | ToldAgain
+    | JobKnown | NodesKnown | Order | ToRank | ToRanks | SaveFar | Wake | TakeMemory | WriteCopy
+    | CopyProgressed | CopyWritten | ShownStatus | Ended | ToldAgain
 )
 # fmt: on
 

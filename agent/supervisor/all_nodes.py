@@ -18,13 +18,23 @@ from agent.arrivals.resize import Resize
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
+from agent.dump.flush import Written
+from agent.dump.node_copies import CopyGatherer
 from agent.dump.node_memory import MemoryInboxes, MemorySender
 from agent.failure.evidence import Evidence
 from agent.launch.meeting import Met, program_digest
 from agent.nodes.line import Line, Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.messages import Join, Refused, Spare
-from agent.nodes.run_messages import Ended, NodeFacts, SaveFar, UpdatesCleared, pack_said
+from agent.nodes.run_messages import (
+    CopyWritten,
+    Ended,
+    NodeFacts,
+    SaveFar,
+    UpdatesCleared,
+    WriteCopy,
+    pack_said,
+)
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.job_view import Holders, JobView
@@ -34,6 +44,7 @@ from agent.text.wording import duration
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
+from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import Manifest
 
 OUTVOTED = "more than half of the nodes are silent, and may go on without this one"
@@ -93,7 +104,8 @@ class AllNodes:
         self._late: asyncio.TimerHandle | None = None
         self._held: list[tuple[int, protocol.Message]] | None = None  # while an attempt begins
         hooks.relay(self._tell)
-        hooks.spread_memory(self._spread)
+        self._gatherer = CopyGatherer()
+        hooks.spread_memory(self._spread, self._gather)
         if self._others:
             of = (node.rank for node in met.roster.nodes if node.nproc)
             hooks.clear_over(of, self._clear)
@@ -310,6 +322,7 @@ class AllNodes:
         node.is_swept = True
         self.swept()
         self._sender.hear(node.facts.rank, "", "")
+        self._gatherer.lose(node.facts.rank, why)
         self._door.seat()
 
     def _choose_next(self) -> None:
@@ -336,6 +349,33 @@ class AllNodes:
         orders = self._sender.begin(dump_id, path, manifest, done, ranks)
         for rank, order in orders.items():
             there[rank].take_memory(order)
+
+    def _gather(
+        self,
+        dump_id: int,
+        files: int,
+        manifest: Manifest,
+        folder: str,
+        done: Callable[[Written], None],
+    ) -> None:
+        """Have the others write what their ranks have copied."""
+        parts = [
+            (node, tuple(each for each in manifest.shards if each.rank in node.ranks))
+            for node in self._others
+        ]
+        parts = [(node, shards) for node, shards in parts if shards]
+        self._gatherer.begin(dump_id, folder, [node.facts.rank for node, _ in parts], done)
+        for node, _ in parts:
+            if not node.is_there:
+                self._gatherer.lose(node.facts.rank, node.lost_why)
+                return
+        for node, shards in parts:
+            part = manifests.encode(manifest._replace(shards=shards)).decode()
+            node.write_copy(WriteCopy(dump_id, files, part, folder))
+
+    def copy_written(self, node: int, answer: CopyWritten) -> None:
+        """A node has written what its ranks had copied, or has not."""
+        self._gatherer.hear(node, answer)
 
     def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to this node's memory.

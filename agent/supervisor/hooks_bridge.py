@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
-from agent.dump.target import Spread
+from agent.dump.target import Gather, Spread
 from agent.hooks import shared_folders
 from agent.hooks.exiting_ranks import ExitingRanks
 from agent.hooks.page_copies import PageCopies, Send
@@ -158,7 +158,8 @@ class HooksBridge:
         self._links = RankLinks(listener, spec.ranks_here, journal)
         self._pages = StatusPages()
         self._shared = SharedPages(self._links, self._pages, spec.ranks_here)
-        self._copies = PageCopies(self._pages, spec.ranks_here, say, self._own_pages_kept)
+        kept = partial(self.updates_ready, spec.node_rank)
+        self._copies = PageCopies(self._pages, spec.ranks_here, say, kept)
         self._guarding: Guarding | None = None  # no rank has hooks yet
         self._state = JobState.NEW
         self._attempt = 0
@@ -171,6 +172,7 @@ class HooksBridge:
         self._holders = Holders()
         self._alike: dict[int, protocol.Replicated] = {}  # by rank, of those in a replica group
         self._spread: Spread | None = None
+        self._gather: Gather | None = None
         self._votes: UpdateVotes | UpdateClearances = (
             UpdateVotes(self._links, spec.ranks_here, journal)
             if spec.nnodes == 1
@@ -208,7 +210,7 @@ class HooksBridge:
                 self._record,
                 self._services,
             )
-            loaded.dumps.spread = self._spread
+            loaded.dumps.spread, loaded.dumps.gather = self._spread, self._gather
             loaded.handshake.begin(self._attempt, self._resume)
             loaded.dumps.begin(self._attempt)
         return self._guarding
@@ -368,12 +370,12 @@ class HooksBridge:
         assert isinstance(self._votes, UpdateClearances)
         self._votes.ready(node, told.attempt, told.step)
 
-    def _own_pages_kept(self, told: PagesTold) -> None:
-        self.updates_ready(self._spec.node_rank, told)
+    def spread_memory(self, spread: Spread, gather: Gather) -> None:
+        """Checkpoints in memory are complete once ``spread`` has them on all nodes.
 
-    def spread_memory(self, spread: Spread) -> None:
-        """Checkpoints in memory are complete once ``spread`` has them on all nodes."""
-        self._spread = spread
+        ``gather``: has other nodes write what their ranks have copied.
+        """
+        self._spread, self._gather = spread, gather
 
     def take_memory(self, dump_id: int, path: str, file: int) -> None:
         """What a rank of another node has written to memory is here, in the place of ``path``."""

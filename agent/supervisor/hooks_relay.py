@@ -17,6 +17,7 @@ from time import monotonic_ns
 
 from agent.controller import actions as do
 from agent.controller.states import JobState
+from agent.dump.node_copies import NodeCopies
 from agent.dump.node_memory import MemoryGiver, not_written
 from agent.hooks.node_clearance import NodeClearance
 from agent.hooks.page_copies import MOST_SHOWN, CopiedPages
@@ -40,6 +41,7 @@ from agent.nodes.run_messages import (
     ToRank,
     UpdatesCleared,
     UpdatesReady,
+    WriteCopy,
     pack_said,
     unpack_said,
 )
@@ -66,7 +68,9 @@ WAITS = protocol.Raised | protocol.Leaving | protocol.ExitRequested
 ANSWERS = protocol.Release | protocol.Leave | protocol.Dismiss | protocol.Rejoin | protocol.Hold
 """What a rank has said when it waits, and what it waits for."""
 
-ForHooks = ToRank | SaveFar | UpdatesCleared | PageSeen | PageNews | PagesTold | PagesLeft
+ForHooks = (
+    ToRank | SaveFar | WriteCopy | UpdatesCleared | PageSeen | PageNews | PagesTold | PagesLeft
+)
 
 LARGE = (
     "what rank {} alone holds (buffers, data position, variables) is too large to be kept on the "
@@ -97,6 +101,7 @@ class HooksRelay:
             giver: brings it what ranks write to memory.
         """
         self._giver = giver
+        self._copied = NodeCopies(spec.ranks_here)
         self._frozen: dict[int, int] = {}  # rank -> bytes of its state
         self._links = RankLinks(listener, spec.ranks_here, journal)
         self._pages = StatusPages()
@@ -150,10 +155,12 @@ class HooksRelay:
         self._copies.clear()
         self._clearance.close()
         self._giver.close()
+        self._copied.close()
 
     def close(self) -> None:
         """The job is over."""
         self._clearance.close()
+        self._copied.close()
         self._links.close()
         self._files.close(CLOSE_S)
         self._marks.close()
@@ -194,12 +201,16 @@ class HooksRelay:
                     self._clearance.take(message)
             case PagesTold():
                 self._send(PagesKept(message.attempt, message.step))
+            case WriteCopy():
+                self._copied.write(message, self._files, self._send)
             case PagesLeft():
                 self._copies.leave(self._loop)
             case _:  # a page of a rank there
                 self._copies.take(message, self._loop)
 
-    def tell(self, rank: int, message: protocol.Message) -> None:
+    def tell(  # noqa: C901  a row for each kind
+        self, rank: int, message: protocol.Message
+    ) -> None:
         """Hand a message on to a rank."""
         if isinstance(message, ANSWERS):
             self._pending.pop(rank, None)
@@ -207,6 +218,12 @@ class HooksRelay:
             case protocol.OpenVote():
                 self._hand_board(rank, message, self._attempt)
                 return
+            case protocol.Copy():
+                placed = self._copied.placed(rank, self._attempt, message)
+                if isinstance(placed, protocol.Copied):
+                    self._say(placed)
+                    return
+                message = placed
             case protocol.Freeze():
                 self._halted.add(rank)
                 self._show(rank)
@@ -479,6 +496,9 @@ class HooksRelay:
             case protocol.Written():
                 if self._giver.take(message, self._loop.call_soon_threadsafe, self._say):
                     return  # told once the controller's node has it
+            case protocol.Copied() if why := self._copied.why_unsound(message):
+                self._links.drop(message.rank, why)
+                return
             case _:
                 pass
         self._say(message, page)

@@ -21,6 +21,8 @@ from agent.nodes.line import Loss
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import (
     Beats,
+    CopyProgressed,
+    CopyWritten,
     Ended,
     Fact,
     FolderMarked,
@@ -45,6 +47,7 @@ from agent.nodes.run_messages import (
     UpdatesCleared,
     UpdatesReady,
     Wake,
+    WriteCopy,
     unpack_said,
 )
 from agent.supervisor.hooks_bridge import HooksBridge
@@ -82,6 +85,9 @@ class JobPort(Protocol):
 
     def memory_taken(self, node: int, path: str, why_not: str) -> None:
         """A node has the checkpoint in memory, or has not because of ``why_not``."""
+
+    def copy_written(self, node: int, answer: CopyWritten) -> None:
+        """A node has written what its ranks had copied, or has not."""
 
 
 class RemoteNode:
@@ -259,13 +265,17 @@ class RemoteNode:
         self._memory = {}
         self._link.send(order)
 
+    def write_copy(self, order: WriteCopy) -> None:
+        """Order it to write what its ranks have copied."""
+        self._link.send(order)
+
     def tell(self, rank: int, message: protocol.Message) -> None:
         """Send a message to a rank, unless it means nothing to another node's.
 
         A path into the memory of this node's msrun means something else there.
         """
         match message:
-            case protocol.PeerPages() | protocol.Copy():
+            case protocol.PeerPages():
                 return
             case protocol.Save(is_quick=True, parts=parts) if parts:
                 self._save_far(rank, message)
@@ -362,6 +372,10 @@ class RemoteNode:
                 if not message.why_not:
                     self._memory[message.path] = message.here
                 self._job.memory_taken(self.facts.rank, message.path, message.why_not)
+            case CopyProgressed():
+                self._job.post(ev.DumpProgressed(message.dump_id))
+            case CopyWritten():
+                self._job.copy_written(self.facts.rank, message)
             case _:
                 raise TypeError(f"not for the controller's node: {message}")
 

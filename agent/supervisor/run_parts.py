@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     )
 
 CONSOLE_PATIENCE_S = 10.0  # for a console that takes nothing: the lines are in the files
-FILES_PER_RANK = 5  # its link and its status page; its share of a checkpoint in memory, twice
+# its link, its status page, its share of a checkpoint in memory, twice, and two files of each copy
+FILES_PER_RANK = 11
 SWITCH_S = 0.0005  # how long the loop waits at most for the thread that shows workers' output
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from agent.records.run_record import new_record_id
-from agent.spec.job_spec import ClusterSpec, CopyMode, JobSpec, StartMethod, UsageError
+from agent.spec.job_spec import ClusterSpec, JobSpec, StartMethod, UsageError
 from msrun import __version__
 from msrun.job.resume_point import ResumeOrigin
 from msrun.options import dialects
@@ -346,26 +346,13 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
     elif found.world is not None:  # then one of the others has what is left
         nodes[0 if node_rank else -1] -= sum(nodes) - found.world
     return job._replace(
-        cluster=found._replace(said=(*found.said, *_lacks(job, settings))),
         nodes=tuple(nodes),
         node_rank=node_rank,
         master_port=port,
         replace=job.replace._replace(
             node_wait_s=wait_s, join_s=max(job.replace.join_s, wait_s + job.replace.rejoin_s)
         ),
-        dump=job.dump._replace(copies=CopyMode.OFF),
     )
-
-
-def _lacks(job: JobSpec, settings: Settings) -> tuple[str, ...]:
-    """What several nodes do without, in sentences; nothing of what was switched off."""
-    said = []
-    copies = job.dump.copies is not CopyMode.OFF
-    for name in ("protect_memory", "protect_every") if copies else ():
-        if name in settings.given:
-            shown = settings.of(name).shown
-            said.append(f"{shown} is ignored: on several nodes no rank keeps such copies yet")
-    return tuple(said)
 
 
 def _check_unused(settings: Settings) -> None:

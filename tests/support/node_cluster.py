@@ -97,7 +97,8 @@ class FakeHooks:
     def updates_ready(self, node, told):
         self.heard.append(("ready", node, told))
 
-    def spread_memory(self, spread):
+    def spread_memory(self, spread, gather):
+        self.gather = gather
         self.spread = spread
 
     def mirror_news(self, rank, attempt, pieces):

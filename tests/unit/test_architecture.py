@@ -33,7 +33,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.controller": "actions attempts decide drain events job messages protection replication restart_policy states",
     "agent.launch": "doors job_token meeting prepare rank_plan recover_arg scheduler_watch signals succession team unprotected warm_imports",
     "agent.health": "monitor stopped",
-    "agent.dump": "executor node_memory target",
+    "agent.dump": "executor flush node_copies node_memory target",
     "agent.failure": "evidence evidence_json own_end post_mortem resume_advice",
     "agent.notify": "notice notifier",
     "agent.supervisor": "run",

@@ -3,7 +3,8 @@
 `train_sharded.py STYLE STEPS`: `hsdp` and `fsdp`, by `fully_shard` over a mesh of 2 x 2 and of one dimension; `tpdp`,
 two ranks share each layer, and two such pairs the data. `--die RANK STEP WHERE`: in that step of the first attempt
 this rank kills itself, where backward begins or after the first weights of the update; `--shrink STEP`: from then on
-each step begins with smaller weights, which `--foreach` makes all at once; `--pause SECONDS`: in each step.
+each step begins with smaller weights, which `--foreach` makes all at once; `--pause SECONDS`: in each step;
+`--periodic STEPS`: a ModelCheckpoint saves so often, into `saved`.
 At its end rank 0 writes to `STYLE.sha` a digest of the whole weights, of their average and of the sum of all norms.
 """
 
@@ -21,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from worker_hooks import TrainState, run
+from worker_hooks import CheckpointConfig, ModelCheckpoint, TrainState, run
 
 parser = argparse.ArgumentParser()
 parser.add_argument("style", choices=["hsdp", "fsdp", "tpdp"])
@@ -30,6 +31,7 @@ parser.add_argument("--die", nargs=3, default=("", "", ""))
 parser.add_argument("--shrink", type=int)
 parser.add_argument("--foreach", action="store_true")
 parser.add_argument("--pause", type=float, default=0.0)
+parser.add_argument("--periodic", type=int, default=0)
 options, _ = parser.parse_known_args()
 
 torch.set_num_threads(1)
@@ -51,7 +53,11 @@ if options.style != "tpdp":
     fully_shard(net, mesh=mesh)
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, foreach=False)
 ema = [each.detach().clone() for each in net.parameters()]
-state = TrainState(model=net, optimizer=optimizer, ema=ema, ckpt_save_path="dumps")
+config = CheckpointConfig(save_checkpoint_steps=options.periodic or 1)
+periodic = [ModelCheckpoint("net", "saved", config)] if options.periodic else []
+state = TrainState(
+    model=net, optimizer=optimizer, ema=ema, ckpt_save_path="dumps", callbacks=periodic
+)
 total_norm = None  # a global that is a DTensor
 
 

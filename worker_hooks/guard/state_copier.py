@@ -289,7 +289,7 @@ class StateCopier:
 
 
 def _why_no_room(task: _Task, nbytes: int) -> str:
-    """Why what all ranks are about to copy, twice, does not fit into half of the free memory.
+    """Why what all ranks here are about to copy, twice, does not fit into half of the free memory.
 
     Empty: it does. The kernel would kill processes to make room, and say no word before; and
     training may need more later.
@@ -297,7 +297,7 @@ def _why_no_room(task: _Task, nbytes: int) -> str:
     growth = nbytes - os.fstat(task.state).st_size
     if growth <= 0:
         return ""
-    wanted, free = 2 * growth * task.env.world_size, free_bytes()
+    wanted, free = 2 * growth * task.env.local_world_size, free_bytes()
     if free is None or wanted <= free // 2:
         return ""
     needed, half = wanted >> 20, free >> 21

@@ -54,6 +54,12 @@ def at(rank, step, attempt=0):
     return ev.WorkerExited(rank, attempt, -9, step)
 
 
+def lost(rank, step=None, attempt=0):
+    """The node of a rank is gone, and with it what was copied there."""
+    why = "node 1 (b) is gone: its msrun closed the line"
+    return ev.WorkerExited(rank, attempt, -9, step, lost=why)
+
+
 def written(step=5, by="0", place=""):
     return f"commit {step} by {by}{place} from a copy; {COMMITS}"
 
@@ -109,6 +115,12 @@ RESTARTED = [
     (reg(0, 0, 1), "running"),
 ]
 
+NODES = asked(2, node_wait_s=600.0, has_nodes=True)
+NO_COPY = "; the copy of step 5 in memory is lost with the node"
+NODE_LOST = [
+    *after(2),
+    (lost(1, 7), "freezing", f"freeze 1: 0; {FREEZE_S}", "rank 1 is lost: node 1 (b)"),
+]
 OWN = [*same.OWN, (copied(5, (0,), (1,), (2,)), "running")]
 PARTS = [*groups.TRAINING, (copied(5, (0,), (3,)), "running")]
 GROWS = (same.says(0, 4, {"optimizer.m": "1"}, late=True), "running")
@@ -142,6 +154,16 @@ HISTORIES = [
     ("it lets go of its state, and hangs", ONE, [
         *after(1), (cut(0), "running"), (hangs(0), "committing", f"KILL 0; {written()}", "rank 0 let go of its state"), (gone(0, -9), "committing"), (saved(1), "starting", f"forget; {AGAIN_FROM}", "step 5 is saved in /d")]),
     ("it lets go of its state when it is asked for it", ONE, [*after(1), HUNG, (cut(0), "committing", instead(), "rank 0 let go of its state")]),
+    # --- a node is lost, and what its ranks had copied
+    ("what is left of it is no copy: a restart from the beginning", NODES, [
+        *NODE_LOST, (at(0, 7), "starting", f"abandon; {AGAIN}", f"step 7 is not saved: no rank holds it whole: ranks 0, 1 ended{NO_COPY}")]),
+    ("a rank of another node saves the step as ever", NODES, [*NODE_LOST, (froze(0, 7), "dumping", f"save 7 by 0; {PROGRESS}", "step 7")]),
+    ("no rank can be asked when it is lost", NODES, [
+        *after(2), (cut(0), "running"), (lost(1, 7), "stopping", f"TERM 0; {STOP}", "rank 1 is lost"), (gone(0, -15), "starting", AGAIN, f"rank 0 let go of its state; rank 1 ended{NO_COPY}")]),
+    ("the next copy counts", NODES, [
+        *NODE_LOST, (froze(0, 7), "dumping", f"save 7 by 0; {PROGRESS}", "step 7"), (copied(7), "dumping"), (at(0, 7), "committing", instead(7), "step 7 is the newest copy")]),
+    ("it is lost while the copy is written: what was under way fails, and that is the end of it", NODES, [
+        *BOTH, (lost(1), "committing"), (unsaved(place=False), "starting", f"forget; abandon; {AGAIN}", "nor is the copy of step 5 (")]),
     # --- all are lost at once
     ("all are killed: the newest copy is saved, and a restart from it", TWO, [*BOTH, (saved(), "starting", f"forget; {AGAIN_FROM}", "step 5 is saved in /d, from a copy in memory (step 7 is not saved")]),
     ("the last one hangs", THREE, [*after(3), died(3), (froze(0, 7, TORN), "freezing"), (hangs(1), "committing", f"KILL 1; {instead()}", "no rank holds it whole")]),

@@ -6,6 +6,7 @@ Not a test itself.
 from __future__ import annotations
 
 from random import Random
+from signal import SIGKILL
 from typing import TYPE_CHECKING
 
 from agent.controller import actions as do
@@ -37,6 +38,13 @@ class Copies:
         self.are_taken = self.rng.random() < 0.4
         ways = (CopyMode.COPY, CopyMode.COPY, CopyMode.AUTO)
         self.mode = self.rng.choice(ways) if self.are_taken else CopyMode.OFF
+        self.losses = Random(f"node deaths {replicas.node.seed}")
+        self.are_nodes_lost = self.are_taken and self.losses.random() < 0.2
+
+    def why_lost(self, exit_code: int) -> str:
+        """Why nobody saw a rank end: sometimes it was its node that died."""
+        is_lost = exit_code == -SIGKILL and self.are_nodes_lost and self.losses.random() < 0.4
+        return "its node is gone" if is_lost else ""
 
     def began(self, training: Training) -> None:
         """All train: some steps are copied."""
@@ -93,6 +101,11 @@ class CopyWatch:
         if is_now and is_newer and not event.why_not:
             self.newest = event
             self.watch.dump.reached(event.step)
+
+    def lost(self, event: ev.WorkerExited) -> None:
+        """A copy dies with the node that has a part of it, unless it is being saved already."""
+        if event.lost and (self.order is None or not self.watch.dump.open):
+            self.newest = None
 
     def due(self) -> ev.StateCopied | None:
         """The newest copy, if it is of all parts, and newer than what is saved."""

@@ -136,6 +136,7 @@ class Node:
             memory_writers=(1, 2, 8)[seed % 3],
             join_s=rng.choice((3.0, 10.0)),
             copies=self.replicas.copies.mode,
+            node_wait_s=600.0,
         )
         self.story = Story(seed, self.policy)
         self.job = Job(self.policy)
@@ -330,7 +331,9 @@ class Node:
 
     def exited(self, process: Process, exit_code: int, step: int | None) -> None:
         """The agent hears of it, in the attempt that it counts the process to then."""
-        self.tell(ev.WorkerExited(process.rank, process.attempt, exit_code, step), self.now)
+        lost = self.replicas.copies.why_lost(exit_code)
+        ended = ev.WorkerExited(process.rank, process.attempt, exit_code, step, lost=lost)
+        self.tell(ended, self.now)
 
     def alive(self) -> list[Process]:
         """Processes that really exist."""

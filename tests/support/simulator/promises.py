@@ -104,6 +104,7 @@ class Watch:
             case ev.WorkerExited() if self.is_news(event, self.exits):
                 self.running.discard(event.rank)
                 self.exits[event.rank] = event.exit_code
+                self.copies.lost(event)
                 if event.exit_code != 0 and event.rank not in self.replacing.killed:
                     self.failed(event.rank, may_have_raised=event.rank in self.dump.held)
 

@@ -162,6 +162,12 @@ def forgetting_whose_parts_they_are(job, event):
     return decision._replace(actions=tuple(told))
 
 
+def believing_in_what_died_with_its_node(job, event):
+    if isinstance(event, ev.WorkerExited):
+        event = replace(event, lost="")
+    return decide(job, event)
+
+
 def asking_nobody_else(job, event):
     """The copy is saved although a rank may hold a newer step."""
     copy = job.since_restart.copies.newest
@@ -181,6 +187,7 @@ BROKEN = [
     (taking_the_last_that_was_heard_of, "but the newest copy is"),
     (saving_one_once_in_a_job, "is not saved"),
     (forgetting_whose_parts_they_are, "but its holders are"),
+    (believing_in_what_died_with_its_node, "but the newest copy is"),
     (asking_nobody_else, "can be asked"),
     (believing(ev.StateCopied, step=1), "is not saved|but the newest copy is"),
     (believing(ev.StateCopied, attempt=0), "is not saved|but the newest copy is"),

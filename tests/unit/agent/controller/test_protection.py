@@ -180,6 +180,28 @@ def test_what_copies_are_worth_depends_on_the_rules(
     assert (said.level, said.why.startswith(why), said.why.endswith(words)) == (level, True, True)
 
 
+NO_NODE = "a node that dies takes its copies along, "
+ENDS = "the job ends, and its steps since the newest ModelCheckpoint are lost"
+GOES_ON = "training resumes from the newest ModelCheckpoint, else from its beginning"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"node_wait_s": 600.0, "near": range(1)}, f"; {NO_NODE}{GOES_ON}"),
+        ({"near": range(1)}, f"; {NO_NODE}{ENDS}"),
+        ({"node_wait_s": 600.0, "near": range(1), "max_restarts": 0}, f"; {NO_NODE}{ENDS}"),
+        ({"node_wait_s": 600.0}, f"; a worker's msrun that dies takes its copies along, {GOES_ON}"),
+    ],
+    ids=["another one is awaited", "none is awaited", "no restart", "started one by one"],
+)
+def test_what_the_death_of_a_node_costs_where_copies_are_all_there_is_is_said_before(change, words):
+    policy = altered_policy(copies.THREE, has_nodes=True, **change)
+    decision = decide(play(policy, OWN[:-1]), OWN[-1][0])
+    assert decision.say.startswith(f"partly protected: {OF_THEIR_OWN}")
+    assert decision.say.endswith(words)
+
+
 def test_how_often_copies_are_taken():
     job = play(copies.ONE, running(1))
     job = decide(job, replace(copies.copied(8), every=8)).job

@@ -19,6 +19,7 @@ from agent.dump.copies import (
     MemoryCopies,
     ahead,
     interval,
+    pause_s,
 )
 from agent.spec.job_spec import CopyMode, JobSpec, Program, ProgramKind
 from worker_hooks.contract import protocol
@@ -109,7 +110,8 @@ def test_each_of_a_replica_group_copies_its_part(room):
     }
     room.answer(orders)
     assert room.posted == [ev.StateCopied(0, 8, 3, TWO, 2 * len("state 0own 0"))]
-    manifest = room.copies.manifest(8, "rank 1 died")
+    manifest, elsewhere, files = room.copies.newest(8, "rank 1 died")
+    assert (elsewhere, files) == (None, 1)
     assert (manifest.step, manifest.epoch, manifest.batch, manifest.holders) == (8, 1, 7, ())
     assert written(manifest) == {
         (True, 0): b"own 0",
@@ -117,7 +119,7 @@ def test_each_of_a_replica_group_copies_its_part(room):
         (False, 0): b"state 0",
         (False, 1): b"state 1",
     }
-    assert room.copies.manifest(7, "") is None
+    assert room.copies.newest(7, "") is None
 
 
 def test_those_of_different_parts_copy_all_of_theirs(room):
@@ -125,7 +127,7 @@ def test_those_of_different_parts_copy_all_of_theirs(room):
     orders = room.orders()
     assert {(one.part, one.parts) for one in orders.values()} == {(0, 1)}
     room.answer(orders, digests=("a", "b"))
-    manifest = room.copies.manifest(8, "")
+    manifest = room.copies.newest(8, "").manifest
     assert manifest.holders == CUT
     assert {(each.rank, each.variant) for each in manifest.shards if each.kind != PRIVATE} == {
         (0, 0),
@@ -142,10 +144,10 @@ def test_the_next_copy_goes_to_other_files_and_the_newest_stays_until_it_is_comp
     second = room.orders()
     assert {one.step for one in second.values()} == {11}
     assert {one.state for one in second.values()}.isdisjoint(one.state for one in first.values())
-    assert room.copies.manifest(8, "") is not None
+    assert room.copies.newest(8, "") is not None
     room.answer(second)
-    assert room.copies.manifest(8, "") is None
-    assert room.copies.manifest(11, "") is not None
+    assert room.copies.newest(8, "") is None
+    assert room.copies.newest(11, "") is not None
     room.pages.step = 11
     room.wake()
     third = room.orders()
@@ -216,7 +218,7 @@ def test_a_copy_outlives_what_interrupts_the_next_one(room):
     room.answer(room.orders())
     room.copies.decided(JobState.FREEZING, TWO)
     room.copies.begin(1)
-    assert written(room.copies.manifest(8, ""))[False, 1] == b"state 1"
+    assert written(room.copies.newest(8, "").manifest)[False, 1] == b"state 1"
 
 
 def test_a_state_that_can_never_be_copied_is_said_once(room):
@@ -368,8 +370,13 @@ def test_where_orders_come_in_time_each_step_is_copied():
 
 
 def test_copies_take_a_share_of_the_time():
-    assert interval(1.0, 0.0, 0) == 2  # each copy leaves a line in the logs
-    assert interval(5.0, 0.0, 0) == 1
-    assert interval(1.0, 0.2, 0) == 20
-    assert interval(0.01, 0.001, 0) == 200
-    assert interval(1.0, 5.0, 4) == 4
+    assert interval(1.0, pause_s(0.0), 0) == 2  # each copy leaves a line in the logs
+    assert interval(5.0, pause_s(0.0), 0) == 1
+    assert interval(1.0, pause_s(0.2), 0) == 20
+    assert interval(0.01, pause_s(0.001), 0) == 200
+    assert interval(1.0, pause_s(5.0), 4) == 4
+
+
+def test_copies_of_thousands_of_ranks_on_other_nodes_leave_the_controller_time():
+    assert [pause_s(0.0, far) for far in (0, 64, 500)] == [LEAST_S] * 3
+    assert 60 < pause_s(0.0, 16_376) < 70

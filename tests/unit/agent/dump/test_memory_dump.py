@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints import NAME, saved
-from support.dump_desk import STEP, Desk, _result
+from support.dump_desk import STEP, Desk, QueuedFileThread, _result
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -177,13 +177,21 @@ def test_without_descriptors_it_is_said_at_the_commit(pages, monkeypatch):
     memory.close()
 
 
+def flushed(flush, advance):
+    """What came of it."""
+    files, found = QueuedFileThread(), []
+    flush.start(files.do, advance, found.append)
+    files.work()
+    (told,) = found
+    return told
+
+
 def test_it_is_written_to_disk_as_any_dump(pages, tmp_path):
     memory, draft, saved = complete(pages, variants=((1, 0),))
     layout = DumpLayout.of_step(tmp_path / "ckpt", STEP, "rec")
     flush, done = MemoryFlush(draft.manifest, FolderTarget(layout)), []
     memory.close()  # it goes on
-    told = flush.write(done.append)
-    assert told == saved._replace(path=str(layout.folder))
+    assert flushed(flush, done.append) == saved._replace(path=str(layout.folder))
     found = manifest.read(layout.folder)
     assert manifest.verify(layout.folder, found) == []
     assert (found.kind, found.step, found.epoch, found.digest) == ("dump", STEP, 1, "")
@@ -199,8 +207,8 @@ def test_it_is_written_to_disk_as_any_dump(pages, tmp_path):
 def test_a_flush_that_is_given_up_leaves_nothing(pages, tmp_path):
     memory, draft, _ = complete(pages)
     folder = FolderTarget(DumpLayout.of_step(tmp_path, STEP, "rec"))
-    with pytest.raises(AbandonedError):
-        MemoryFlush(draft.manifest, folder).write(lambda _: folder.abandon())
+    told = flushed(MemoryFlush(draft.manifest, folder), lambda _: folder.abandon())
+    assert isinstance(told, AbandonedError)
     folder.remove()
     assert os.listdir(tmp_path) == []
     memory.close()

@@ -298,7 +298,9 @@ def test_times_of_another_node_are_those_of_this_clock(monkeypatch, ahead_s):
         return (there.beats([3])[3].at_ns - now) / 1e9
 
     page.beat(8, 1, 4, Phase.BACKWARD)
+    write(page, 8, 8)
     there.keep_copy(3, 0, here.packed(3))
+    assert there.newest_commits([3]) == [(8, now)]
     assert told(1, 0.4) == pytest.approx(0)  # the first copy had come at once
     page.beat(9, 1, 5, Phase.BACKWARD)  # at 1.4
     there.drop(3)

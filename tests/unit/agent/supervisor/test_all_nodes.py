@@ -20,6 +20,8 @@ from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import Refused, Spare
 from agent.nodes.run_messages import (
     Beats,
+    CopyProgressed,
+    CopyWritten,
     Ended,
     FromRank,
     JobKnown,
@@ -45,6 +47,8 @@ from agent.spec.job_spec import ClusterSpec, HandSpec
 from agent.supervisor import all_nodes as module
 from agent.supervisor.job_view import Holders, JobView
 from worker_hooks.contract import protocol
+from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, Shard
 
 GONE = Loss(LossKind.PROOF, "closed the line")
 SILENT = Loss(LossKind.SILENCE, "is lost (Connection timed out)")
@@ -100,9 +104,11 @@ def test_ranks_elsewhere_are_told_through_their_node_but_not_what_needs_one_mach
     cluster.hooks.send(3, protocol.Release("go"))
     alike = protocol.Replicated("", [0, 3, 5])
     cluster.hooks.send(3, alike)
+    copy = protocol.Copy(7, "", "", 0, 1, 3, 2)
+    cluster.hooks.send(3, copy)  # to files of its node
     cluster.hooks.send(5, protocol.PeerPages([0], [77]))
     told = [(said.rank, unpack_said(said.message)) for said in cluster.links[0].said]
-    assert told == [(3, protocol.Release("go")), (3, alike)]
+    assert told == [(3, protocol.Release("go")), (3, alike), (3, copy)]
     assert all(isinstance(said, ToRank) for said in cluster.links[0].said)
     assert cluster.links[1].said == []
 
@@ -318,6 +324,67 @@ def test_no_attempt_waits_for_the_ranks_of_a_node_that_was_lost_before(cluster):
     cluster.all.act(do.StartAttempt(1, "again"))
     why = "node 1 (b) is gone: its msrun closed the line"
     assert cluster.events == [ev.StartFailed(rank, 1, why, lost=why) for rank in (2, 3, 4)]
+
+
+# --- what ranks have copied -----------------------------------------------------------------------
+
+
+def copy_of(*ranks):
+    """What these have in the memory of their nodes."""
+    about = {"step": 7, "epoch": 0, "batch": 7, "world_size": 6, "attempt": 0}
+    shards = [Shard("elsewhere", rank, PRIVATE, 5, "") for rank in ranks]
+    return manifests.new(
+        MEMORY_KIND, **about, record_id="r", reason="why", shards=shards, digest="d"
+    )
+
+
+def on_disk(*ranks):
+    shards = [Shard(f"rank_{rank}", rank, PRIVATE, 5, "a" * 64) for rank in ranks]
+    return manifests.encode(copy_of()._replace(kind="dump", shards=tuple(shards))).decode()
+
+
+def gathered(cluster):
+    """The orders to write a copy, by link, and what comes of it."""
+    found = []
+    cluster.hooks.gather(1, 3, copy_of(2, 3, 4, 5), "/ckpt/x", found.append)
+    return [link.said for link in cluster.links], found
+
+
+def test_each_node_writes_what_its_ranks_have_copied(cluster):
+    cluster.start(2, 3, 4)
+    orders, found = gathered(cluster)
+    of = [[shard.rank for shard in manifests.decode(said.manifest).shards] for (said,) in orders]
+    assert of == [[2, 3, 4], [5]]
+    assert {(said.dump_id, said.files, said.folder) for (said,) in orders} == {(1, 3, "/ckpt/x")}
+    cluster.links[1].hear(CopyProgressed(1))
+    assert cluster.events == [ev.DumpProgressed(1)]
+    cluster.links[1].hear(CopyWritten(1, "/ckpt/x", on_disk(5)))
+    cluster.links[1].hear(CopyWritten(1, "/ckpt/x", on_disk(5)))  # said twice
+    assert found == []
+    cluster.links[0].hear(CopyWritten(1, "/ckpt/x", on_disk(2, 3, 4)))
+    ((*shards,),) = found
+    assert sorted(each.rank for each in shards) == [2, 3, 4, 5]
+
+
+def test_a_node_that_is_lost_before_it_has_written_takes_the_copy_along(cluster):
+    cluster.start(2, 3, 4)
+    _, found = gathered(cluster)
+    cluster.links[1].hear(CopyWritten(1, "/ckpt/x", on_disk(5)))
+    cluster.links[1].lose(GONE)
+    assert found == []  # it had written
+    cluster.links[0].lose(GONE)
+    (error,) = found
+    assert "node 1 (b) is gone: its msrun closed the line, and with it" in str(error)
+
+
+def test_of_a_node_that_is_not_there_nobody_has_a_copy(cluster):
+    cluster.start(2, 3, 4)
+    cluster.links[0].lose(GONE)
+    cluster.links[1].said.clear()
+    orders, found = gathered(cluster)
+    assert orders[1] == []
+    (error,) = found
+    assert "node 1 (b) is gone" in str(error)
 
 
 # --- a checkpoint in memory, and a node that comes later ------------------------------------------

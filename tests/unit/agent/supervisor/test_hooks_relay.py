@@ -12,11 +12,13 @@ import pytest
 from support.jobs import poll
 from support.status_pages import ENTRIES, make, write
 
+from agent.dump.node_copies import UNKNOWN
 from agent.dump.node_memory import MemoryGiver, MemoryInboxes
 from agent.hooks.listener import name_of, open_listener
 from agent.hooks.status_pages import StatusPages
 from agent.nodes.run_messages import (
     Beats,
+    CopyWritten,
     FromRank,
     PageNews,
     PageSeen,
@@ -26,6 +28,7 @@ from agent.nodes.run_messages import (
     ToRank,
     UpdatesCleared,
     UpdatesReady,
+    WriteCopy,
     pack_said,
     unpack_said,
 )
@@ -36,6 +39,8 @@ from worker_hooks.contract import protocol, wire
 from worker_hooks.contract import status_page as page_module
 from worker_hooks.contract.clearance_board import ClearanceBoard
 from worker_hooks.contract.status_page import Page, Phase
+from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, Shard
 from worker_hooks.storage.private_records import record
 
 RANKS = (4, 5)
@@ -114,6 +119,15 @@ def node():
     node.close()
 
 
+def in_memory(rank):
+    """The manifest of a copy, of which it is not said where it is."""
+    about = {"step": 7, "epoch": 0, "batch": 7, "world_size": 6, "attempt": 0}
+    shards = [Shard("elsewhere", rank, PRIVATE, 5, "")]
+    return manifests.new(
+        MEMORY_KIND, **about, record_id="r", reason="why", shards=shards, digest="d"
+    )
+
+
 def mirrored(said):
     """The pages that travelled, as the controller's node keeps them."""
     pages = StatusPages()
@@ -163,6 +177,29 @@ def test_an_answer_takes_the_page_along_as_it_is_now(node):
     node.say(client, protocol.Raised(4, 0, "ValueError: bad"))
     assert (len(node.said), node.said[-1].page) == (count + 1, "")
     del page, there
+
+
+def test_a_copy_goes_to_files_here_and_what_cannot_be_true_of_it_ends_the_line(node):
+    client, page = node.registered()
+    order = protocol.Copy(7, "", "", 0, 2, files=3)
+    node.relay.hear(ToRank(4, pack_said(order)))
+    node.turn()
+    told, _ = wire.receive(client)
+    assert told._replace(state="", private="") == order
+    Path(told.state).write_bytes(b"state")
+    answer = protocol.Copied(4, 0, 7, 5, 0, "d", files=3)
+    node.say(client, answer)
+    assert unpack_said(node.said[-1].message) == answer
+    node.say(client, answer._replace(nbytes=6))
+    assert node.said[-1] == RankUnlinked(4, 0)
+    assert node.journal[-1][1]["why"] == "it copied 5 bytes and says 6"
+    del page
+
+
+def test_a_node_that_has_no_such_copy_says_so(node):
+    text = manifests.encode(in_memory(4)).decode()
+    node.relay.hear(WriteCopy(9, 3, text, "/nowhere"))
+    assert node.said == [CopyWritten(9, "/nowhere", why_not=UNKNOWN)]
 
 
 def test_a_registration_without_its_page_is_none(node):

@@ -125,10 +125,9 @@ def test_a_token_file_is_found_wherever_msrun_goes_later(folder):
     assert job_of("--nnodes 2 --token_file /t").cluster.token_file == Path("/t")
 
 
-def test_what_needs_one_machine_is_off_and_says_why():
+def test_a_step_is_saved_and_ranks_are_replaced_as_on_one_node():
     job = job_of("--nnodes 2")
-    assert job.dump.copies is CopyMode.OFF
-    assert job.dump.after_failure  # the step is saved nevertheless
+    assert job.dump.after_failure
     assert job.replace.is_on
 
 
@@ -149,21 +148,17 @@ def test_several_nodes_must_name_the_port_at_which_they_meet(line):
         job_of(f"--nnodes 2 {line}")
 
 
-COPIES = "is ignored: on several nodes no rank keeps such copies yet"
-
-
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "copies", "every"),
     [
-        ("", ()),
-        ("--protect-memory copy", (f"--protect-memory=copy {COPIES}",)),
-        ("--protect-memory off", ()),
+        ("", CopyMode.AUTO, 0),
+        ("--protect-memory copy --protect-every 5", CopyMode.COPY, 5),
+        ("--protect-memory off", CopyMode.OFF, 0),
     ],
 )
-def test_what_several_nodes_do_without_is_said_where_the_job_begins(options, said):
-    job = job_of(f"--nnodes 2 --node-rank 0 --master-addr a {options}")
-    assert job.cluster.said == said
-    assert job_of(options).cluster is None
+def test_state_is_copied_on_several_nodes_as_on_one(options, copies, every):
+    job = job_of(f"--nnodes 2 {options}")
+    assert (job.dump.copies, job.dump.copy_every) == (copies, every)
 
 
 def test_a_spare_node_has_no_number():
