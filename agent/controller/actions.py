@@ -147,6 +147,7 @@ class CommitDump:
     is_disputed: bool = False
     from_memory: bool = False  # no rank writes: the agent writes the checkpoint in memory to disk
     is_copy: bool = False  # that one is the newest copy which was taken while training went on
+    is_early: bool = False  # all ranks restart from memory: answer at once, and write it meanwhile
 
 
 @dataclass(frozen=True, slots=True)

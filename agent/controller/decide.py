@@ -17,7 +17,7 @@ is why a recorded history can be replayed and random schedules simulated. Theory
 from __future__ import annotations
 
 import signal as signals
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from agent.controller import actions as do
 from agent.controller import dump, graceful_exit, replacement, replication
@@ -113,6 +113,8 @@ def _is_stale(job: Job, event: ev.Event) -> bool:  # noqa: C901, PLR0912  a row 
     match event:
         case ev.LaunchRequested() | ev.StopRequested() | ev.SignalReceived() | ev.ReplacementAged():
             return False
+        case ev.CheckpointWritten():
+            return False
         case _ if event.attempt != job.attempt:
             return True
         case ev.ExitRequestedByFile():
@@ -172,6 +174,10 @@ def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as a
             return Decision(job._replace(replaced=max(job.replaced - 1, 0)))
         case ev.CheckpointFound():
             return Decision(job.resuming(event.path, event.step))
+        case ev.CheckpointWritten():
+            after = job.with_written(*astuple(event))
+            outcome = after.now.outcome.replace(job.kept(), after.kept()) if job.kept() else ""
+            return Decision(after._replace(now=after.now._replace(outcome=outcome)))
         case ev.StateCopied():
             return Decision(replication.note_copy(job, event))
         case ev.StartRefused():

@@ -42,6 +42,7 @@ from agent.controller.replication import (
     why_not_covered,
     why_not_whole,
 )
+from agent.controller.restart_policy import decide_restart
 from agent.controller.states import Condition, JobState
 from agent.ranks.rank_map import RankMap
 from agent.ranks.rank_set import RankSet
@@ -521,6 +522,8 @@ def commit_memory(job: Job, dump: DumpProgress, place: int, why: str) -> Turn:
     """Have what is in memory written to disk, for which no rank needs to be alive."""
     dump = dump._replace(place=place, is_ordered=True, is_committed=False)
     sides = sides_of_copy(job, dump.variants)
+    follows = decide_restart(job).condition
+    is_early = job.policy.dump.restarts_from_memory and follows is Condition.BUDGET_LEFT
     commit = do.CommitDump(
         dump.id,
         dump.step,
@@ -531,6 +534,7 @@ def commit_memory(job: Job, dump: DumpProgress, place: int, why: str) -> Turn:
         sides if len(sides) > 1 else (),
         from_memory=True,
         is_copy=dump.is_copy,
+        is_early=is_early,
     )
     actions = (commit, extend_deadline(job, JobState.COMMITTING))
     return Turn(job._replace(dump=dump), Condition.IN_MEMORY, actions)
@@ -539,8 +543,7 @@ def commit_memory(job: Job, dump: DumpProgress, place: int, why: str) -> Turn:
 def note_commit(job: Job, event: ev.DumpCommitted) -> Job:
     """The dump is complete, even if it was given up before that is known."""
     dump = job.present_dump()._replace(is_committed=True)
-    job = job._replace(dump=dump, resume=event.path)
-    job = job._replace(saved_step=dump.step, is_disputed=dump.is_disputed)
+    job = job._replace(dump=dump).with_saved(dump, event.path, is_early=event.is_early)
     if job.state in {JobState.COMMITTING, JobState.STOPPING, JobState.KILLING}:
         return job._replace(now=job.now._replace(outcome=f"{job.kept()}{dump.remark}"))
     return job  # the next attempt has begun

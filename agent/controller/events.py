@@ -160,6 +160,8 @@ class DumpCommitted:
     """A dump is complete, under its final name. ``nbytes`` of all files, and the seconds taken.
 
     ``stale``: the ranks whose random numbers, buffers and data position are of an earlier step.
+    ``is_early``: it is in memory, where ranks find it, and is being written; CheckpointWritten
+    follows.
     """
 
     dump_id: int
@@ -168,6 +170,20 @@ class DumpCommitted:
     write_s: float = 0.0  # from the order to save to the order to commit
     commit_s: float = 0.0
     stale: tuple[int, ...] = ()
+    is_early: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    """What ranks restart from in memory is on the disk as ``path``, or cannot be: ``why_not``.
+
+    Then it stays in memory. It is of no attempt: the job may have restarted again meanwhile.
+    """
+
+    dump_id: int
+    step: int
+    path: str
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +253,7 @@ AgentEvent = (
     LaunchRequested | WorkerStarted | StartFailed | WorkerExited | StopRequested
     | ExitRequestedByFile | SignalReceived | DeadlinePassed | CheckpointFound | StartRefused
     | RankUnreachable | RankExiting | DumpProgressed | DumpCommitted | CommitFailed | RankHung
-    | ReplacementAged | StateCopied
+    | ReplacementAged | StateCopied | CheckpointWritten
 )
 # fmt: on
 Event = AgentEvent | RankMessage

@@ -79,6 +79,15 @@ class MemoryState(NamedTuple):
     stale: tuple[int, ...] = ()  # ranks of which it holds what they alone had as of a step before
 
 
+class Unwritten(NamedTuple):
+    """The newest checkpoint is in memory, and on its way to its folder."""
+
+    dump_id: int
+    before: str | None  # the one before it, on the disk
+    before_step: int
+    why_not: str = ""  # it cannot be written; empty: it will be
+
+
 class Copies(NamedTuple):
     """Copies of the state that are taken while training goes on."""
 
@@ -198,6 +207,7 @@ class Job(NamedTuple):
     resume: str | None = None  # the newest checkpoint folder
     saved_step: int = NEVER  # that it holds; known whenever ``resume`` is
     is_disputed: bool = False  # replicas disagreed about what it holds, so none resumes from it
+    unwritten: Unwritten | None = None  # it is in memory until it is written; None: it is written
     best_step: int = 0  # the newest commit that an earlier attempt reached; 0: none
     stalled: int = 0  # attempts in a row that reached no newer one
     has_hooks: bool = False  # some rank's state could be saved, ever
@@ -274,7 +284,32 @@ class Job(NamedTuple):
     def resuming(self, path: str, step: int) -> Job:
         """The job once a checkpoint that holds ``step`` is known: only newer ones are progress."""
         best = max(self.best_step, step)
-        return self._replace(resume=path, saved_step=step, is_disputed=False, best_step=best)
+        return self._replace(
+            resume=path, saved_step=step, is_disputed=False, unwritten=None, best_step=best
+        )
+
+    def with_saved(self, dump: DumpProgress, path: str, *, is_early: bool) -> Job:
+        """The job once what a dump has saved is the newest checkpoint; ``is_early``: in memory."""
+        saved = self._replace(
+            resume=path, saved_step=dump.step, is_disputed=dump.is_disputed, unwritten=None
+        )
+        if not is_early:
+            return saved
+        known = self.unwritten or Unwritten(dump.id, self.resume, self.saved_step)
+        return saved._replace(unwritten=known._replace(dump_id=dump.id, why_not=""))
+
+    def with_written(self, dump_id: int, step: int, path: str, why_not: str) -> Job:
+        """The job once a checkpoint that was in memory alone is written, or cannot be."""
+        known = self.unwritten
+        if known is None:
+            return self
+        if dump_id != known.dump_id:  # the newest is still on its way
+            if why_not or step <= known.before_step:
+                return self
+            return self._replace(unwritten=known._replace(before=path, before_step=step))
+        if why_not:
+            return self._replace(unwritten=known._replace(why_not=why_not))
+        return self._replace(resume=path, unwritten=None)
 
     def present_dump(self) -> DumpProgress:
         """The newest dump; there must be one."""
@@ -326,7 +361,21 @@ class Job(NamedTuple):
 
     def kept(self) -> str:
         """The newest checkpoint as text; empty: there is none."""
-        return "" if self.resume is None else f"step {self.saved_step} is saved in {self.resume}"
+        if self.resume is None:
+            return ""
+        where, unwritten = f"saved in {self.resume}", self.unwritten
+        if unwritten is not None:
+            where = f"in memory, and is being {where}"
+            if unwritten.why_not:
+                where = f"in memory only ({unwritten.why_not})"
+        return f"step {self.saved_step} is {where}"
+
+    @property
+    def on_disk(self) -> str | None:
+        """The newest checkpoint that is on the disk, or will be; ``None``: there is none."""
+        unwritten = self.unwritten
+        is_lost = unwritten is not None and bool(unwritten.why_not)
+        return unwritten.before if unwritten is not None and is_lost else self.resume
 
 
 def first_job(spec: JobSpec) -> Job:

@@ -38,7 +38,7 @@ MOST_MISSES = 12  # in a row, within 40 s or more; then the job is said not to b
 MISSED_S = (0.02, 10.0)  # until the next order, after the first miss and at most
 LOOK_S = 0.2  # a copy that is due so much later, or more, is not ordered yet
 UNKNOWN_STEP_S = 0.01
-ANSWER_S = 0.004  # from one copy to the next for each rank of other nodes: see pause_s
+ANSWER_S = 0.004  # from one copy to the next for each rank elsewhere: 1 % of the agent's time
 ELSEWHERE = "elsewhere"  # in the place of a file's descriptor, which another node knows
 
 Groups = tuple[tuple[int, ...], ...]
@@ -288,7 +288,7 @@ class MemoryCopies:
             record_id=self._spec.saves_as,
             reason=reason,
             shards=shards,
-            digest=first.digest,
+            digest=",".join(copy.answers[group[0]].digest for group in copy.groups),
             holders=copy.groups if len(copy.groups) > 1 else (),
         )
         found = self._files.found(copy.files, here)

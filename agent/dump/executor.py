@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from agent.controller import actions as do
 from agent.controller import events as ev
+from agent.dump.beside import WrittenBeside
 from agent.dump.copies import MemoryCopies
 from agent.dump.draft import DumpDraft, DumpOrder, private_nbytes
 from agent.dump.flush import Elsewhere, MemoryFlush
@@ -106,6 +107,8 @@ class DumpExecutor:
         self._order: do.SaveRanks | None = None  # the newest
         self._kept: _Dump | None = None  # the complete dump in memory
         self._abandoned: list[Target] = []  # ranks may still look for their files there
+        self._beside: WrittenBeside | None = None  # that ranks restart from
+        self._besides: list[WrittenBeside] = []  # from which they did earlier, not written yet
         self.spread: Spread | None = None
         """Brings a checkpoint in memory to the other nodes; ``None``: there are none."""
         self.gather: Gather | None = None
@@ -337,6 +340,9 @@ class DumpExecutor:
             self._place_trouble = NO_PLACE
             self._post(ev.CommitFailed(action.dump_id, NO_PLACE, is_place=True))
             return
+        if action.is_early:
+            self._begin_beside(action, kept, target)
+            return
         try:
             flush = MemoryFlush(kept.manifest, target, self._elsewhere(action, kept, target))
         except OSError as error:
@@ -351,6 +357,88 @@ class DumpExecutor:
             progress,
             lambda done: self._on_committed(dump, action, began_s, done),
         )
+
+    def _begin_beside(self, action: do.CommitDump, kept: _InMemory, target: FolderTarget) -> None:
+        """All ranks restart from memory; it is written meanwhile, by no dump's leave."""
+        began_s, places = time.monotonic(), range(action.place + 1, self._spec.dump.places)
+        others = (self._folder(kept.action, place, kept.position) for place in places)
+        try:
+            beside = WrittenBeside(kept.manifest, [target, *filter(None, others)])
+        except OSError as error:
+            self._post(ev.CommitFailed(action.dump_id, _describe(error), is_place=False))
+            return
+        if self._beside is not None:
+            self._besides.append(self._beside)  # it may still be being written
+        self._beside = beside
+        self._free_beside()
+        self._file_thread.continue_in_new_thread()  # the next dump does not wait for this one
+        self._file_thread.do(
+            lambda: beside.write(lambda _: None),
+            lambda done: self._on_written(beside, action, began_s, done),
+        )
+        self._post(ev.DumpCommitted(action.dump_id, beside.folder, is_early=True))
+
+    def _on_written(
+        self,
+        beside: WrittenBeside,
+        action: do.CommitDump,
+        began_s: float,
+        done: SavedDump | Exception,
+    ) -> None:
+        if isinstance(done, Exception):
+            why = _describe(done)
+            self._services.say(
+                f"step {action.step} is not saved: {why}; it stays in msrun's memory, from which "
+                "all ranks restart, as long as msrun lives"
+            )
+            beside.is_lost = True
+            written = ev.CheckpointWritten(action.dump_id, action.step, beside.folder, why)
+        else:
+            seconds = time.monotonic() - began_s
+            for sentence in dump_summary(action, done, seconds, beside.trouble):
+                self._services.say(sentence)
+            written = ev.CheckpointWritten(action.dump_id, action.step, done.path)
+            self._remove_old(Path(done.path))
+            beside.is_written = True
+        self._free_beside()
+        self._post(written)
+
+    def in_memory(self, folder: str) -> str:
+        """Where ranks that resume from this folder find what is to be in it; empty: there."""
+        beside = self._beside
+        if beside is None or beside.folder != folder or beside.is_written:
+            self.all_joined()  # nobody looks for it in memory
+            return ""
+        beside.is_read = False
+        return beside.path
+
+    def all_joined(self) -> None:
+        """No rank looks for what is in memory any more: all have opened it."""
+        if self._beside is not None:
+            self._beside.is_read = True
+        self._free_beside()
+
+    def _free_beside(self) -> None:
+        """Free what is on the disk, and what all ranks have."""
+        for one in [one for one in self._besides if one.is_written or one.is_lost]:
+            self._besides.remove(one)
+            one.close()
+        present = self._beside
+        if present is not None and present.is_written and present.is_read:
+            self._beside = None
+            present.close()
+
+    def close(self) -> None:
+        """The job is over: what is being written gets the time for it."""
+        for one in (*self._besides, *filter(None, (self._beside,))):
+            if not one.has_ended:
+                self._services.say(f"step {one.step} is being saved in {one.folder}")
+                one.await_end(self._spec.dump.stall_s)
+            if not (one.is_on_disk or one.is_lost):
+                self._services.say(f"step {one.step} is not saved: {one.trouble}")
+            if one.has_ended:
+                one.close()
+        self._besides, self._beside = [], None
 
     def _elsewhere(
         self, action: do.CommitDump, kept: _InMemory, target: FolderTarget

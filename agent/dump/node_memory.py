@@ -7,13 +7,13 @@ node write it into the memory of their own msrun, which brings it to the control
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from agent.dump.beside import manifest_file
 from agent.dump.room import SPARE, shortage
 from agent.nodes.run_messages import MemoryTaken, SaveFar, TakeMemory, pack_said, unpack_said
 from agent.nodes.tls import PLAIN, Security
@@ -375,14 +375,7 @@ def _manifest_of(manifest: Manifest, files: Sequence[int], name: str) -> int:
     """A file in memory: the manifest with the files' numbers in this process."""
     pairs = zip(manifest.shards, files, strict=True)
     here = manifest._replace(shards=tuple(shard._replace(file=str(file)) for shard, file in pairs))
-    made = os.memfd_create(f"{name}-manifest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.write(made, manifests.encode(here))
-        fcntl.fcntl(made, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK)
-    except BaseException:
-        os.close(made)
-        raise
-    return made
+    return manifest_file(here, f"{name}-manifest")
 
 
 def _close(files: Sequence[int]) -> None:

@@ -66,15 +66,22 @@ class Handshake:
         self._joining = ""  # what newcomers resume from; empty: no rank is replaced
         self._is_searched = False
         self._resume = ""
+        self._memory = ""  # where that is, as long as it is not in its folder
         self._refusal = ""
         self._paths: dict[int, str] = {}
         self._breakpoints: dict[int, tuple[Path, str]] = {}
         self._waiting: list[int] = []  # for the search
 
-    def begin(self, attempt: int, resume: str) -> None:
-        """An attempt begins; ``resume``: the checkpoint that it resumes from, or empty."""
+    def begin(self, attempt: int, resume: str, memory: str = "") -> None:
+        """An attempt begins.
+
+        Args:
+            attempt: its number.
+            resume: the checkpoint that it resumes from, or empty.
+            memory: where that is while it is being written; empty: it is written.
+        """
         self._attempt = attempt
-        self._resume = resume
+        self._resume, self._memory = resume, memory
         self._refusal = ""
         self._joining, self._is_searched = "", False
         self._paths.clear()
@@ -129,8 +136,9 @@ class Handshake:
         self._waiting.append(hello.rank)
         if len(self._waiting) == 1:
             attempt, folders = self._attempt, (*map(Path, places), self._fallback)
-            resume, own = self._resume, self._own
-            find = partial(_newer, folders, resume, own) if is_again else partial(_newest, folders)
+            resume, memory, own = self._resume, self._memory, self._own
+            newer = partial(_newer, folders, resume, memory or resume, own)
+            find = newer if is_again else partial(_newest, folders)
             self._services.files.do(find, lambda found: self._answer(attempt, found))
 
     def _is_due(self, is_asked: bool, is_again: bool) -> bool:
@@ -159,6 +167,7 @@ class Handshake:
             self._services.say(sentence)
         waiting, self._waiting = tuple(self._waiting), []
         is_new = found.path != self._resume
+        self._memory = "" if is_new else self._memory
         self._resume, self._refusal, self._is_searched = found.path, found.refusal, True
         if found.runs and found.runs[0] not in self._own:
             self.lineage = tuple(dict.fromkeys((*found.runs, *self.lineage)))
@@ -174,8 +183,10 @@ class Handshake:
             self._services.post(ev.CheckpointFound(attempt, found.path, found.step))
 
     def _welcome(self, rank: int, resume: str = "", refusal: str = "") -> None:
+        is_there = bool(self._memory) and resume == self._resume and not self._joining
         welcome = protocol.Welcome(
-            resume=resume,
+            resume=self._memory if is_there else resume,
+            folder=resume if is_there else "",
             refusal=refusal,
             fallback=str(self._fallback),
             update_grace_s=self._spec.update_grace_s,
@@ -187,12 +198,15 @@ class Handshake:
         self._links.send(rank, welcome)
 
 
-def _newer(folders: Sequence[Path], resume: str, own: frozenset[str]) -> _Found:
-    """The newest checkpoint that the run itself saved after ``resume``; else ``resume``."""
+def _newer(folders: Sequence[Path], resume: str, where: str, own: frozenset[str]) -> _Found:
+    """The newest checkpoint that the run itself saved after ``resume``; else ``resume``.
+
+    ``where``: that one is, perhaps in memory.
+    """
     step = -1
     if resume:
         with contextlib.suppress(ValueError):  # it is gone
-            step = manifest.read(Path(resume)).step
+            step = manifest.read(Path(where)).step
     found = search(folders, runs=own, above=step)
     remarks = found.remarks if found.has_damaged else ()  # unfinished ones are no news here
     if found.newest is not None:

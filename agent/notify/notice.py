@@ -43,8 +43,11 @@ def notices(
     job, count = decision.job, account.over - known.over
     over = account.recent[-count:] if count else ()
     yield from _failures(known.present, over, account.present)
-    if isinstance(event, ev.DumpCommitted) and job.resume != before.resume:
+    is_new = isinstance(event, ev.DumpCommitted) and job.resume != before.resume
+    if isinstance(event, ev.DumpCommitted) and is_new and not event.is_early:
         yield Notice(SAVED, f"saved: {event.path}", step=job.saved_step)
+    if isinstance(event, ev.CheckpointWritten) and not event.why_not:
+        yield Notice(SAVED, f"saved: {event.path}", step=event.step)
     for incident in over:
         if incident.answer is Answer.REPLACED:
             ranks, step = tuple(sorted(incident.ranks)), incident.step

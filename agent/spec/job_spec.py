@@ -127,6 +127,8 @@ class DumpSpec(NamedTuple):
     places: int = 2  # folders to try: the script's and the fallback
     copies: CopyMode = CopyMode.AUTO  # --protect-memory: of the state, while training goes on
     copy_every: int = 0  # --protect-every: steps; 0: as often as costs 1 % of the training's time
+    # all ranks restart from what is in memory at once, while it goes to the disk: on one node
+    restarts_from_memory: bool = False
     memory_writers: int = 8  # at most: a core touches 2 GB of memory a second, a GPU has its link
 
     @property
@@ -269,7 +271,8 @@ class JobSpec(NamedTuple):
         if self.nnodes > 1:
             here = range(self.first_rank, self.first_rank + self.nproc)
             replace = replace._replace(near=here, has_nodes=True)
-        return Policy(ranks, self.max_restarts, self.timeouts, self.dump, replace)
+        dump = self.dump._replace(restarts_from_memory=self.nnodes == 1)
+        return Policy(ranks, self.max_restarts, self.timeouts, dump, replace)
 
     @property
     def nnodes(self) -> int:

@@ -42,7 +42,7 @@ class RunEnding:
             reason=action.reason,
             attempt=job.attempt,
             workers=workers,
-            saved=job.resume,
+            saved=job.on_disk,
             lost=why_not_saved(job),
             has_hooks=job.has_hooks,
             gave_up=job.gave_up,

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -39,7 +39,7 @@ from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import JobSpec
-from agent.supervisor.job_view import Holders
+from agent.supervisor.job_view import Action, AgentPort, Holders
 from agent.text.sanitize import encodable
 from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker
@@ -50,82 +50,6 @@ if TYPE_CHECKING:
 
 WRAPPER_S = 0.5  # until a wrapper ends whose rank has died
 CLOSE_S = 5.0  # for file work that nobody waits for any more
-
-# fmt: off
-Action = (
-    do.Tell | do.HoldRanks | do.FreezeRanks | do.SaveRanks | do.CommitDump | do.AbandonDump
-    | do.RefuseRanks | do.ForgetMemory
-)
-# fmt: on
-
-
-class AgentPort(Protocol):
-    """The supervisor, as far as the bridge needs it."""
-
-    def post(self, event: ev.Event) -> None:
-        """Decide on an event."""
-
-    def announce(self) -> None:
-        """Take in every start that has happened already."""
-
-    def settle(self) -> None:
-        """Take in every start and death that has happened already."""
-
-    def worker(self, rank: int) -> Worker:
-        """A rank of the present attempt."""
-
-    def workers(self) -> Sequence[Worker]:
-        """All of the present attempt."""
-
-    def protect(self, pid: int) -> None:
-        """If the agent dies, this process is to get its time to save."""
-
-    def watch(self, path: str) -> None:
-        """A graceful exit may be asked for in this file."""
-
-    def wake(self, rank: int) -> None:
-        """Send SIGCONT to a rank."""
-
-
-class HooksPort(Protocol):
-    """The hooks of a node's ranks, as far as the supervisor needs them."""
-
-    def attach(self, loop: Loop, agent: AgentPort) -> None:
-        """Listen on ``loop``."""
-
-    def begin(self, attempt: int, resume: str) -> None:
-        """An attempt begins."""
-
-    def expect(self, action: do.PrepareRanks) -> None:
-        """These newcomers may say Hello before their attempt begins."""
-
-    def renew(self, action: do.ReplaceRanks, port: int) -> None:
-        """Newcomers join the survivors of the last attempt."""
-
-    def end_attempt(self) -> None:
-        """Every rank is gone."""
-
-    def close(self) -> None:
-        """The job is over."""
-
-    def decided(self, state: JobState, holders: Holders) -> None:
-        """The job is in this state now."""
-
-    def hear_out(self, rank: int) -> int | None:
-        """Take in the last messages of a dead rank; its newest commit, if it is known here."""
-
-    def has_finished(self, rank: int) -> bool:
-        """Whether a rank's script had ended, and the rank was on its way out."""
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether any rank of this attempt has a state to save."""
-
-    def refresh(self, workers: Mapping[int, Worker]) -> None:
-        """Note in ``workers`` how far they are."""
-
-    def act(self, action: Action) -> None:
-        """Carry out a decision; it was made because of what hooks said."""
 
 
 class HooksBridge:
@@ -158,8 +82,8 @@ class HooksBridge:
         self._links = RankLinks(listener, spec.ranks_here, journal)
         self._pages = StatusPages()
         self._shared = SharedPages(self._links, self._pages, spec.ranks_here)
-        kept = partial(self.updates_ready, spec.node_rank)
-        self._copies = PageCopies(self._pages, spec.ranks_here, say, kept)
+        here = partial(self.updates_ready, spec.node_rank)
+        self._copies = PageCopies(self._pages, spec.ranks_here, say, here)
         self._guarding: Guarding | None = None  # no rank has hooks yet
         self._state = JobState.NEW
         self._attempt = 0
@@ -222,7 +146,8 @@ class HooksBridge:
         self._attempt, self._resume = attempt, resume
         self._links.begin(attempt)
         if self._guarding is not None:
-            self._guarding.handshake.begin(attempt, resume)
+            memory = self._guarding.dumps.in_memory(resume)
+            self._guarding.handshake.begin(attempt, resume, memory)
             self._guarding.dumps.begin(attempt)
 
     def expect(self, action: do.PrepareRanks) -> None:
@@ -274,6 +199,7 @@ class HooksBridge:
         if self._guarding is not None:
             self._guarding.dumps.copies.forget()
             self._guarding.dumps.forget()
+            self._guarding.dumps.close()
         self._links.close()
         self._services.files.close(CLOSE_S)
 
@@ -568,6 +494,8 @@ class HooksBridge:
             message._replace(not_replaceable_why=encodable(message.not_replaceable_why))
         )
         self._links.send(rank, self._replicated(rank))
+        if len(self._steps) == self._spec.world_size:
+            self._load().dumps.all_joined()
 
     def _replicated(self, rank: int) -> protocol.Replicated:
         known = self._alike.get(rank)

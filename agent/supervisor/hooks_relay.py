@@ -49,8 +49,8 @@ from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import JobSpec
-from agent.supervisor.hooks_bridge import CLOSE_S, WRAPPER_S, Action, AgentPort
-from agent.supervisor.job_view import Holders
+from agent.supervisor.hooks_bridge import CLOSE_S, WRAPPER_S
+from agent.supervisor.job_view import Action, AgentPort, Holders
 from agent.text.wording import sized
 from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker

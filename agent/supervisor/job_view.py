@@ -1,12 +1,15 @@
-"""What a node knows of the job, and whom it tells what happens."""
+"""What the parts of a node know of the job, and of each other."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.replication import Groups
 from agent.controller.states import JobState
+from agent.hooks.rank_links import Loop
 from agent.workers.worker import Worker
 
 
@@ -48,3 +51,80 @@ class ControllerPort(Protocol):
             state: of the job; ``REPLACING``: others run in their places.
             gone: in the order in which they were started.
         """
+
+
+# fmt: off
+Action = (
+    do.Tell | do.HoldRanks | do.FreezeRanks | do.SaveRanks | do.CommitDump | do.AbandonDump
+    | do.RefuseRanks | do.ForgetMemory
+)
+# fmt: on
+
+
+class AgentPort(Protocol):
+    """The supervisor, as far as the bridge needs it."""
+
+    def post(self, event: ev.Event) -> None:
+        """Decide on an event."""
+
+    def announce(self) -> None:
+        """Take in every start that has happened already."""
+
+    def settle(self) -> None:
+        """Take in every start and death that has happened already."""
+
+    def worker(self, rank: int) -> Worker:
+        """A rank of the present attempt."""
+
+    def workers(self) -> Sequence[Worker]:
+        """All of the present attempt."""
+
+    def protect(self, pid: int) -> None:
+        """If the agent dies, this process is to get its time to save."""
+
+    def watch(self, path: str) -> None:
+        """A graceful exit may be asked for in this file."""
+
+    def wake(self, rank: int) -> None:
+        """Send SIGCONT to a rank."""
+
+
+class HooksPort(Protocol):
+    """The hooks of a node's ranks, as far as the supervisor needs them."""
+
+    def attach(self, loop: Loop, agent: AgentPort) -> None:
+        """Listen on ``loop``."""
+
+    def begin(self, attempt: int, resume: str) -> None:
+        """An attempt begins."""
+
+    def expect(self, action: do.PrepareRanks) -> None:
+        """These newcomers may say Hello before their attempt begins."""
+
+    def renew(self, action: do.ReplaceRanks, port: int) -> None:
+        """Newcomers join the survivors of the last attempt."""
+
+    def end_attempt(self) -> None:
+        """Every rank is gone."""
+
+    def close(self) -> None:
+        """The job is over."""
+
+    def decided(self, state: JobState, holders: Holders) -> None:
+        """The job is in this state now."""
+
+    def hear_out(self, rank: int) -> int | None:
+        """Take in the last messages of a dead rank; its newest commit, if it is known here."""
+
+    def has_finished(self, rank: int) -> bool:
+        """Whether a rank's script had ended, and the rank was on its way out."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether any rank of this attempt has a state to save."""
+
+    def refresh(self, workers: Mapping[int, Worker]) -> None:
+        """Note in ``workers`` how far they are."""
+
+    def act(self, action: Action) -> None:
+        """Carry out a decision; it was made because of what hooks said."""

@@ -25,7 +25,7 @@ from agent.spec import timeouts
 from agent.spec.console import Console
 from agent.spec.job_spec import JobSpec
 from agent.spec.run_facts import RunFacts
-from agent.supervisor.hooks_bridge import HooksPort
+from agent.supervisor.job_view import HooksPort
 from agent.supervisor.requests import Requests
 from agent.supervisor.supervisor import Supervisor
 from agent.workers.starter import Starter

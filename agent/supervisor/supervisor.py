@@ -20,8 +20,7 @@ from agent.controller.states import JobState
 from agent.records.journal import Journal
 from agent.records.worker_output import WorkerOutput
 from agent.spec.job_spec import JobSpec
-from agent.supervisor.hooks_bridge import AgentPort, HooksPort
-from agent.supervisor.job_view import ControllerPort, Holders, JobView
+from agent.supervisor.job_view import AgentPort, ControllerPort, Holders, HooksPort, JobView
 from agent.supervisor.requests import Requests
 from agent.text.ranges import format_ranges
 from agent.workers import processes

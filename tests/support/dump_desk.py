@@ -83,10 +83,10 @@ class Desk:
         self.saving.save(do.SaveRanks(1, STEP, (0,), (1,), place, "", number))
         return dict(self.lines.sent)
 
-    def commit(self, place=do.MEMORY, *, from_memory=False):
+    def commit(self, place=do.MEMORY, **how):
         self.posted.clear()
-        commit = do.CommitDump(1, STEP, place, ((0,),), (), "why", from_memory=from_memory)
-        self.saving.commit(commit)
-        self.files.work()
+        self.saving.commit(do.CommitDump(1, STEP, place, ((0,),), (), "why", **how))
+        if not how.get("is_early"):
+            self.files.work()
         (event,) = self.posted
         return event

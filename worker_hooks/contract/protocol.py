@@ -106,7 +106,10 @@ def runs_of(lineage: str) -> tuple[str, ...]:
 
 
 class Welcome(NamedTuple):
-    """The agent guards this rank; ``resume``: the folder to resume from, or empty."""
+    """The agent guards this rank; ``resume``: the folder to resume from, or empty.
+
+    ``folder``: if that is in memory, and being written, where it will be; a replacement has none.
+    """
 
     resume: str
     refusal: str = ""  # why the rank must exit with code 2
@@ -116,6 +119,7 @@ class Welcome(NamedTuple):
     is_barred: bool = False  # no update may begin before GoOn: peers have not joined yet
     lineage: str = ""  # record ids of the runs that this one resumed, newest first, joined by ":"
     resumed_step: int = 0  # of those runs, that this one began from
+    folder: str = ""
 
 
 class Registered(NamedTuple):

@@ -97,6 +97,7 @@ class ResumePoint(NamedTuple):
     audited: Audited | None  # by a rank that lives
     ready_orders: Sequence[list[int] | None]
     saved: load.LoadedState
+    folder: Path | None  # where it is, or will be; None: in memory only, as others live on
     quick_digest: str  # of the replicated state if it is in memory, else empty
     fingerprints: tuple[Any, ...]  # of the pieces, after the state had been restored
     deferred: frozenset[str] = frozenset()  # pieces that lack something until the loop
@@ -109,7 +110,7 @@ class ResumePoint(NamedTuple):
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether the checkpoint is in memory only: nobody has saved this step to the disk."""
+        """Whether the checkpoint was read in memory."""
         return bool(self.quick_digest)
 
 
@@ -128,6 +129,7 @@ def restore_replicated(
     live: tuple[int, str] | None = None,
     *,
     is_new: bool = False,
+    saved_in: str = "",
 ) -> ResumePoint:
     """Restore the replicated state of a verified checkpoint.
 
@@ -137,6 +139,7 @@ def restore_replicated(
         env: who this process is.
         live: the step that the registered tensors are whole as of, and their digest; if the
             checkpoint has the same, they are not read.
+        saved_in: the folder to which a checkpoint in memory is being written, as all ranks restart.
         is_new: the script has only begun. What it had changed later, a group added to an optimizer
             or a layer to a model, it may change again before its loop.
 
@@ -192,9 +195,10 @@ def restore_replicated(
         late_buffers=late_buffers,
         changing=frozenset(facts.get("changing", ())),
         # a script that is started anew may be another
-        audited=Audited(*audited) if is_in_memory and audited else None,
+        audited=Audited(*audited) if is_in_memory and audited and not saved_in else None,
         ready_orders=facts.get("ready_orders", ()),
         saved=saved,
+        folder=Path(saved_in) if saved_in else None if is_in_memory else Path(saved.folder),
         quick_digest=saved.digest if manifest.kind == manifests.MEMORY_KIND else "",
         fingerprints=tuple(map(_fingerprint, pieces)),
         deferred=deferred,

@@ -159,7 +159,7 @@ class DataLoop:
         self._resume_point = point
         self._reshaped |= point.deferred
         self._replication.resumed()
-        self.reducers.expect(point.ready_orders, are_none=point.is_in_memory)
+        self.reducers.expect(point.ready_orders, are_none=point.folder is None)
         self.epoch = point.epoch
         self.tracker.resume_loss(point.loss)
 

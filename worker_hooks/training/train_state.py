@@ -109,8 +109,11 @@ class TrainState:
         self._is_exiting = False  # the script knows that it is to exit
         self.checkpoint_context = CheckpointContext(env, self._guard, self._committed)
         if folder is not None:
-            pieces = self._committed.pieces
-            self._resume_at(resume.restore_replicated(pieces, folder, env, is_new=True))
+            pieces, welcome = self._committed.pieces, self._guard.welcome
+            saved_in = "" if welcome is None else welcome.folder
+            self._resume_at(
+                resume.restore_replicated(pieces, folder, env, is_new=True, saved_in=saved_in)
+            )
         self._callbacks.tell("begin", self)
 
     # --- for the script ---------------------------------------------------------------------------
@@ -328,16 +331,17 @@ class TrainState:
         self._loop.resume_at(point)
         env = self._guard.env
         context = self.checkpoint_context._replace(env=env)
-        if point.is_in_memory:
+        if point.folder is None:
             self.checkpoint_context = context._replace(memory_step=point.step)
             return
-        self._guard.resumed_step = point.step
+        if not point.is_in_memory:  # else it is being written, and may never be
+            self._guard.resumed_step = point.step
         welcome, found = self._guard.welcome, point.saved.manifest
         known = () if welcome is None else protocol.runs_of(welcome.lineage)
         runs = manifest.past(found, known, own=env.record_id)
         is_restart = found.record_id == env.record_id
         self.checkpoint_context = context._replace(
-            resumed_folder=Path(point.saved.folder),
+            resumed_folder=point.folder,
             lineage=":".join(runs),
             resumed_step=welcome.resumed_step if welcome and is_restart else point.step,
         )

@@ -115,6 +115,13 @@ RESTARTED = [
     (reg(0, 0, 1), "running"),
 ]
 
+AT_ONCE = asked(1, max_restarts=2, restarts_from_memory=True)
+EARLY = ev.DumpCommitted(1, "/d", is_early=True)
+FROM_MEMORY = [
+    *after(1), (at(0, 7), "committing", f"commit 5 by 0 from a copy early; {COMMITS}", LOST),
+    (EARLY, "starting", f"forget; {AGAIN_FROM}", "step 5 is in memory, and is being saved in /d, from a copy in memory"), (up(0, 1), "running"),
+]  # fmt: skip
+AGAIN_2 = "sweep; start 2{}; deadline starting 600"
 NODES = asked(2, node_wait_s=600.0, has_nodes=True)
 NO_COPY = "; the copy of step 5 in memory is lost with the node"
 NODE_LOST = [
@@ -154,6 +161,34 @@ HISTORIES = [
     ("it lets go of its state, and hangs", ONE, [
         *after(1), (cut(0), "running"), (hangs(0), "committing", f"KILL 0; {written()}", "rank 0 let go of its state"), (gone(0, -9), "committing"), (saved(1), "starting", f"forget; {AGAIN_FROM}", "step 5 is saved in /d")]),
     ("it lets go of its state when it is asked for it", ONE, [*after(1), HUNG, (cut(0), "committing", instead(), "rank 0 let go of its state")]),
+    # --- all restart from memory at once
+    ("it is written meanwhile", AT_ONCE, [
+        *FROM_MEMORY, (ev.CheckpointWritten(1, 5, "/d"), "running"), (gone(0, -9, 1), "starting", AGAIN_2.format(" from /d"), "step 5 is saved in /d")]),
+    ("it is written while a rank is stopped", AT_ONCE, [
+        *after(1), HUNG, (late("freezing"), "committing", "abandon; commit 5 by 0 from a copy early; deadline committing 20", "did not answer"),
+        (ev.DumpCommitted(2, "/d", is_early=True), "stopping", f"forget; TERM 0; {STOP}", "is being saved in /d"), (ev.CheckpointWritten(2, 5, "/e"), "stopping"),
+        (gone(0, -9), "starting", AGAIN_FROM.replace("/d", "/e"), "step 5 is saved in /e, from a copy in memory")]),
+    ("it is written to another folder", AT_ONCE, [
+        *FROM_MEMORY, (ev.CheckpointWritten(1, 5, "/e"), "running"), (gone(0, -9, 1), "starting", AGAIN_2.format(" from /e"), "step 5 is saved in /e")]),
+    ("they fail again before it is written: it is in memory as before", AT_ONCE, [
+        *FROM_MEMORY, (gone(0, -9, 1), "starting", AGAIN_2.format(" from /d"), "step 5 is in memory, and is being saved in /d")]),
+    ("no folder can take it: it stays in memory", AT_ONCE, [
+        *FROM_MEMORY, (ev.CheckpointWritten(1, 5, "/d", "no space left"), "running"), (gone(0, -9, 1), "starting", AGAIN_2.format(" from /d"), "step 5 is in memory only (no space left)")]),
+    ("a newer copy is on its way, too: the older one counts if that is lost", AT_ONCE, [
+        *FROM_MEMORY, (reg(0, 5, 1), "running"), (copied(8, attempt=1), "running"),
+        (at(0, 9, 1), "committing", f"commit 8 by 0 from a copy early; {COMMITS}", "step 8 is the newest copy"),
+        (ev.DumpCommitted(2, "/e", is_early=True), "starting", f"forget; {AGAIN_2.format(' from /e')}", "step 8 is in memory"),
+        (ev.CheckpointWritten(1, 5, "/d"), "starting"), (ev.CheckpointWritten(2, 8, "/e", "read-only"), "starting"), (up(0, 2), "running"),
+        (gone(0, -9, 2), "failed", "sweep; finish failed 1", "step 8 is in memory only (read-only)")]),
+    ("what was lost counts for nothing once there is a newer one", AT_ONCE, [
+        *FROM_MEMORY, (ev.CheckpointFound(1, "/new", 6), "running"), (ev.CheckpointWritten(1, 5, "/d", "no space left"), "running"),
+        (gone(0, -9, 1), "starting", AGAIN_2.format(" from /new"), "step 6 is saved in /new")]),
+    ("a stop is asked for meanwhile: nothing follows", AT_ONCE, [*FROM_MEMORY[:-1], (ask(SIGTERM), "stopping", f"cancel; {STOP}")]),
+    ("the state cannot be held in memory", AT_ONCE, [
+        *FROM_MEMORY[:-2], (unsaved(1, place=False), "starting", f"forget; abandon; {AGAIN}", "nor is the copy of step 5 (no space left)")]),
+    ("no restart follows: it is written first", asked(1, max_restarts=0, restarts_from_memory=True), [
+        *after(1), (at(0, 7), "committing", written(), LOST), (saved(1), "failed", "forget; sweep; finish failed 1", "step 5 is saved in /d")]),
+    ("a stop was asked for before: it is written first", AT_ONCE, [*after(1), HELD, (at(0, 7), "committing", written(), "step 7 is not saved")]),
     # --- a node is lost, and what its ranks had copied
     ("what is left of it is no copy: a restart from the beginning", NODES, [
         *NODE_LOST, (at(0, 7), "starting", f"abandon; {AGAIN}", f"step 7 is not saved: no rank holds it whole: ranks 0, 1 ended{NO_COPY}")]),

@@ -5,6 +5,7 @@ Not a test itself.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from signal import SIGKILL
 from typing import TYPE_CHECKING
@@ -40,6 +41,15 @@ class Copies:
         self.mode = self.rng.choice(ways) if self.are_taken else CopyMode.OFF
         self.losses = Random(f"node deaths {replicas.node.seed}")
         self.are_nodes_lost = self.are_taken and self.losses.random() < 0.2
+
+        self.are_read_early = self.are_taken and self.losses.random() < 0.5
+
+    def write(self, action: do.CommitDump, path: str, least_s: float) -> None:
+        """What ranks restart from in memory is on the disk sooner or later, or never."""
+        written = ev.CheckpointWritten(action.dump_id, action.step, path)
+        if self.losses.random() < 0.2:
+            written = replace(written, why_not="no space left")
+        self.node.tell(written, self.node.now + least_s + self.losses.random() * 20.0)
 
     def why_lost(self, exit_code: int) -> str:
         """Why nobody saw a rank end: sometimes it was its node that died."""
@@ -141,6 +151,9 @@ class CopyWatch:
         ]
         if [set(each) for each in action.holders] != (sides if len(sides) > 1 else []):
             self.broken(f"{action}, but its holders are {sides}")
+        may_restart = watch.starts <= self.node.policy.max_restarts and not watch.stop.is_asked
+        if action.is_early and not (may_restart and self.node.replicas.copies.are_read_early):
+            self.broken(f"{action}, but no restart follows")
         if action.is_disputed or action.odd:
             self.broken(f"{action}, is not disputed: each part is its own")
         self.order, dump.open, dump.is_fall = action, True, True

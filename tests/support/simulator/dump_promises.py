@@ -70,6 +70,7 @@ class DumpWatch:
         self.is_refused = False
         self.is_disputed = False  # nobody knows which of the saved states is right
         self.paths: dict[int, str] = {}
+        self.unwritten: set[str] = set()  # folders that can take nothing, as was heard
 
     def reachable(self) -> set[int]:
         return self.watch.running & self.registered - self.cut - self.watch.replacing.hung
@@ -113,6 +114,8 @@ class DumpWatch:
                 self.raised(before, event)
             case ev.DumpCommitted() if event.dump_id == self.last_id:
                 self.committed(event)
+            case ev.CheckpointWritten() if event.why_not:
+                self.unwritten.add(event.path)
             case ev.DeadlinePassed() if event.state is before.state and self.is_now(event):
                 self.out_of_patience(event.state)
             case _ if self.is_asked and getattr(event, "dump_id", None) == self.last_id:
@@ -505,7 +508,8 @@ class DumpWatch:
             self.broken(f"{finish} while dump {self.last_id} is open")
         if finish.state is JobState.SUCCEEDED:
             return
-        if self.path is not None and self.path not in finish.reason:
+        where = "in memory only" if self.path in self.unwritten else self.path
+        if where is not None and where not in finish.reason:
             self.broken(f"{finish} does not name {self.path}")
         if self.ever_registered and "step" not in finish.reason and "commit" not in finish.reason:
             self.broken(f"{finish} does not say what became of the state")

@@ -137,6 +137,7 @@ class Node:
             join_s=rng.choice((3.0, 10.0)),
             copies=self.replicas.copies.mode,
             node_wait_s=600.0,
+            restarts_from_memory=self.replicas.copies.are_read_early,
         )
         self.story = Story(seed, self.policy)
         self.job = Job(self.policy)

@@ -383,4 +383,7 @@ class Replicas:
         else:
             disk.dumps[path] = action.step
         longest_s = 1.0 if rng.random() < self.climate.late else 0.0
-        node.tell(ev.DumpCommitted(action.dump_id, path), node.now + rng.random() * longest_s)
+        committed = ev.DumpCommitted(action.dump_id, path, is_early=action.is_early)
+        node.tell(committed, node.now + rng.random() * longest_s)
+        if action.is_early:
+            self.copies.write(action, path, longest_s)

@@ -165,7 +165,13 @@ def test_a_stop_can_be_asked_for_in_every_state_that_lasts():
 
 def test_the_table_names_real_events():
     named = {event for events in MOVES.values() for event in events}
-    only_noted = {"CheckpointFound", "ReplacementAged", "StateCopied", "VoteOpened"}
+    only_noted = {
+        "CheckpointFound",
+        "CheckpointWritten",
+        "ReplacementAged",
+        "StateCopied",
+        "VoteOpened",
+    }
     alike = {"ExitRequestedByFile", "DumpProgressed"}
     assert named == {each.__name__ for each in ev.Event.__args__} - only_noted - alike
 

@@ -8,6 +8,7 @@ import errno
 import gc
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -289,6 +290,119 @@ def test_a_place_that_fails_for_what_is_in_memory_is_followed_by_the_fallback(de
     event = desk.commit(1, from_memory=True)
     assert event.path.startswith(str(tmp_path / "dumps"))
     assert "Not a directory" in desk.said[-1] or "File exists" in desk.said[-1]
+
+
+# --- all ranks restart from it while it is written -----------------------------------------------
+
+
+@pytest.fixture
+def early(desk):
+    """It is in memory, and on its way to its folder; what it was before is freed with the attempt."""
+    desk.saving.hear(written(desk.save()[0].folder, 0))
+    desk.commit()
+    desk.before = desk.commit(0, from_memory=True, is_early=True)
+    desk.saving.forget()
+    yield desk
+    desk.files.work()
+    desk.saving.close()
+    gc.collect()
+    assert files() == 0
+
+
+def read(memory):
+    """The files of a checkpoint in memory, as a rank finds them."""
+    about, folder = manifest.read(Path(memory)), Path(memory).parent
+    return {(one.kind, one.rank): (folder / one.file).read_bytes() for one in about.shards}
+
+
+def test_ranks_find_it_in_memory_until_it_is_written_and_all_have_it(early, tmp_path):
+    folder = str(tmp_path / "ckpt" / f"{NAME}{STEP}")
+    assert early.before == ev.DumpCommitted(1, folder, is_early=True)
+    memory = early.saving.in_memory(folder)
+    found = read(memory)
+    assert found.keys() == {("private", 0), ("private", 1), ("replicated", 0)}
+    assert early.saving.in_memory(folder) == memory  # they failed again
+    early.files.work()
+    assert early.posted[-1] == ev.CheckpointWritten(1, STEP, folder)
+    assert manifest.verify(Path(folder), manifest.read(Path(folder))) == []
+    assert early.said[-1].startswith(f"step {STEP} saved from memory in ")
+    assert read(memory) == found  # a rank may be late
+    early.saving.all_joined()
+    assert files() == 0
+
+
+def test_who_has_it_needs_no_memory_but_for_the_folder(early, tmp_path):
+    folder = str(tmp_path / "ckpt" / f"{NAME}{STEP}")
+    assert early.saving.in_memory(folder)
+    early.saving.all_joined()
+    assert files() > 0
+    early.files.work()
+    assert files() == 0
+    assert early.saving.in_memory(folder) == ""
+
+
+def test_an_attempt_after_it_was_written_reads_the_folder(early, tmp_path):
+    folder = str(tmp_path / "ckpt" / f"{NAME}{STEP}")
+    early.files.work()
+    assert early.saving.in_memory(folder) == ""
+    assert files() == 0
+
+
+def test_where_the_folder_takes_nothing_the_fallback_does(early, tmp_path):
+    (tmp_path / "ckpt").write_text("in the way")
+    early.files.work()
+    told = early.posted[-1]
+    assert told.path.startswith(str(tmp_path / "dumps"))
+    assert not told.why_not
+    assert manifest.verify(Path(told.path), manifest.read(Path(told.path))) == []
+    assert "Not a directory" in early.said[-1] or "File exists" in early.said[-1]
+    early.saving.all_joined()
+
+
+def test_where_no_folder_takes_it_that_is_said_and_it_stays_in_memory(early, tmp_path):
+    for name in ("ckpt", "dumps"):
+        (tmp_path / name).write_text("in the way")
+    memory = early.saving.in_memory(early.before.path)
+    early.files.work()
+    assert early.posted[-1].why_not
+    assert early.said[-1].startswith(f"step {STEP} is not saved: ")
+    early.saving.all_joined()
+    assert early.saving.in_memory(early.before.path) == memory  # for the next failure
+    assert read(memory)
+
+
+def test_another_dump_does_not_disturb_it(early, tmp_path):
+    early.saving.freeze(do.FreezeRanks((0, 1), 2, "rank 2 died again"))
+    early.saving.save(do.SaveRanks(2, STEP + 1, (0,), (1,), 0, ""))
+    early.saving.abandon()
+    early.files.work()
+    assert early.posted[-1] == ev.CheckpointWritten(
+        1, STEP, str(tmp_path / "ckpt" / f"{NAME}{STEP}")
+    )
+    early.saving.all_joined()
+
+
+def test_the_end_of_the_job_waits_for_it(early, tmp_path):
+    done = []
+    thread = threading.Thread(target=lambda: done.append(early.saving.close()))
+    thread.start()
+    early.files.work()
+    thread.join(60)
+    assert done == [None]
+    assert manifest.read(tmp_path / "ckpt" / f"{NAME}{STEP}").step == STEP
+
+
+def test_the_end_of_the_job_waits_for_no_dead_disk(early, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        early.saving,
+        "_spec",
+        early.saving._spec._replace(dump=early.saving._spec.dump._replace(stall_s=0.3)),
+    )
+    early.saving.close()  # nothing works
+    assert (
+        early.said[-1]
+        == f"step {STEP} is not saved: {tmp_path / 'ckpt' / f'{NAME}{STEP}'} takes nothing more"
+    )
 
 
 def test_large_private_state_is_written_by_the_thread(pages, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from agent.controller import events as ev
 from agent.hooks.handshake import Handshake
 from agent.spec.job_spec import DumpSpec
 from worker_hooks.contract.protocol import Hello, Welcome
-from worker_hooks.storage.manifest import Manifest, Shard, write
+from worker_hooks.storage.manifest import Manifest, Shard, encode, write
 
 ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # sha256 of abc
 
@@ -61,6 +62,37 @@ def dump(folder: Path, step: int, content: bytes = b"abc", by: str = "rec"):
 def test_a_rank_is_told_the_times_and_where_to_save(desk, tmp_path):
     desk.hello(0, tmp_path / "ckpt")
     assert desk.welcome(0) == Welcome("", "", str(tmp_path / "dumps"), 3, 4)
+
+
+MEMORY = "/proc/5/fd/9"
+
+
+def test_ranks_read_in_memory_what_is_being_written(desk, tmp_path):
+    desk.handshake.begin(1, "/ckpt/step_7", MEMORY)
+    desk.hello(0, tmp_path)
+    assert (desk.welcome(0).resume, desk.welcome(0).folder) == (MEMORY, "/ckpt/step_7")
+    assert not desk.welcome(0).is_barred
+    assert desk.handshake.resumed == "/ckpt/step_7"
+    desk.handshake.begin(2, "/ckpt/step_7")
+    desk.hello(1, tmp_path)
+    assert (desk.welcome(1).resume, desk.welcome(1).folder) == ("/ckpt/step_7", "")
+
+
+@pytest.mark.parametrize("step", [6, 7, 8])
+def test_of_what_is_in_memory_and_what_the_run_has_saved_the_newer_counts(desk, tmp_path, step):
+    saved = dump(tmp_path / "periodic", step)
+    about = Manifest("memory", 7, 0, 1, 1, 0, "rec", "why", 1.0, ())
+    file = os.memfd_create("manifest")
+    os.write(file, encode(about))
+    memory = f"/proc/{os.getpid()}/fd/{file}"
+    desk.handshake.begin(1, "/ckpt/step_7", memory)
+    desk.hello(0, tmp_path / "ckpt", periodic=tmp_path / "periodic")
+    desk.files.work()
+    os.close(file)
+    found = desk.welcome(0)
+    assert found.resume == (str(saved) if step == 8 else memory)
+    assert found.folder == ("" if step == 8 else "/ckpt/step_7")
+    assert [each.step for each in desk.posted] == ([8] if step == 8 else [])
 
 
 def test_an_attempt_that_resumes_tells_every_rank(desk, tmp_path):

@@ -25,6 +25,8 @@ def test_ranks_are_numbered_through_the_nodes(nodes, node_rank, here):
 
 def test_one_node_has_all_ranks():
     assert ALONE.ranks_here == ALONE.policy.ranks == (0, 1, 2)
+    assert ALONE.policy.dump.restarts_from_memory
+    assert not ALONE._replace(nodes=(3, 1)).policy.dump.restarts_from_memory
     assert (ALONE.world_size, ALONE.nnodes, ALONE.first_rank) == (3, 1, 0)
 
 
