@@ -2,14 +2,11 @@
 
 import asyncio
 from base64 import b64encode
-from functools import partial
 from signal import SIGKILL, SIGTERM
 
 import pytest
 from support.node_cluster import START, Cluster, FakeLink
-from support.node_cluster import wish as came
 
-from agent.arrivals.resize import Resize
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
@@ -17,7 +14,6 @@ from agent.failure.evidence import ErrorFile, Evidence, WorkerEnd
 from agent.failure.evidence_json import as_json
 from agent.machine.process_use import ProcessNews
 from agent.nodes.line import Loss, LossKind
-from agent.nodes.messages import Refused, Spare
 from agent.nodes.run_messages import (
     Beats,
     CopyProgressed,
@@ -26,7 +22,6 @@ from agent.nodes.run_messages import (
     FromRank,
     JobKnown,
     MemoryTaken,
-    NodeFacts,
     Order,
     PageNews,
     PageSeen,
@@ -43,7 +38,6 @@ from agent.nodes.run_messages import (
     pack_said,
     unpack_said,
 )
-from agent.spec.job_spec import ClusterSpec, HandSpec
 from agent.supervisor import all_nodes as module
 from agent.supervisor.job_view import Holders, JobView
 from worker_hooks.contract import protocol
@@ -53,6 +47,17 @@ from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, Shard
 GONE = Loss(LossKind.PROOF, "closed the line")
 SILENT = Loss(LossKind.SILENCE, "is lost (Connection timed out)")
 SWEEP = do.Sweep("all are gone")
+
+
+@pytest.fixture
+def waiting():
+    """A job that waits for another node where one is lost."""
+    loop = asyncio.new_event_loop()
+    cluster = Cluster(loop, wait_s=600.0)
+    cluster.start(2, 3, 4)
+    yield cluster
+    cluster.door.close()
+    loop.close()
 
 
 @pytest.fixture
@@ -524,97 +529,3 @@ def test_a_node_that_is_the_next_one_no_more_leaves_its_copies(waiting, monkeypa
     waiting.all._admit(1, None)
     assert waiting.hooks.copies == waiting.others[0].keep_page
     assert PagesLeft() in waiting.links[1].said
-
-
-# --- spare nodes ----------------------------------------------------------------------------------
-
-
-wish = partial(came, is_spare=True)
-
-
-@pytest.fixture
-def waiting():
-    """A job that waits for another node where one is lost."""
-    loop = asyncio.new_event_loop()
-    cluster = Cluster(loop, wait_s=600.0)
-    cluster.start(2, 3, 4)
-    yield cluster
-    cluster.door.close()
-    loop.close()
-
-
-def test_a_spare_node_waits_and_is_said_once(waiting):
-    spare = Spare(tuple(waiting.all._doorkeeper.facts))
-    assert [waiting.all._judge(wish(), "10.0.0.4") for _ in range(2)] == [spare, spare]
-    assert waiting.said == ["a spare node has come (d): it takes the place of a lost one"]
-
-
-def test_a_spare_node_gets_the_place_of_the_first_lost_one_of_its_size(waiting, monkeypatch):
-    seated = []
-    monkeypatch.setattr(
-        waiting.all._door, "seat", lambda: seated.append(waiting.all._judge(wish(), "10.0.0.4"))
-    )
-    waiting.links[1].lose(GONE)  # of one worker
-    assert seated.pop() == Spare(tuple(waiting.all._doorkeeper.facts))
-    waiting.links[0].lose(GONE)
-    place = seated.pop()
-    assert place.node_rank == 1
-    assert place.begin.nodes[1] == NodeFacts(1, "d", "10.0.0.4", 3, 77)
-
-
-@pytest.mark.parametrize(
-    ("join", "why"),
-    [
-        (wish(nproc=2), "this node has 2 workers, but those that it could replace have 1 or 3"),
-        (wish(is_spare=False), "let it wait for one with --spare-node"),
-        (wish(is_spare=False, rank=1), "let it wait for one with --spare-node"),
-    ],
-)
-def test_who_can_take_no_place_does_not_wait(waiting, join, why):
-    answer = waiting.all._judge(join, "10.0.0.4")
-    assert isinstance(answer, Refused)
-    assert why in answer.why
-    assert answer.exit_code == 2
-
-
-def test_a_node_that_comes_late_where_more_may_come_waits_as_a_spare(waiting):
-    late = wish()._replace(is_spare=False)
-    assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)
-    waiting.size(Resize(2, 4, 3))
-    assert waiting.all._judge(late, "10.0.0.4") == Spare(tuple(waiting.all._doorkeeper.facts))
-    waiting.size(Resize(2, 3, 3))  # all have come
-    assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)
-    waiting.all._doorkeeper.facts = waiting.all._doorkeeper.facts[:1]
-    why = waiting.all._judge(wish(), "10.0.0.4").why
-    assert why == "the job runs on one node, whose place no other one can take"
-
-
-def test_a_job_that_began_with_fewer_nodes_numbered_them_anew(waiting, monkeypatch):
-    monkeypatch.setattr(waiting.all._door, "seat", lambda: None)
-    waiting.size(Resize(2, 9, 3))
-    waiting.links[0].lose(GONE)
-    back = wish()._replace(is_spare=False, node_rank=7)  # as its command says
-    assert waiting.all._judge(back, "10.0.0.4").node_rank == 1
-
-
-def test_a_worker_that_is_started_again_by_hand_has_its_own_place(waiting, monkeypatch):
-    monkeypatch.setattr(waiting.all._door, "seat", lambda: None)
-    waiting.spec.cluster = ClusterSpec(3, by_hand=HandSpec(has_worker=False))
-    waiting.all._doorkeeper.facts[1] = waiting.all._doorkeeper.facts[1]._replace(
-        name="worker_0", nproc=1
-    )
-    waiting.all._doorkeeper.facts[2] = waiting.all._doorkeeper.facts[2]._replace(
-        name="worker_1", nproc=1
-    )
-    again = wish(nproc=1, is_spare=False)._replace(name="worker_1")
-    assert isinstance(waiting.all._judge(again, "10.0.0.4"), Spare)  # that one lives yet
-    for link in waiting.links:
-        link.lose(GONE)
-    place = waiting.all._judge(again, "10.0.0.4")
-    assert (place.node_rank, place.begin.nodes[2].name) == (2, "worker_1")
-    assert waiting.all._judge(again._replace(name="new"), "10.0.0.4").node_rank == 1
-
-
-def test_no_spare_node_waits_where_no_place_is_ever_free(cluster):
-    assert isinstance(answer := cluster.all._judge(wish(), "10.0.0.4"), Refused)
-    assert "--node-wait=0" in answer.why

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from signal import SIGTERM
 from types import SimpleNamespace
 
@@ -16,12 +17,14 @@ from agent.controller.states import JobState
 from agent.launch.meeting import program_digest
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import LivingRanks, Refused, Spare, SurvivedStep
-from agent.nodes.run_messages import Ended, ToldAgain
+from agent.nodes.run_messages import Ended, NodeFacts, ToldAgain
+from agent.spec.job_spec import ClusterSpec, HandSpec
 from agent.supervisor import all_nodes as module
 from agent.supervisor.job_view import Holders, JobView
 from worker_hooks.contract import protocol
 
 GONE = Loss(LossKind.PROOF, "closed the line")
+spare = partial(wish, is_spare=True)
 
 
 @pytest.fixture
@@ -217,3 +220,83 @@ def test_a_place_that_nobody_takes_is_done_without(waiting, monkeypatch, has_hoo
     waiting.all._give_up(waiting.others[0])
     waiting.controller.ending = ended(state=JobState.FAILED)
     assert waiting.all.goes_on_with == (2 if has_hooks else 0)
+
+
+# --- spare nodes ----------------------------------------------------------------------------------
+
+
+def test_a_spare_node_waits_and_is_said_once(waiting):
+    waits = Spare(tuple(waiting.all._doorkeeper.facts))
+    assert [waiting.all._judge(spare(), "10.0.0.4") for _ in range(2)] == [waits, waits]
+    assert waiting.said == ["a spare node has come (d): it takes the place of a lost one"]
+
+
+def test_a_spare_node_gets_the_place_of_the_first_lost_one_of_its_size(waiting, monkeypatch):
+    seated = []
+    monkeypatch.setattr(
+        waiting.all._door, "seat", lambda: seated.append(waiting.all._judge(spare(), "10.0.0.4"))
+    )
+    waiting.links[1].lose(GONE)  # of one worker
+    assert seated.pop() == Spare(tuple(waiting.all._doorkeeper.facts))
+    waiting.links[0].lose(GONE)
+    place = seated.pop()
+    assert place.node_rank == 1
+    assert place.begin.nodes[1] == NodeFacts(1, "d", "10.0.0.4", 3, 77)
+
+
+@pytest.mark.parametrize(
+    ("join", "why"),
+    [
+        (spare(nproc=2), "this node has 2 workers, but those that it could replace have 1 or 3"),
+        (spare(is_spare=False), "let it wait for one with --spare-node"),
+        (spare(is_spare=False, rank=1), "let it wait for one with --spare-node"),
+    ],
+)
+def test_who_can_take_no_place_does_not_wait(waiting, join, why):
+    answer = waiting.all._judge(join, "10.0.0.4")
+    assert isinstance(answer, Refused)
+    assert why in answer.why
+    assert answer.exit_code == 2
+
+
+def test_a_node_that_comes_late_where_more_may_come_waits_as_a_spare(waiting):
+    late = spare()._replace(is_spare=False)
+    assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)
+    waiting.size(Resize(2, 4, 3))
+    assert waiting.all._judge(late, "10.0.0.4") == Spare(tuple(waiting.all._doorkeeper.facts))
+    waiting.size(Resize(2, 3, 3))  # all have come
+    assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)
+    waiting.all._doorkeeper.facts = waiting.all._doorkeeper.facts[:1]
+    why = waiting.all._judge(spare(), "10.0.0.4").why
+    assert why == "the job runs on one node, whose place no other one can take"
+
+
+def test_a_job_that_began_with_fewer_nodes_numbered_them_anew(waiting, monkeypatch):
+    monkeypatch.setattr(waiting.all._door, "seat", lambda: None)
+    waiting.size(Resize(2, 9, 3))
+    waiting.links[0].lose(GONE)
+    back = spare()._replace(is_spare=False, node_rank=7)  # as its command says
+    assert waiting.all._judge(back, "10.0.0.4").node_rank == 1
+
+
+def test_a_worker_that_is_started_again_by_hand_has_its_own_place(waiting, monkeypatch):
+    monkeypatch.setattr(waiting.all._door, "seat", lambda: None)
+    waiting.spec.cluster = ClusterSpec(3, by_hand=HandSpec(has_worker=False))
+    waiting.all._doorkeeper.facts[1] = waiting.all._doorkeeper.facts[1]._replace(
+        name="worker_0", nproc=1
+    )
+    waiting.all._doorkeeper.facts[2] = waiting.all._doorkeeper.facts[2]._replace(
+        name="worker_1", nproc=1
+    )
+    again = spare(nproc=1, is_spare=False)._replace(name="worker_1")
+    assert isinstance(waiting.all._judge(again, "10.0.0.4"), Spare)  # that one lives yet
+    for link in waiting.links:
+        link.lose(GONE)
+    place = waiting.all._judge(again, "10.0.0.4")
+    assert (place.node_rank, place.begin.nodes[2].name) == (2, "worker_1")
+    assert waiting.all._judge(again._replace(name="new"), "10.0.0.4").node_rank == 1
+
+
+def test_no_spare_node_waits_where_no_place_is_ever_free(cluster):
+    assert isinstance(answer := cluster.all._judge(spare(), "10.0.0.4"), Refused)
+    assert "--node-wait=0" in answer.why
