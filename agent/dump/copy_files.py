@@ -63,7 +63,7 @@ class CopyFiles:
         Raises:
             KeyError: there is no such set, or it has no files of such a rank.
         """
-        files = self._sets[number]
+        files = self._sets.get(number, {})  # a controller without ranks has none
         return tuple(one._replace(file=str(files[one.rank][one.kind == PRIVATE])) for one in shards)
 
     def close(self) -> None:

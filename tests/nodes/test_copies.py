@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 import pytest
+from support.hand_jobs import start_all
 from support.jobs import WORKERS, Launcher, poll
 from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left
 from support.node_trainings import saved
@@ -95,6 +96,19 @@ def test_replicas_on_two_nodes_that_all_die_go_on_from_the_newest_copy(
     step = max(each["step"] for each in job.head.seen("StateCopied"))
     kill(job, range(4))
     check_resumed(jobs, job, step, undisturbed("hsdp"), "hsdp")
+
+
+def test_a_scheduler_without_ranks_has_the_workers_write_their_copies(
+    jobs: NodeJobs, undisturbed: Undisturbed
+) -> None:
+    job = start_all(jobs, "--max-restarts=1", SCRIPT, "fsdp", STEPS, PAUSE)
+    job.head.await_seen("StateCopied")
+    step = max(each["step"] for each in job.head.seen("StateCopied"))
+    kill(job, (1, 2))
+    check_resumed(jobs, job, step, undisturbed("fsdp"), "fsdp")
+    assert (
+        "; a worker's msrun that dies takes its copies along, training resumes" in job.head.errors
+    )
 
 
 def test_what_dies_with_its_node_is_lost_and_the_newest_checkpoint_counts(

@@ -20,6 +20,7 @@ from agent.controller.job import Copies
 from agent.controller.replication import groups_to_copy
 from agent.controller.states import JobState
 from agent.spec.job_spec import CopyMode
+from worker_hooks.contract import protocol
 from worker_hooks.contract.fingerprint import LATE
 
 
@@ -43,6 +44,7 @@ LATE_VALUES = [
 UNREADABLE = same.says(2, 2, {}, problem="model.w is a DTensor"), "running"
 UNCOUNTED = same.says(0, 0, {}, problem="no step is counted"), "running"
 NEVER = copies.copied(-1, why_not="no memory is left"), "running"
+NO_VOTE = protocol.VoteOpened(1, 0, 4, why_not="there is no board"), "running"
 FOUR = groups.MEMORY_TOO._replace(dump=copies.ONE.dump)
 AGAIN = copies.asked(3, is_on=True)
 
@@ -60,6 +62,8 @@ AGAIN = copies.asked(3, is_on=True)
         (same.THREE, same.EQUAL, ()),
         (same.THREE, same.OWN, ((0,), (1,), (2,))),
         (same.THREE, LATE_VALUES, ALL),
+        (groups.MEMORY_TOO, groups.TRAINING, ()),
+        (groups.MEMORY_TOO, [*groups.TRAINING, NO_VOTE], ((0, 2), (1, 3))),
         (rules(ranks=(0,)), running(1), ((0,),)),
         (copies.asked(1, copies=CopyMode.OFF), running(1), ()),
         (copies.asked(3, copies=CopyMode.OFF), same.OWN, ()),
@@ -82,6 +86,8 @@ AGAIN = copies.asked(3, is_on=True)
         "each holds it for the others",
         "each has its own part, by itself",
         "values that only their rank knows",
+        "replica groups that vote on updates",
+        "replica groups that do not",
         "alone, by itself",
         "alone, but not wanted",
         "each has its own part, but not wanted",

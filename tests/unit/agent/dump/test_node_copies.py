@@ -12,6 +12,7 @@ from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.dump import node_copies as module
 from agent.dump.copies import MemoryCopies
+from agent.dump.copy_files import CopyFiles
 from agent.dump.flush import MemoryFlush
 from agent.dump.folder import FolderTarget
 from agent.dump.node_copies import UNKNOWN, CopyGatherer, NodeCopies
@@ -250,6 +251,10 @@ def test_the_newest_stays_while_the_next_is_copied_and_older_ones_go(nodes):
     nodes.wake()
     assert len(os.listdir("/proc/self/fd")) - count == 16
     assert nodes.copies.newest(nodes.posted[-1].step, "") is not None
+
+
+def test_a_controller_without_ranks_has_no_files():
+    assert CopyFiles(()).found(1, ()) == ()
 
 
 def test_no_descriptor_is_left_on_the_other_node(nodes, monkeypatch):
