@@ -49,13 +49,17 @@ class Resize:
         self.expected = left
         return f"the job goes on with {left} node{'' if left == 1 else 's'}"
 
-    def goes_on(self, *, is_saved: bool, asked: str, is_stopped_by_signal: bool) -> bool:
+    def goes_on(
+        self, *, is_done: bool, is_saved: bool, asked: str, is_stopped_by_signal: bool
+    ) -> bool:
         """Whether the run that has ended is gone on with.
 
         Args:
+            is_done: it has come to its end.
             is_saved: its newest step is.
             asked: the first reason why it was asked to exit; empty: it was not.
             is_stopped_by_signal: somebody has stopped it.
         """
         is_ours = asked in {"", self.request}
-        return bool(self.expected) and is_saved and is_ours and not is_stopped_by_signal
+        is_to_end = is_done or is_stopped_by_signal
+        return bool(self.expected) and is_saved and is_ours and not is_to_end

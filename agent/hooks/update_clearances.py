@@ -9,7 +9,7 @@ cleared: so all ranks make an update, or none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from agent.hooks.node_clearance import NodeClearance
 from agent.hooks.rank_links import RankLinks
@@ -60,7 +60,7 @@ class UpdateClearances:
 
     # --- opening --------------------------------------------------------------------------------
 
-    def open(self, attempt: int, registered: Iterable[int], *, is_cut: bool) -> None:
+    def open(self, attempt: int, registered: Collection[int], *, is_cut: bool) -> None:
         """Have all ranks wait for clearances, once all are there; called again and again.
 
         Args:
@@ -69,12 +69,12 @@ class UpdateClearances:
             is_cut: ranks hold different parts of the state.
         """
         if not (self._is_open and (self._is_cut or not is_cut)):
-            known = sorted(registered)
-            if len(known) < self._count:
+            if len(registered) < self._count:
                 return
             if self._is_open:  # they turned out to be no replicas: all answer once more
                 self._steps.clear()
-            self._attempt, self._is_cut, self._is_open, self._owed = attempt, is_cut, True, known
+            self._attempt, self._is_cut, self._is_open = attempt, is_cut, True
+            self._owed = sorted(registered)
         order = protocol.OpenVote(is_over_nodes=True, is_cut=self._is_cut)
         self._owed = [rank for rank in self._owed if not self._send(rank, order)]
 

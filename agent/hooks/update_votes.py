@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from agent.hooks.rank_links import RankLinks
 from agent.records.journal import Journal
@@ -31,7 +31,7 @@ class UpdateVotes:
         self._owed: list[int] = []  # ranks that could not be sent the board yet
         self._steps: dict[int, int] = {}  # by rank: its newest commit when it took the board
 
-    def open(self, attempt: int, registered: Iterable[int], *, is_cut: bool) -> None:  # noqa: ARG002
+    def open(self, attempt: int, registered: Collection[int], *, is_cut: bool) -> None:  # noqa: ARG002
         """Hand a board to all ranks that have none; without memory there is no vote.
 
         Called again and again: the kernel may not take so many descriptors at once.

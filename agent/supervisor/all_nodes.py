@@ -431,6 +431,7 @@ class AllNodes:
         """The nodes with which the job goes on as another one; 0: it does not."""
         ending = self._controller.ending
         goes_on = self._resize.goes_on(
+            is_done=ending.state is JobState.SUCCEEDED,
             is_saved=ending.saved is not None and not ending.lost,
             asked=ending.asked,
             is_stopped_by_signal=bool(ending.signals),

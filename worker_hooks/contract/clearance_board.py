@@ -25,6 +25,7 @@ _MAGIC = 0x31454C43534D  # "MSCLE1"
 _MAGIC_AT, _FIRST_AT, _FIRST_VOTE_AT, _CLEARED_AT, _WAIVED_AT, _MISSES_AT = range(6)
 _WORDS = 8
 MOST_MISSES = 5  # then ranks wait no more
+FORGIVEN = 64  # steps in time, after which those before count no more
 
 
 class ClearanceBoard:
@@ -68,6 +69,9 @@ class ClearanceBoard:
     def clear(self, step: int) -> None:
         """Every rank is ready for the update of this step."""
         self._words[_CLEARED_AT] = step
+        is_on = self._words[_MISSES_AT] < MOST_MISSES
+        if is_on and step >= self._words[_WAIVED_AT] + FORGIVEN:
+            self._words[_MISSES_AT] = 0  # what delayed those was a moment's trouble
 
     def is_cleared(self, step: int) -> bool:
         """Whether every rank was ready for it."""

@@ -35,7 +35,8 @@ def test_it_goes_on_with_fewer_down_to_the_least():
     assert Resize(0, 4, 4).shrink(3) == ""
 
 
-OURS = {"is_saved": True, "asked": "c has come: the job goes on with 3 nodes"}
+ALONE = {"is_done": False, "is_saved": True, "asked": "", "is_stopped_by_signal": False}
+OURS = {"is_done": False, "is_saved": True, "asked": "c has come: the job goes on with 3 nodes"}
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ OURS = {"is_saved": True, "asked": "c has come: the job goes on with 3 nodes"}
     [
         ({}, True),
         ({"is_saved": False}, False),
+        ({"is_done": True}, False),  # as the node came
         ({"asked": "msrun received SIGTERM"}, False),  # before the node came
         ({"is_stopped_by_signal": True}, False),
     ],
@@ -55,10 +57,10 @@ def test_it_goes_on_unless_somebody_stops_it_or_it_is_not_saved(changed, goes_on
 
 
 def test_a_job_of_its_size_ends_as_it_does():
-    assert not Resize(2, 4, 2).goes_on(is_saved=True, asked="", is_stopped_by_signal=False)
+    assert not Resize(2, 4, 2).goes_on(**ALONE)
 
 
 def test_a_lost_node_was_nobodys_request():
     resize = Resize(2, 4, 3)
     resize.shrink(2)
-    assert resize.goes_on(is_saved=True, asked="", is_stopped_by_signal=False)
+    assert resize.goes_on(**ALONE)

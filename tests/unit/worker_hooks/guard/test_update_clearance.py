@@ -8,7 +8,7 @@ import pytest
 from support.gates import LONG_S, Rank, until
 
 from worker_hooks.contract import clearance_board
-from worker_hooks.contract.clearance_board import MOST_MISSES, ClearanceBoard
+from worker_hooks.contract.clearance_board import FORGIVEN, MOST_MISSES, ClearanceBoard
 from worker_hooks.guard import update_clearance
 from worker_hooks.guard.gate import EjectedError, FreezeResult
 from worker_hooks.guard.update_clearance import APART, STALE, UpdateClearance
@@ -142,6 +142,21 @@ def test_replicas_go_on_without_a_clearance_that_does_not_come(board, monkeypatc
     assert len(one.said) == 1
     assert STALE in one.said[0]
     assert f"rank 3 has begun {MOST_MISSES} of them" in one.said[0]
+
+
+def test_what_was_late_long_ago_counts_no_more(board):
+    for step in range(1, 4 * MOST_MISSES):
+        board.waive(step * 2 * FORGIVEN)
+        board.clear(step * 2 * FORGIVEN + FORGIVEN)
+        assert board.is_needed(10**6) is False  # it has not begun
+        board.begin(1)
+        assert board.is_needed(10**6)
+        board.begin(0)
+    for step in range(1, MOST_MISSES + 1):
+        board.waive(10**6 + step)
+    board.clear(10**7)  # who never comes in time is waited for no more
+    board.begin(1)
+    assert not board.is_needed(10**8)
 
 
 def test_the_next_clearance_counts_again(board, monkeypatch):
