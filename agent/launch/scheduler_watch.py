@@ -20,12 +20,14 @@ from agent.launch.doors import Address, DoorWatch
 from agent.nodes.join import JoinedNode, NeverBegunError, NobodyThereError, RefusedError
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import AGAIN
+from agent.nodes.roster import Doors
 
 AGAIN_S = 0.5  # from one try to the next
-GONE_S = 5.0  # that another worker's msrun is gone, until that counts
+GONE_S = 5.0  # that another worker's msrun is gone or silent, until that counts
 REFUSED_S = 10.0  # the same after it was another job's
 SAVING = "ranks of other workers have begun to save, and no scheduler is there"
 GONE = "another worker's msrun has ended, and no scheduler is there"
+SILENT = "another worker's machine is silent, and no scheduler is there"
 
 Dial = Callable[[Callable[[socket.socket], object]], JoinedNode]
 """Dials the scheduler once, and waits until all workers are there; takes what takes the connection,
@@ -42,6 +44,30 @@ def may_train_on(loss: Loss, *, is_calm: bool, is_asked: bool) -> bool:
         is_asked: somebody wants the job to end.
     """
     return loss.kind is LossKind.PROOF and is_calm and not is_asked
+
+
+class LostWorkers:
+    """What is known of the other workers while ranks train without a scheduler. Pure."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None  # that one is lost
+
+    def why(self, doors: Doors, now_s: float) -> str:
+        """Why the ranks cannot train on; empty: they may.
+
+        At the end of training, too, msruns end, some a moment before others.
+
+        Args:
+            doors: of the other workers' msruns.
+            now_s: monotonic.
+        """
+        if not doors.gone | doors.silent:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = now_s
+        elif now_s > self._since_s + GONE_S:
+            return GONE if doors.gone else SILENT
+        return ""
 
 
 class AloneWith(NamedTuple):
@@ -81,7 +107,7 @@ class SchedulerWatch:
         self._is_over = threading.Event()
         self._connection: socket.socket | None = None
         self._doors = DoorWatch(look_at.doors)
-        self._gone_s: float | None = None  # since then another one's msrun has ended
+        self._others = LostWorkers()
         self._timer = loop.call_later(AGAIN_S, self._knock)
         for look in (self._look_for_it, self._look_for_notes):
             threading.Thread(target=look, name="msrun-scheduler", daemon=True).start()
@@ -99,14 +125,9 @@ class SchedulerWatch:
                 self._connection.shutdown(socket.SHUT_RDWR)
 
     def _knock(self) -> None:
-        """At the end of training, too, msruns end, some a moment before others."""
-        now_s = self._loop.time()
-        if not self._doors.look(set(self._look_at.doors)).gone:
-            self._gone_s = None
-        elif self._gone_s is None:
-            self._gone_s = now_s
-        elif now_s > self._gone_s + GONE_S:
-            self._end(GONE, certain=False)
+        doors = self._doors.look(set(self._look_at.doors))
+        if why := self._others.why(doors, self._loop.time()):
+            self._end(why, certain=False)
         if not self._is_over.is_set():
             self._timer = self._loop.call_later(AGAIN_S, self._knock)
 

@@ -9,9 +9,17 @@ from support.jobs import poll
 
 from agent.launch import scheduler_watch as module
 from agent.launch.doors import Address
-from agent.launch.scheduler_watch import GONE, SAVING, AloneWith, SchedulerWatch
+from agent.launch.scheduler_watch import (
+    GONE,
+    SAVING,
+    SILENT,
+    AloneWith,
+    LostWorkers,
+    SchedulerWatch,
+)
 from agent.nodes.join import NeverBegunError, NobodyThereError, RefusedError
 from agent.nodes.messages import AGAIN
+from agent.nodes.roster import Doors
 
 LONG_S = 60
 
@@ -183,6 +191,22 @@ def test_another_workers_msrun_is_gone(worker):
         assert worker.late == []
     worker.until(lambda: worker.late)
     assert worker.late[0] == (GONE, False)
+
+
+@pytest.mark.parametrize(
+    ("doors", "why"),
+    [
+        (Doors(open=frozenset({2})), ""),
+        (Doors(gone=frozenset({2})), GONE),
+        (Doors(silent=frozenset({2}), open=frozenset({3})), SILENT),
+    ],
+)
+def test_a_worker_that_stays_lost_is_not_trained_without(doors, why):
+    others = LostWorkers()
+    assert others.why(doors, 0.0) == ""
+    assert others.why(doors, 10.0) == why
+    assert others.why(Doors(), 11.0) == ""
+    assert others.why(doors, 12.0) == ""
 
 
 def test_nobody_is_told_who_does_not_want_to_know_any_more(worker, tmp_path):
