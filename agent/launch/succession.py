@@ -110,7 +110,8 @@ def saved_step(
         time.sleep(SAVED_LOOK_S)
     step = found.manifest.step
     path = str(found.path.absolute())
-    return SurvivedStep(job.saves_as, job.node_rank, path, step, lineage, program_digest(job))
+    program = program_digest(job)
+    return SurvivedStep(job.saves_as, job.node_rank, path, step, lineage, program, job.nnodes)
 
 
 def meet_again(lost: Continuation, environ: Mapping[str, str], version: str, say: Say) -> Met:

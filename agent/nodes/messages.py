@@ -34,6 +34,8 @@ class SurvivedStep(NamedTuple):
     step: int
     lineage: tuple[str, ...]  # record ids: the job's, then those of the runs that it resumed
     program: str  # a digest of what its ranks run, with which arguments
+    nodes: int = 0  # that the job had, node 0 included; 0: not known
+    attempt: int = 0  # the newest that the node knows of: a later one may have its place, if older
 
 
 class LivingRanks(NamedTuple):

@@ -276,8 +276,27 @@ class Gathering:
     def survivors(self) -> set[int]:
         """The ranks that nodes which are here had before node 0 was lost."""
         own = self._own.survived
+        told = [each.join.survived for each in self._members.values()]
+        return _present([each for each in told if each and own and each.job == own.job])
+
+    def why_too_few(self) -> str:
+        """Why fewer nodes than the job wants may not go on, as a clause; empty: they may.
+
+        They have lost node 0, and this one is in its place: it was started again. Of those that
+        have not come more than half may have begun without it.
+        """
         told = (each.join.survived for each in self._members.values())
-        return {each.node_rank for each in told if each and own and each.job == own.job}
+        jobs: dict[str, list[SurvivedStep]] = {}
+        for survived in filter(None, told):
+            jobs.setdefault(survived.job, []).append(survived)
+        for told_by in jobs.values():
+            here, others = _present(told_by), told_by[0].nodes - 1
+            if 2 * len(here) <= others:
+                return (
+                    f"{len(here)} of the {others} other nodes have come that were in the job: more "
+                    "than half of them may go on elsewhere"
+                )
+        return ""
 
     def node_ranks(self) -> dict[NodeKey, int]:
         """The rank of each node in that roster."""
@@ -385,7 +404,8 @@ class Admission:
     def why_not(self) -> str:
         """Why the nodes that have lost node 0 are not enough; empty: they are, or have not."""
         if self._survivors is None:
-            return ""
+            is_whole = self._gathering.is_complete
+            return "" if is_whole else self._gathering.why_too_few()
         return self._survivors.why_not(self._gathering.survivors(), self.doors)
 
     @property
@@ -423,6 +443,16 @@ def local_rank(others: Iterable[NodeFacts], new: NodeFacts) -> int:
     taken = {each.local_first for each in there}
     firsts = range(0, new.nproc * (len(there) + 1), max(new.nproc, 1))
     return next((first for first in firsts if first not in taken), 0)
+
+
+def _present(told: list[SurvivedStep]) -> set[int]:
+    """The ranks of those nodes that had places when their job lost node 0.
+
+    One that was taken for lost before does not know of the attempts since, in which another node
+    has its place.
+    """
+    newest = max((each.attempt for each in told), default=0)
+    return {each.node_rank for each in told if each.attempt == newest}
 
 
 def _is_of_another_job(survived: SurvivedStep | None, own: OwnNode) -> bool:

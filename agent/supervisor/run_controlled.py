@@ -81,7 +81,9 @@ def run_controlled(
         say=console.say,
         grace_s=spec.timeouts.grace_s,
         host=host,
-        lost=lambda loss, reached, saves: nexts.begin(loss, reached, saves, controller.nodes),
+        lost=lambda loss, reached, saves: nexts.begin(
+            loss, reached, saves, controller.nodes, controller.view.attempt
+        ),
         look=None if dialling is None else look,
         security=met.security,
     )
@@ -132,13 +134,20 @@ class NextJob:
         self._environ = environ
         self._console = console
         self._nodes = met.roster.nodes
-        self._reached = 0
+        self._reached = self._attempt = 0
         self._job: JobSpec | None = None
         self._early: StartedForkserver | None = None
         self._is_silent = False
         self._head_lives = False  # it gathers the others
 
-    def begin(self, loss: Loss, reached: int, saves: bool, nodes: tuple[NodeFacts, ...]) -> bool:
+    def begin(
+        self,
+        loss: Loss,
+        reached: int,
+        saves: bool,
+        nodes: tuple[NodeFacts, ...],
+        attempt: int,
+    ) -> bool:
         """Node 0 is lost; whether this node may take part in what follows.
 
         Args:
@@ -146,8 +155,9 @@ class NextJob:
             reached: the newest step that a rank here has committed.
             saves: ranks here save it.
             nodes: that take part in the job; none: those that began it.
+            attempt: the newest that is known here.
         """
-        spec, self._reached = self._met.prepared.spec, reached
+        spec, self._reached, self._attempt = self._met.prepared.spec, reached, attempt
         if not (saves or self._has_lost_before):
             return False
         self._nodes = nodes or self._nodes
@@ -215,6 +225,7 @@ class NextJob:
         if saved is None:
             self._console.say(f"the job does not go on by itself: step {reached} is not saved")
             return None
+        saved = saved._replace(attempt=self._attempt)
         cluster = self._job.cluster
         lost_at = cluster.lost_at if self._head_lives else (*cluster.lost_at, saved.step)
         job = self._job._replace(cluster=cluster._replace(lost_at=lost_at))

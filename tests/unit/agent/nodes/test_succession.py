@@ -114,6 +114,35 @@ def test_survivors_of_another_job_do_not_count(job):
     assert isinstance(stray.exception(LONG_S), NobodyThereError)
 
 
+def test_who_was_taken_for_lost_before_does_not_count(job):
+    """Another node has its place since, and may be with others."""
+    knocks = Knocks(Doors(silent=frozenset({0, 3, 4})))
+    newest = survived(1)._replace(attempt=1)
+    own = one(1)._replace(node_rank=0, survived=newest)
+    succession = Succession(Survivors(5, "lost"), knocks)
+    controller = job.gather(nnodes=3, own=own, succession=succession, timeout_s=1.0)
+    for rank in (2, 3):
+        job.join(one(rank), is_once=True)
+    assert isinstance(controller.exception(LONG_S), MissingNodesError)
+
+
+@pytest.mark.parametrize("others", [(1, 2), (1, 2, 3)])
+def test_a_node_0_that_is_started_again_begins_a_smaller_job_with_most_of_the_others(job, others):
+    told = {rank: survived(rank)._replace(nodes=5) for rank in others}
+    own = node("mn0", program="train.py")
+    controller = job.gather(nnodes=5, own=own, least=2, last_call_s=0.2, timeout_s=2.0)
+    joined = [job.join(node(f"mn{rank}", survived=each)) for rank, each in told.items()]
+    if len(others) == 3:
+        assert len(hosts(controller)) == 4
+        for each in joined:
+            each.result(LONG_S)
+        return
+    error = controller.exception(LONG_S)
+    assert "2 of the 4 other nodes have come that were in the job" in str(error)
+    for each in joined:
+        each.exception(LONG_S)
+
+
 def test_enough_of_them_may_begin_a_smaller_job(job):
     controller = lead(job, Knocks(), least=2, last_call_s=0.2)
     other = job.join(one(2))
