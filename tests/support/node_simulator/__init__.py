@@ -1,0 +1,1 @@
+"""Several nodes in a virtual clock, with all that can go wrong between them."""

@@ -1,0 +1,446 @@
+"""One msrun in the simulated network: it decides by the real rules, and nothing of it is real but these.
+
+Whom it meets is `Search`, who gets a place and when all begin `Admission` and `Gathering`, what a
+loss means on node 0 `LostPlaces`, whether ranks train on `may_train_on`. Not a test itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from agent.launch.places import Relation
+from agent.launch.search import LEAD, AloneError, Search
+from agent.nodes.line import LIMIT_S, Loss, LossKind
+from agent.nodes.messages import ANY_RANK, Join, LivingRanks, SurvivedStep
+from agent.nodes.roster import (
+    Admission,
+    Doors,
+    Gathering,
+    NodeZeroBackError,
+    OwnNode,
+    WantedNodes,
+    key_of,
+)
+from support.node_simulator.network import Line
+
+if TYPE_CHECKING:
+    from support.node_simulator.simulation import Simulation, World
+
+LOOK_S = 0.5  # real nodes look more often
+CHALLENGE_S = 10.0  # that who dials waits for a word
+SAVE_S = 15.0  # at most, until the ranks of a node have saved
+LAST_CALL_S = 10.0  # that enough nodes wait for more
+START_S = 60.0  # that a node 0 which was started again waits for the others
+
+
+class Msrun:
+    """A process; ``what`` it does at present."""
+
+    def __init__(self, sim: Simulation, machine: int, *, is_spare: bool = False) -> None:
+        self.sim = sim
+        self.machine = machine
+        self.number = len(sim.all)
+        self.is_alive = True
+        self.what = "begins"
+        self.why = ""  # it ended
+        self.world: World | None = None
+        self.place = ANY_RANK
+        self.attempt = 0  # the newest that it knows of
+        self.line: Line | None = None  # to the node that controls, gathers or is dialled
+        self.spares: dict[Msrun, Line] = {}  # of a controller
+        self._is_spare = is_spare
+        self._survived: SurvivedStep | None = None
+        self._search: Search | None = None
+        self._known: list[Msrun] = []  # the nodes of the job that it has lost
+        self._unheard: dict[int, float] = {}  # of these, since when
+        self._until_s = 0.0
+        self._turn = 0  # of what it does: a timer for something before it is over
+        self._gathering: Gathering | None = None
+        self._admission: Admission | None = None
+        self._seats: dict[Any, tuple[Msrun, Line]] = {}
+        sim.all.append(self)
+
+    # --- the outside ----------------------------------------------------------------------------
+
+    @property
+    def can_be_dialled(self) -> bool:
+        return self.is_alive
+
+    def end(self, why: str) -> None:
+        """The process ends; its kernel tells everybody."""
+        if self.is_alive:
+            self.is_alive, self.why = False, why
+            self.sim.network.ended(self)
+
+    def become(self, what: str) -> None:
+        self.what = what
+        self._turn += 1
+
+    def after(self, delay_s: float, happens: Any, *about: Any) -> None:
+        """Unless it does something else by then."""
+        self.sim.clock.after(delay_s, self._in_turn, self._turn, happens, about)
+
+    def _in_turn(self, turn: int, happens: Any, about: tuple[Any, ...]) -> None:
+        if self.is_alive and turn == self._turn:
+            happens(*about)
+
+    # --- in a job -------------------------------------------------------------------------------
+
+    def begin(self, world: World, place: int, line: Line | None) -> None:
+        """It has a place in a job; without a line it is the one that controls it."""
+        if world.is_over:
+            return
+        self.world, self.place, self.line = world, place, line
+        self.become("controls" if line is None else "takes part")
+        world.begun.add(place)
+        self.attempt = world.attempt
+
+    def know(self, attempt: int) -> None:
+        """Another node has the place of a lost one."""
+        self.attempt = max(self.attempt, attempt)
+
+    def lost(self, line: Line, loss: Loss) -> None:
+        """A line of it is lost."""
+        if self.what == "controls":
+            if self.spares.pop(line.other(self), None) is None and self.world is not None:
+                self.world.lost(line.other(self), loss)
+        elif self.what == "gathers":
+            self._drop(line)
+        elif line is not self.line:
+            return
+        elif self.what == "takes part":
+            self._forsaken(loss)
+        elif self.what == "waits":
+            self._meet(self.sim.world_of(line).nodes(), loss, is_spare=True)
+        elif self.what == "has joined" and self._search is None:
+            self.come(self._known)
+        elif self.what == "has joined":
+            self._search.unanswered(self._dialled)
+            self._look_again()
+        elif self.what == "asks":
+            self._ask_again()
+
+    def over(self) -> None:
+        """The controller says that the job is."""
+        self.end("the job is over")
+
+    def _forsaken(self, loss: Loss) -> None:
+        assert self.world is not None
+        if self.world.by_hand and self.sim.may_train_on(loss, self.world):
+            self.become("trains alone")
+            self._others = self.sim.rules.lost_workers()
+            self._know(self.world.nodes())
+            self._ask_again()
+            self._watch_others()
+            return
+        self.save(loss)
+
+    def save(self, loss: Loss) -> None:
+        """The ranks hold, save their step, and end."""
+        assert self.world is not None
+        world, step = self.world, self.world.step
+        world.holds |= self in world.members
+        self.become("saves")
+        self.after(SAVE_S * self.sim.rng.random(), self._saved, world, step, loss)
+
+    def _saved(self, world: World, step: int, loss: Loss) -> None:
+        self.sim.promises.saved(world, step)
+        self._survived = SurvivedStep(
+            world.job, self.place, f"/{world.job}/{step}", step, tuple(world.lineage), "train.py"
+        )._replace(nodes=len(world.members), attempt=self.attempt)
+        if why := self.sim.why_over(world, self.place, loss, step):
+            self.end(why)
+        else:
+            self._meet(world.nodes(), loss, is_spare=False)
+
+    # --- without node 0 -------------------------------------------------------------------------
+
+    def _meet(self, known: list[Msrun], loss: Loss, *, is_spare: bool) -> None:
+        self._is_spare = is_spare
+        is_silent = loss.kind is LossKind.SILENCE and not is_spare
+        now = self.sim.clock.now
+        self._know(known)
+        self._unheard[0] -= LIMIT_S * is_silent
+        self._search = self.sim.search(
+            len(known) if is_spare else self.place,
+            range(len(known)),
+            now,
+            is_spare=is_spare,
+            is_silent=is_silent,
+        )
+        self._until_s = now + self.sim.wait_s
+        self._look_again()
+
+    def _know(self, nodes: list[Msrun]) -> None:
+        self._known = nodes
+        self._unheard = dict.fromkeys(range(len(nodes)), self.sim.clock.now)
+
+    def _look_again(self) -> None:
+        if self.line is not None:
+            self.line.close(self)
+            self.line = None
+        self.become("looks")
+        self.after(LOOK_S, self._look)
+
+    def _doors(self, ranks: Iterable[int]) -> Doors:
+        gone, silent, there, now = set(), set(), set(), self.sim.clock.now
+        for rank in ranks:
+            if not 0 <= rank < len(self._known):
+                continue
+            process = self.sim.at_door(self._known, rank)
+            if not self.sim.network.reach(self, process):
+                if now - self._unheard[rank] > LIMIT_S:
+                    silent.add(rank)
+                continue
+            self._unheard[rank] = now
+            (there if process.can_be_dialled else gone).add(rank)
+        return Doors(frozenset(gone), frozenset(silent), frozenset(there))
+
+    def _look(self) -> None:
+        assert self._search is not None
+        if self.sim.clock.now > self._until_s:
+            self.end("no node has taken the part of node 0")
+            return
+        try:
+            node = self._search.look(self._doors(self._search.candidates()), self.sim.clock.now)
+        except AloneError as error:
+            self.end(str(error))
+            return
+        if node == LEAD:
+            own = self._own(survived=self._survived)
+            assert self._survived is not None
+            self.gather(own, self._survived.job)
+        elif node is None:
+            self._look_again()
+        else:
+            self._dialled = node
+            self.become("dials")
+            self._dial(self.sim.at_door(self._known, node), self.sim.clock.now + CHALLENGE_S)
+
+    def _dial(self, target: Msrun, until_s: float) -> None:
+        """Who listens and does not answer yet may do so while its kernel keeps the connection."""
+        assert self._search is not None
+        is_there = target.is_alive and self.sim.network.reach(self, target)
+        if not is_there or self.sim.clock.now > until_s:
+            self._search.unanswered(self._dialled)
+            self._look_again()
+        elif target.what not in {"gathers", "controls"}:
+            self.after(LOOK_S, self._dial, target, until_s)
+        else:
+            self.become("has joined")
+            self.line = Line(self.sim.network, self, target)
+            self.line.send(self, target.joined, self._join(), self.line)
+
+    def _join(self, **more: Any) -> Join:
+        own = self._own(survived=self._survived, **more)
+        fields = (own.run_id, own.record_id, own.node_rank, own.nproc, own.host, own.pid)
+        return Join(*fields, own.version, "", "", "", own.is_spare, 1)._replace(
+            survived=own.survived, living=own.living
+        )
+
+    def _own(self, **more: Any) -> OwnNode:
+        own = OwnNode(ANY_RANK, 1, f"mn{self.machine}", 1 + self.number, "", f"r{self.number}", "1")
+        return own._replace(is_spare=self._is_spare, program="train.py", door=1, **more)
+
+    def refused(self, why: str, *, again: bool) -> None:
+        """By who was dialled."""
+        if self.what == "asks":
+            self.line = None
+            if again:
+                self._end_alone()
+            else:
+                self.become("trains alone")
+                self.after(10.0, self._ask)
+        elif self._search is not None and self._search.refused(self._dialled):
+            self._look_again()
+        else:
+            self.end(why)
+
+    def spared(self) -> None:
+        """A job runs, and has no place for it yet."""
+        self.become("waits")
+
+    def come(self, nodes: list[Msrun], until_s: float = 0.0) -> None:
+        """It was in no job yet: dial node 0 until that answers."""
+        self._known, self.line = nodes, None
+        self._until_s = until_s or self._until_s
+        target = self.sim.at_door(nodes, 0)
+        there = target.is_alive and self.sim.network.reach(self, target)
+        if self.sim.clock.now > self._until_s:
+            self.end("the job did not begin")
+        elif there and target.what in {"gathers", "controls"}:
+            self.become("has joined")
+            self.line = Line(self.sim.network, self, target)
+            self.line.send(self, target.joined, self._join(), self.line)
+        else:
+            self.become("dials")
+            self.after(LOOK_S, self.come, nodes)
+
+    # --- ranks that train without a scheduler ---------------------------------------------------
+
+    def _ask_again(self) -> None:
+        if self.line is not None:
+            self.line.close(self)
+            self.line = None
+        self.become("trains alone")
+        self.after(LOOK_S, self._ask)
+
+    def _ask(self) -> None:
+        assert self.world is not None
+        target = self.sim.at_door(self.world.nodes(), 0)
+        there = target.is_alive and self.sim.network.reach(self, target)
+        if not there or target.what not in {"gathers", "controls"}:
+            self._ask_again()
+            return
+        living = LivingRanks(
+            self.world.job, self.place, self.world.attempt, "", "", 0, (), "train.py", 0, 0
+        )
+        living = living._replace(world=len(self.world.members) - 1)
+        self.become("asks")
+        self.line = Line(self.sim.network, self, target)
+        self.line.send(self, target.joined, self._join(living=living), self.line)
+
+    def _watch_others(self) -> None:
+        """As the watch for a scheduler does: the doors of the others, and the notes of their ranks."""
+        world = self.world
+        if not self.is_alive or world is None or self.what not in {"trains alone", "asks"}:
+            return
+        doors = self._doors({*range(1, len(world.members))} - {self.place})
+        if world.holds or self._others.why(doors, self.sim.clock.now):
+            self._end_alone()
+        else:
+            self.sim.clock.after(LOOK_S, self._watch_others)
+
+    def _end_alone(self) -> None:
+        if self.line is not None:
+            self.line.close(self)
+            self.line = None
+        self.save(Loss(LossKind.PROOF, "the scheduler has ended"))
+
+    # --- who comes here -------------------------------------------------------------------------
+
+    def gather(self, own: OwnNode, job: str = "") -> None:
+        """Wait for the other nodes; ``job``: that has lost its node 0, else this is node 0."""
+        self.become("gathers")
+        nodes, by_hand = self.sim.nodes, self.sim.by_hand
+        wanted = WantedNodes(
+            nodes, nodes - 1 if by_hand else None, least=self.sim.least, last_call_s=LAST_CALL_S
+        )
+        self._enough_since_s: float | None = None
+        self._seats = {}
+        self._gathering = self.sim.gathering(own._replace(nproc=0) if by_hand else own, wanted)
+        if by_hand and job:  # who takes the scheduler's part has a rank, too
+            self._gathering = self.sim.gathering(own, WantedNodes(nodes - 1, nodes - 1))
+        survivors = self.sim.survivors(len(self._known), job) if job else None
+        self._admission = Admission(self._gathering, survivors)
+        if not job:
+            self._until_s = self.sim.clock.now + START_S
+        self._knock(bool(job))
+
+    def _knock(self, is_succession: bool) -> None:
+        assert self._admission is not None
+        if self.sim.clock.now > self._until_s:
+            self._turn_away("not all nodes came")
+            self.end("not all nodes came")
+            return
+        if is_succession:
+            assert self._search is not None
+            try:
+                doors = self._doors({0, *self._admission.awaited()})
+                self._admission.doors = self._search.gather(doors, self.sim.clock.now)
+            except NodeZeroBackError:
+                for _, line in self._seats.values():
+                    line.close(self)
+                self._look_again()
+                return
+            except AloneError as error:
+                self._turn_away(str(error))
+                self.end(str(error))
+                return
+        now = self.sim.clock.now
+        enough_s = self._enough_since_s if self._admission.is_enough else None
+        if self._admission.is_enough and enough_s is None:
+            enough_s = now
+        self._enough_since_s = enough_s
+        is_over = enough_s is not None and now >= enough_s + LAST_CALL_S
+        if self._admission.is_complete or is_over:
+            self._begin_all()
+        else:
+            self.after(LOOK_S, self._knock, is_succession)
+
+    def _turn_away(self, why: str) -> None:
+        for guest, line in self._seats.values():
+            line.send(self, guest.end, why)
+
+    def joined(self, join: Join, line: Line) -> None:
+        """A node has come, or what it said arrives late."""
+        guest = line.other(self)
+        if self.what == "controls":
+            self._judge(join, guest, line)
+            return
+        if self.what != "gathers":
+            line.close(self)
+            return
+        assert self._admission is not None
+        assert self._gathering is not None
+        if not self._admission.is_wanted(join):
+            line.close(self)
+            return
+        address = f"10.0.0.{guest.number}"
+        if why := self._gathering.add(join, address):
+            self._refuse(guest, line, why)
+            return
+        key = key_of(join, address)
+        if earlier := self._seats.pop(key, None):
+            earlier[1].close(self)
+        self._seats[key] = guest, line
+        if self._gathering.is_mixed:
+            for other in [k for k, (each, _) in self._seats.items() if each.what == "asks"]:
+                living, its = self._seats.pop(other)
+                self._gathering.remove(other)
+                self._refuse(living, its, "mixed", again=True)
+
+    def _refuse(self, guest: Msrun, line: Line, why: str, *, again: bool = False) -> None:
+        def hear() -> None:
+            if guest.line is line:
+                guest.refused(why, again=again)
+
+        line.send(self, hear)
+
+    def _drop(self, line: Line) -> None:
+        assert self._gathering is not None
+        for key in [key for key, (_, its) in self._seats.items() if its is line]:
+            self._gathering.remove(key)
+            del self._seats[key]
+
+    def _begin_all(self) -> None:
+        assert self._gathering is not None
+        past, ranks = self._gathering.past(), self._gathering.node_ranks()
+        seats, self._seats = self._seats, {}
+        members: list[Msrun] = [self] * (len(seats) + 1)
+        for key, (guest, _) in seats.items():
+            members[ranks[key]] = guest
+        adopted = self.sim.jobs.get(past.job) if isinstance(past, LivingRanks) else None
+        world = self.sim.begin(self, members, past, adopted)
+        self.begin(world, 0, None)
+        for key, (guest, line) in seats.items():
+            world.lines[guest] = line
+            line.send(self, guest.begin, world, ranks[key], line)
+
+    def _judge(self, join: Join, guest: Msrun, line: Line) -> None:
+        """As `AllNodes` does about who comes while the job runs."""
+        world = self.world
+        assert world is not None
+        if join.living is not None:
+            self._refuse(guest, line, "it was left", again=True)
+            return
+        if join.survived is not None:
+            found = self.sim.relation(join.survived, (world.job, *world.lineage), world.step)
+            if found is Relation.AHEAD:
+                self._refuse(guest, line, "the job here ends")
+                world.end("a later step is saved")
+                return
+        self.spares[guest] = line
+        line.send(self, guest.spared)
+        world.fill_places()

@@ -1,0 +1,92 @@
+"""Random schedules of cuts, deaths and returns of nodes: never two jobs go on, and all come to an end."""
+
+import pytest
+from support.node_simulator.simulation import BrokenPromiseError, Rules, simulate
+
+from agent.launch.places import LostPlaces
+from agent.launch.scheduler_watch import LostWorkers
+from agent.nodes.roster import Gathering, Survivors
+
+USUAL = 2_000
+SCHEDULES, PARTS = 100_000, 20  # parts that the workers of pytest share
+
+
+def test_some_thousand_schedules_keep_every_promise():
+    began_anew = adopted = 0
+    for seed in range(USUAL):
+        sim = simulate(seed)
+        began_anew += len(sim.jobs) > 1
+        adopted += any("is adopted" in line for line in sim.story)
+    # the weather is such that neither is rare
+    assert began_anew > USUAL / 20
+    assert adopted > USUAL / 400
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_hundred_thousand_schedules_keep_every_promise(part):
+    count = SCHEDULES // PARTS
+    for seed in range(part * count, (part + 1) * count):
+        simulate(seed)
+
+
+def test_a_seed_is_a_schedule():
+    for seed in range(100):
+        assert simulate(seed).story == simulate(seed).story
+
+
+class HalfIsEnough(Survivors):
+    def may_begin(self, here, doors):
+        return 2 * len(here) >= self._nodes - len(doors.gone - here)
+
+
+class SilentIsGone(Survivors):
+    def may_begin(self, here, doors):
+        return super().may_begin(here, doors._replace(gone=doors.gone | doors.silent))
+
+
+class NeverOutvoted(LostPlaces):
+    def is_outvoted(self, _now_s):
+        return False
+
+
+class ForgettingTheReplaced(LostPlaces):
+    def settle(self, rank):
+        super().settle(rank)
+        self._silences = self._silences[: len(self._silent)]
+
+
+class StartedAgainWithAnybody(Gathering):
+    def why_too_few(self):
+        return ""
+
+
+class DeafToSilence(LostWorkers):
+    def why(self, doors, now_s):
+        return super().why(doors._replace(silent=frozenset()), now_s)
+
+
+def trains_on_in_silence(_loss, *, is_calm, is_asked):
+    return is_calm and not is_asked
+
+
+BESIDE = "trains step .* beside"
+BROKEN = [
+    ("survivors", HalfIsEnough, BESIDE),
+    ("survivors", SilentIsGone, BESIDE),
+    ("places", NeverOutvoted, BESIDE),
+    ("places", ForgettingTheReplaced, BESIDE),
+    ("gathering", StartedAgainWithAnybody, BESIDE),
+    ("lost_workers", DeafToSilence, "for ever"),
+    ("may_train_on", staticmethod(trains_on_in_silence), "for ever|two controllers|beside"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "mutant", "promise"), BROKEN, ids=[each[0] + str(at) for at, each in enumerate(BROKEN)]
+)
+def test_a_broken_rule_is_noticed(rule, mutant, promise):
+    broken = type("Broken", (Rules,), {rule: mutant})
+    with pytest.raises(BrokenPromiseError, match=promise):
+        for seed in range(10_000):
+            simulate(seed, broken)
