@@ -7,6 +7,7 @@ timer runs while the job does, from the first commits on, once every rank has re
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
@@ -31,7 +32,8 @@ from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
 SHORTEST_S, LONGEST_S = 0.25, 5.0  # between two looks
-LOOKS = 4  # within the shortest limit
+LOOKS = 4  # within the shortest limit, unless very many ranks are looked at
+MOST_BUSY = 0.02  # share of a processor
 LATE_S = 0.5  # a look that is so late says nothing about the ranks: the machine was late
 ANSWER_S, NODES_ANSWER_S = 1.0, 3.0  # from other nodes, too
 MOST_PACED = 1024  # ranks whose paces are read at once
@@ -99,6 +101,7 @@ class HealthMonitor:
         self._next_paced = 0  # of very many ranks
         self._timer: Timer | None = None
         self._due_s = 0.0
+        self._took_s = 0.0  # of processor time, the last look
         self._was_paused = False
         self._stood_from_s: float | None = None  # a standstill was told then, and is not over
         self._inspection = 0  # its id
@@ -188,11 +191,16 @@ class HealthMonitor:
 
     def _set_timer(self) -> None:
         least_s = min(self._detector.limits[:3]) / LOOKS
-        after_s = min(LONGEST_S, max(SHORTEST_S, least_s))
+        after_s = min(LONGEST_S, max(SHORTEST_S, least_s, self._took_s / MOST_BUSY))
         self._due_s = self._loop.time() + after_s
         self._timer = self._loop.call_at(self._due_s, self._look)
 
     def _look(self) -> None:
+        began_s = time.thread_time()
+        self._look_at_all()
+        self._took_s = time.thread_time() - began_s
+
+    def _look_at_all(self) -> None:
         now_s = self._loop.time()
         if now_s - self._due_s > LATE_S:
             self._detector.start_anew(now_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from agent.launch.places import Relation
+from agent.arrivals.places import Relation
 
 from agent.launch.search import LEAD, AloneError, Search
 from agent.nodes.line import LIMIT_S, Loss, LossKind

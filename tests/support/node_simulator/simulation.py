@@ -8,7 +8,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from agent.launch.places import LostPlaces, relation
+from agent.arrivals.places import LostPlaces, relation
 
 from agent.launch.scheduler_watch import LostWorkers, may_train_on
 from agent.launch.search import Search

@@ -1,7 +1,7 @@
 """Random schedules of cuts, deaths and returns of nodes: never two jobs go on, and all come to an end."""
 
 import pytest
-from agent.launch.places import LostPlaces
+from agent.arrivals.places import LostPlaces
 from support.node_simulator.simulation import BrokenPromiseError, Rules, simulate
 
 from agent.launch.scheduler_watch import LostWorkers

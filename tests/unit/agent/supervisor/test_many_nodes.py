@@ -1,0 +1,127 @@
+"""What nodes cost the controller grows with them, not with their square."""
+
+import asyncio
+from signal import SIGKILL
+from time import process_time
+from types import SimpleNamespace
+
+from support.node_cluster import PROGRAM, FakeHooks, FakeLink
+
+from agent.controller import events as ev
+from agent.controller.states import JobState
+from agent.nodes.messages import pack
+from agent.nodes.run_messages import NodeFacts
+from agent.nodes.tls import PLAIN
+from agent.spec.job_spec import ClusterSpec, HandSpec, JobSpec
+from agent.supervisor.all_nodes import AllNodes
+from agent.supervisor.job_controller import JobController
+from agent.supervisor.remote_node import RemoteNode
+from worker_hooks.contract import protocol
+
+FEW, MANY, NPROC = 64, 256, 8
+ATTEMPTS = 5
+HOLDS = {"model": "12"}
+
+
+class CountingLink(FakeLink):
+    """Knows how much was said, but not what."""
+
+    def send(self, message):
+        self.said.append(len(pack(message)))
+
+
+class Job:
+    """A scheduler, and so many nodes."""
+
+    def __init__(self, count):
+        self.loop = asyncio.new_event_loop()
+        self.ranks = range(count * NPROC)
+        spec = JobSpec(
+            PROGRAM,
+            0,
+            "job",
+            "rec",
+            nodes=(0, *[NPROC] * count),
+            max_restarts=1,
+            cluster=ClusterSpec(count + 1, by_hand=HandSpec(has_worker=False)),
+        )
+        self.controller = JobController(
+            spec,
+            journal=SimpleNamespace(event=lambda *_, **__: None),
+            notifier=SimpleNamespace(tell=lambda _: None),
+            say=lambda _: None,
+            tell=lambda *_: None,
+            changed=lambda *_: None,
+            attempt_ended=lambda *_: None,
+            give_up_devices=lambda _: None,
+        )
+        own = SimpleNamespace(
+            act=lambda _: None,
+            decided=lambda *_: None,
+            workers=lambda: (),
+            refresh_of=lambda _: False,
+            next_end=lambda: 1,
+            reserve=lambda _: 4711,
+            loop=self.loop,
+        )
+        facts = [NodeFacts(rank, "", "", NPROC, 1) for rank in range(count + 1)]
+        self.links = [CountingLink() for _ in range(count)]
+        others = [
+            RemoteNode(facts[at + 1], range(at * NPROC, at * NPROC + NPROC), link, FakeHooks())
+            for at, link in enumerate(self.links)
+        ]
+        met = SimpleNamespace(
+            door=SimpleNamespace(setblocking=lambda _: None, fileno=lambda: -1),
+            version="1",
+            token=b"",
+            prepared=SimpleNamespace(spec=spec),
+            roster=SimpleNamespace(nodes=facts),
+            settings={},
+            security=PLAIN,
+        )
+        self.all = AllNodes(own, others, FakeHooks(), self.controller, met, lambda _: None)
+        self.all._loop = self.loop
+        for node in others:
+            node._job = self.all
+        self.controller.attach(self.loop, self.all)
+
+    def post(self, kind, *about):
+        for rank in self.ranks:
+            self.controller.post(kind(rank, *about))
+
+    def live(self):
+        """All start, register, and show what they hold; one dies, and all are asked for the state."""
+        began_s = process_time()
+        self.controller.begin()
+        self.post(ev.WorkerStarted, 0, 100)
+        self.post(protocol.Registered, 0, 0, "", True)
+        for step in (1, 2):
+            self.post(protocol.Fingerprinted, 0, step, HOLDS)
+        self.controller.post(ev.WorkerExited(3, 0, -SIGKILL, 2))
+        left = [rank for rank in self.ranks if rank != 3]
+        for rank in left:
+            self.controller.post(protocol.Frozen(rank, 0, 1, 2, is_whole=True, nbytes=1 << 20))
+        took_s = process_time() - began_s
+        assert self.controller.view.state is JobState.DUMPING
+        self.loop.close()
+        return took_s
+
+    @property
+    def said(self):
+        return sum(len(link.said) for link in self.links)
+
+
+def test_four_times_the_nodes_take_about_four_times_as_long():
+    ratios = []
+    for _ in range(ATTEMPTS):  # a busy machine makes one of them look slow, at random
+        ratios.append(Job(MANY).live() / Job(FEW).live())
+        if ratios[-1] < 2 * MANY / FEW:
+            return
+    raise AssertionError(ratios)
+
+
+def test_each_node_is_told_as_much_as_in_a_small_job():
+    few, many = Job(FEW), Job(MANY)
+    few.live(), many.live()
+    # one node is told more: whom to prepare in the place of the dead rank
+    assert (many.said - 1) / MANY == (few.said - 1) / FEW < 10
