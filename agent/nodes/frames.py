@@ -6,6 +6,7 @@ A ``SOCK_SEQPACKET`` keeps the borders of ``worker_hooks.contract.wire``; TCP do
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 
 PREAMBLE = b"msrun"
@@ -13,14 +14,19 @@ PREAMBLE = b"msrun"
 MOST_BYTES = 16 << 20  # of a message
 STRANGER_BYTES = 64 << 10  # of a message before the peer has proved that it belongs to the job
 _LENGTH = 4
+_DEFLATED = 1 << 31  # in the length
 
 
 class FrameError(Exception):
     """What came is no frame, or a message is larger than a frame may be."""
 
 
-def frame(message: Mapping[str, object]) -> bytes:
+def frame(message: Mapping[str, object], *, is_deflated: bool = False) -> bytes:
     """One message's bytes.
+
+    Args:
+        message: as JSON.
+        is_deflated: whether to compress it: one that repeats itself, and goes to many.
 
     Raises:
         FrameError: the message is too large.
@@ -29,6 +35,9 @@ def frame(message: Mapping[str, object]) -> bytes:
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MOST_BYTES:
         raise FrameError(f"{message.get('kind')} of {len(body)} bytes is over {MOST_BYTES}")
+    if is_deflated:
+        body = zlib.compress(body, 1)
+        return (_DEFLATED | len(body)).to_bytes(_LENGTH, "big") + body
     return len(body).to_bytes(_LENGTH, "big") + body
 
 
@@ -69,6 +78,7 @@ class FrameReader:
         if len(self._bytes) < _LENGTH:
             return None
         length = int.from_bytes(self._bytes[:_LENGTH], "big")
+        is_deflated, length = bool(length & _DEFLATED), length & ~_DEFLATED
         if length > self.limit:
             raise FrameError(f"a message of {length} bytes is over {self.limit}")
         end = _LENGTH + length
@@ -76,11 +86,22 @@ class FrameReader:
             return None
         body = bytes(self._bytes[_LENGTH:end])
         del self._bytes[:end]
-        return _message(body)
+        return _message(_inflated(body, self.limit) if is_deflated else body)
 
     def rest(self) -> bytes:
         """The bytes that no message was made of, for another reader."""
         return bytes(self._bytes)
+
+
+def _inflated(body: bytes, limit: int) -> bytes:
+    inflating = zlib.decompressobj()
+    try:
+        found = inflating.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise FrameError(f"unreadable message {body[:80]!r}: {error}") from error
+    if len(found) > limit or not inflating.eof:
+        raise FrameError(f"a message of {len(body)} bytes is over {limit}, or cut short")
+    return found
 
 
 def _message(body: bytes) -> dict[str, object]:

@@ -185,7 +185,8 @@ class _Door:
         reached_at = [guest.connection.getsockname()[0] for guest in self._joined.values()]
         roster = self._gathering.roster(plain_address(reached_at[0]) if reached_at else "")
         ranks = self._gathering.node_ranks()
-        begin = bytes_of(Begin(roster.nodes, settings(roster, self._gathering.past())))
+        about = settings(roster, self._gathering.past())
+        begin = bytes_of(Begin(roster.nodes, about), is_deflated=True)
         for key, guest in self._joined.items():
             guest.say(bytes_of(Admitted(ranks[key], guest.proof(self._token))) + begin)
         lines = {ranks[key]: guest.line() for key, guest in self._joined.items()}

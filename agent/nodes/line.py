@@ -64,13 +64,13 @@ def set_options(connection: socket.socket, limit_s: float = LIMIT_S) -> None:
     connection.setsockopt(tcp, socket.TCP_USER_TIMEOUT, seconds * 1000)
 
 
-def bytes_of(message: NodeMessage) -> bytes:
-    """A message's frame.
+def bytes_of(message: NodeMessage, *, is_deflated: bool = False) -> bytes:
+    """A message's frame; ``is_deflated``: it repeats itself, and goes to many.
 
     Raises:
         FrameError: it is too large.
     """
-    return frame(pack(message))
+    return frame(pack(message), is_deflated=is_deflated)
 
 
 def plain_address(address: str) -> str:

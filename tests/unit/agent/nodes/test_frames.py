@@ -1,6 +1,7 @@
 """Frames of a stream: any cut, any garbage."""
 
 import json
+import zlib
 
 import pytest
 
@@ -83,3 +84,21 @@ def test_a_message_that_no_frame_can_hold_is_not_sent(monkeypatch):
     assert frame({"kind": "A"})
     with pytest.raises(FrameError, match="B of"):
         frame({"kind": "B", "text": "x" * 50})
+
+
+def test_a_message_that_repeats_itself_travels_small():
+    large = {"kind": "A", "nodes": [{"host": f"node{each}", "door": 1} for each in range(2000)]}
+    stream = frame(large, is_deflated=True) + frame(MESSAGES[0])
+    assert len(stream) < len(frame(large)) / 5
+    assert FrameReader().feed(stream) == [large, MESSAGES[0]]
+
+
+@pytest.mark.parametrize("cut", [0, 5])
+def test_what_would_grow_over_the_limit_or_is_cut_short_is_refused(cut):
+    whole = zlib.compress(json.dumps({"kind": "A", "text": " " * 10_000}).encode())
+    body = whole[: len(whole) - cut]
+    data = (1 << 31 | len(body)).to_bytes(4, "big") + body
+    with pytest.raises(FrameError):
+        FrameReader(limit=9_000 if not cut else 20_000).feed(data)
+    with pytest.raises(FrameError):
+        FrameReader().feed((1 << 31 | 3).to_bytes(4, "big") + b"abc")
