@@ -16,7 +16,15 @@ from worker_hooks.drill.plan import Fault, Moment
 pytestmark = pytest.mark.torch
 PLAIN = SAMPLES / "accelerate/plain.py"
 PROTECTED = SAMPLES / "accelerate/protected.py"
-A_STEP = 14  # the last of an epoch, and before it of others
+KILLER = """
+def strike(epoch):
+    file = f"killed-{epoch}"
+    if f"{epoch} {accelerator.process_index}" in {"1 0", "2 1"} and not os.path.exists(file):
+        open(file, "w").close()
+        os.kill(os.getpid(), 9)
+
+
+"""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +41,7 @@ def test_ranks_are_replaced_in_all_parts_of_a_step_and_amid_accumulation(launche
     faults = [
         Fault(1, 3, Moment.BACKWARD),  # of the first of two micro-batches
         Fault(0, 9, Moment.UPDATE),
-        Fault(0, 15, Moment.ANY, delay=3.0),  # within the epoch's end, or soon after it
+        Fault(0, 15, Moment.DATA),
         Fault(1, 22, Moment.COMMIT),
         Fault(0, 33, Moment.DATA),
         Fault(1, 43, Moment.ANY, delay=0.6),
@@ -41,6 +49,18 @@ def test_ranks_are_replaced_in_all_parts_of_a_step_and_amid_accumulation(launche
     ended = struck(launcher, PROTECTED, "replaced", faults)
     assert result(ended) == expected
     assert ended.err.count("no step is lost") == 1 + len(faults), ended.err
+
+
+def test_a_death_in_a_validation_repeats_it(launcher, tmp_path, expected):
+    text = PROTECTED.read_text().replace("import argparse\n", "import argparse\nimport os\n")
+    head, line, rest = text.partition("def train(state):")
+    within = "            right.append("
+    assert within in rest
+    rest = rest.replace(within, f"            strike(epoch)\n{within}")
+    (script := tmp_path / "killed.py").write_text(head + KILLER + line + rest)
+    ended = struck(launcher, script, "validation", ())
+    assert result(ended) == expected
+    assert ended.err.count("is back after") == 2, ended.err
 
 
 def test_all_ranks_are_restarted_from_the_step(launcher, expected):

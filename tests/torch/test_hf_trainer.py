@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from accelerate.utils import DistributedType
@@ -10,7 +11,7 @@ from support.jobs import Launcher
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from worker_hooks.adapters import hf as adapter
-from worker_hooks.adapters.hf import TrainerProgress, protect, why_not
+from worker_hooks.adapters.hf import TrainerProgress, _plain, protect, why_not
 from worker_hooks.drill.plan import Fault, Moment
 
 pytestmark = pytest.mark.torch
@@ -30,9 +31,9 @@ def test_ranks_are_replaced_in_all_parts_of_a_step(launcher, expected):
     faults = [
         Fault(1, 3, Moment.BACKWARD),
         Fault(0, 6, Moment.UPDATE),
-        Fault(0, 13, Moment.ANY, delay=2.0),  # while it evaluates, or ends the epoch
+        Fault(0, 14, Moment.DATA),  # the first of an epoch
         Fault(1, 20, Moment.COMMIT),
-        Fault(0, 25, Moment.DATA),
+        Fault(0, 25, Moment.FORWARD),
         Fault(1, 31, Moment.ANY, delay=0.6),
     ]
     ended = struck(launcher, PROTECTED, "replaced", faults, PRELOAD)
@@ -41,7 +42,7 @@ def test_ranks_are_replaced_in_all_parts_of_a_step(launcher, expected):
 
 
 def test_all_ranks_are_restarted_from_the_step_and_one_dies_after_the_last(launcher, expected):
-    faults = [Fault(0, 12, Moment.ANY, delay=3.0), Fault(1, 39, Moment.COMMIT)]
+    faults = [Fault(0, 13, Moment.UPDATE), Fault(1, 39, Moment.COMMIT)]
     options = ("--on-failure=dump,restart", "--max-restarts=2")
     ended = struck(launcher, PROTECTED, "restarted", faults, *options)
     assert result(ended) == expected
@@ -105,7 +106,7 @@ def test_a_training_that_is_stopped_early_and_one_by_epochs_end_alike(launcher, 
     changed = changed.replace("trainer.train()", "protect(trainer).train()")
     (protected := tmp_path / "protected.py").write_text(changed)
     expected = result(torchrun(launcher, plain))
-    faults = [Fault(1, 5, Moment.ANY, delay=2.0), Fault(0, 10, Moment.COMMIT)]
+    faults = [Fault(1, 6, Moment.DATA), Fault(0, 10, Moment.COMMIT)]
     ended = struck(launcher, protected, "epochs", faults, PRELOAD)
     assert result(ended) == expected
 
@@ -113,7 +114,7 @@ def test_a_training_that_is_stopped_early_and_one_by_epochs_end_alike(launcher, 
 @pytest.fixture
 def trainer(tmp_path):
     args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
-    return Trainer(model=torch.nn.Linear(2, 2), args=args)
+    return Trainer(model=torch.nn.Linear(2, 2), args=args, train_dataset=[{"x": 1}] * 4)
 
 
 def test_what_is_not_protected_is_refused(trainer, monkeypatch):
@@ -156,10 +157,16 @@ def test_a_checkpoint_of_the_trainers_own_and_a_search_are_refused(trainer):
     protect(trainer)
     with pytest.raises(ValueError, match="cannot protect a hyperparameter search"):
         trainer.protection.train(None, {"trial": 3})
+    with pytest.raises(ValueError, match="call train\\(\\) without resume_from_checkpoint"):
+        trainer.protection.train(None, {"resume_from_checkpoint": "trained/checkpoint-3"})
+    with pytest.raises(ValueError, match="msrun protects one call of train"):
+        trainer.protection.train(None, {})
 
 
 def test_the_log_of_a_new_rank_lacks_times_alone(trainer):
     trainer.state.log_history += [{"loss": 0.1, "step": 1}, {"eval_loss": 2.0, "eval_runtime": 0.3}]
+    assert _plain(np.float32(0.5)) == 0.5  # what else is logged ends no training
+    assert _plain("x") == "x"
     progress = TrainerProgress(trainer)
     saved = progress.state_dict()
     trainer.state.log_history.append({"loss": 0.2, "step": 2})

@@ -40,9 +40,10 @@ KEEPS_NOTHING = (
 _TIMES = ("_runtime", "_per_second", "_time")
 """The ends of names in the log whose values are each rank's own; a new rank lacks them."""
 
-_IS_OF_PROCESS = {
+_NOT_PROGRESS = {  # of the trainer's state: what the process is, and settings
     *("is_local_process_zero", "is_world_process_zero", "is_hyper_param_search"),
-    *("trial_name", "trial_params", "stateful_callbacks", "log_history"),
+    *("trial_name", "trial_params", "stateful_callbacks", "log_history", "train_batch_size"),
+    *("max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps"),
 }
 
 
@@ -104,7 +105,7 @@ class TrainerProgress:
         """All that the trainer counts, and what its callbacks count."""
         trainer = self._trainer
         state = trainer.state
-        fields = {each.name for each in dataclasses.fields(state)} - _IS_OF_PROCESS
+        fields = {each.name for each in dataclasses.fields(state)} - _NOT_PROGRESS
         self._read(state.log_history)
         return {
             "state": {name: getattr(state, name) for name in sorted(fields)},
@@ -113,7 +114,9 @@ class TrainerProgress:
             "total_loss": getattr(trainer, "_total_loss_scalar", 0.0),
             "first": getattr(trainer, "_initial_global_step", 0),
             "first_tokens": getattr(trainer, "_initial_num_input_tokens_seen", 0),
-            "callbacks": [json.dumps(each.state()) for each in _exportable(trainer)],
+            "callbacks": [
+                json.dumps(each.state(), default=_plain) for each in _exportable(trainer)
+            ],
             "epoch": self.epoch,
             "batch": self.batch,
             "tail": self.tail,
@@ -126,7 +129,9 @@ class TrainerProgress:
             return
         if history[: len(self._entries)] != self._entries:
             self._texts = []
-        self._texts += [json.dumps(_timeless(each)) for each in history[len(self._texts) :]]
+        self._texts += [
+            json.dumps(_timeless(each), default=_plain) for each in history[len(self._texts) :]
+        ]
         self._entries, self._history = history[:], f"[{','.join(self._texts)}]"
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -167,7 +172,6 @@ class TrainerProtection:
         self._progress = TrainerProgress(trainer)
         self._state: TrainState | None = None
         self._loader: Any = None
-        self._scheduler: Any = None
         self._epochs: Iterator[int] = iter(())
         self._batches: Any = iter(())
         self._has_none_left = False  # the trainer's loop over this epoch has no step to make
@@ -210,7 +214,7 @@ class TrainerProtection:
 
         def train(_: TrainState) -> Any:
             trainer.model_wrapped = trainer.model  # not the DDP of the group that is left
-            self._epochs = iter(())
+            self._epochs, self._has_none_left = iter(()), False
             return loop(**kwargs)
 
         try:
@@ -284,7 +288,7 @@ class TrainerProtection:
         if is_over:  # the loop is not to make another step
             steps, each = given["num_update_steps_per_epoch"], trainer.args
             trained = steps * each.gradient_accumulation_steps
-        if is_over or trained >= len(self.loader()):
+        if is_over or trained >= given["steps_in_epoch"]:
             next(self.batches(), None)  # restores the state, and does what follows the step
             self._has_none_left = True
         given |= {"resume_from_checkpoint": HERE, "steps_trained_in_current_epoch": trained}
@@ -465,6 +469,14 @@ def _no_skipping() -> Iterator[None]:
 
 def _timeless(entry: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if not name.endswith(_TIMES)}
+
+
+def _plain(value: Any) -> float | str:
+    """A number of numpy's or torch's, or anything else that is logged, as JSON can hold it."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value)
 
 
 def _exportable(trainer: Any) -> list[Any]:

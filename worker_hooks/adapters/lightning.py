@@ -33,6 +33,7 @@ FOLDER = "msrun_checkpoints"
 STRATEGIES = (DDPStrategy, SingleDeviceStrategy)
 AVERAGING = {"StochasticWeightAveraging", "WeightAveraging", "EMAWeightAveraging"}
 RESTARTED = "trains in Lightning's loop, which cannot be entered twice"
+CHECKPOINT = "fit(ckpt_path=...) is not supported, as msrun resumes by itself"
 METRICS = (
     "%s is logged in training as a metric object: after a restart amid an epoch it lacks the steps "
     "before; log its value instead"
@@ -69,8 +70,10 @@ class Protect(Callback):
         """Optimizers and schedulers are there, and no batch is loaded yet.
 
         Raises:
-            ValueError: there was another ``fit``.
+            ValueError: there was another ``fit``, or this one has loaded a checkpoint.
         """
+        if trainer.ckpt_path is not None:  # known only now
+            raise ValueError(f"msrun cannot protect this training: {CHECKPOINT}")
         if self._fit is not None:
             raise ValueError("msrun protects one call of fit() in a script")
         folder = self._folder or os.path.join(trainer.default_root_dir, FOLDER)
@@ -110,8 +113,6 @@ def why_not(trainer: Any, module: Any) -> str:
         return f"{type(strategy).__name__} is not supported, DDPStrategy is"
     if type(strategy.launcher).__name__ == "_MultiProcessingLauncher":
         return "ddp_spawn and ddp_fork are not supported, ddp is"
-    if trainer.ckpt_path is not None:
-        return "fit(ckpt_path=...) is not supported: msrun resumes by itself"
     if trainer.reload_dataloaders_every_n_epochs:
         return "reload_dataloaders_every_n_epochs is not supported"
     if "dataloader_iter" in inspect.signature(module.training_step).parameters:
@@ -261,7 +262,7 @@ class FitProtection:
         for loop in (epoch_loop, epoch_loop.val_loop):
             loop.on_iteration_done()
         trainer.should_stop = saved["should_stop"]
-        for each, _ in _states(trainer):
+        for each in trainer.callbacks:
             if each.state_key in saved["callbacks"]:
                 each.load_state_dict(saved["callbacks"][each.state_key])
         fetcher = trainer.fit_loop._data_fetcher  # noqa: SLF001

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from agent.arrivals.places import Relation
-
 from agent.launch.search import LEAD, AloneError, Search
 from agent.nodes.line import LIMIT_S, Loss, LossKind
 from agent.nodes.messages import ANY_RANK, Join, LivingRanks, SurvivedStep

@@ -9,7 +9,6 @@ from random import Random
 from typing import Any
 
 from agent.arrivals.places import LostPlaces, relation
-
 from agent.launch.scheduler_watch import LostWorkers, may_train_on
 from agent.launch.search import Search
 from agent.launch.succession import why_over

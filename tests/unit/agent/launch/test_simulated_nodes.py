@@ -1,9 +1,9 @@
 """Random schedules of cuts, deaths and returns of nodes: never two jobs go on, and all come to an end."""
 
 import pytest
-from agent.arrivals.places import LostPlaces
 from support.node_simulator.simulation import BrokenPromiseError, Rules, simulate
 
+from agent.arrivals.places import LostPlaces
 from agent.launch.scheduler_watch import LostWorkers
 from agent.nodes.roster import Gathering, Survivors
 
