@@ -252,7 +252,7 @@ class Msrun:
             else:
                 self.become("trains alone")
                 self.after(10.0, self._ask)
-        elif self._search is not None and self._search.refused(self._dialled):
+        elif self._search is not None and self._search.refused(self._dialled, self.sim.clock.now):
             self._look_again()
         else:
             self.end(why)
