@@ -100,6 +100,16 @@ class World:
             return False
         return all(self.sim.network.reach(there[0], each) for each in there)
 
+    @property
+    def trains_alone(self) -> bool:
+        """All workers train without a scheduler: one that adopted them has heard of none since."""
+        alone = {"trains alone", "asks"}
+        there = [each for each in self.sim.all if each.world is self and each.what in alone]
+        if not self.by_hand or len(there) < len(self.members) - 1:
+            return False
+        reach = self.sim.network.reach
+        return all(each.is_alive and reach(there[0], each) for each in there)
+
     # --- what the controller does ---------------------------------------------------------------
 
     def lost(self, node: Msrun, loss: Loss) -> None:
@@ -208,6 +218,8 @@ class Promises:
                 world is not None and world.trains
             ):
                 continue
+            if world is not None and world.trains_alone:
+                continue  # training comes to its end by itself
             self.broken(f"process {each.number} {each.what} for ever")
 
 
