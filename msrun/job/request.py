@@ -346,6 +346,7 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
     elif found.world is not None:  # then one of the others has what is left
         nodes[0 if node_rank else -1] -= sum(nodes) - found.world
     return job._replace(
+        cluster=found,
         nodes=tuple(nodes),
         node_rank=node_rank,
         master_port=port,
