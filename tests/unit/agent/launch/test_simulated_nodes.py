@@ -78,7 +78,11 @@ BROKEN = [
     ("places", ForgettingTheReplaced, BESIDE),
     ("gathering", StartedAgainWithAnybody, BESIDE),
     ("lost_workers", DeafToSilence, "for ever"),
-    ("may_train_on", staticmethod(trains_on_in_silence), "for ever|two controllers|another controller|beside"),
+    (
+        "may_train_on",
+        staticmethod(trains_on_in_silence),
+        "for ever|two controllers|another controller|beside",
+    ),
 ]
 
 
