@@ -26,11 +26,18 @@ class NodeClearance:
         """Hand a rank the board; whether there is memory, and a descriptor could be sent."""
         if self._board is None:
             try:
-                self._fd = clearance_board.create()
-                self._board = ClearanceBoard(self._fd)
+                self._board = self._create()
             except OSError:
                 return False
         return self._links.send(rank, order, [self._fd])
+
+    def _create(self) -> ClearanceBoard:
+        self._fd = clearance_board.create()
+        try:
+            return ClearanceBoard(self._fd)
+        except OSError:
+            os.close(self._fd)
+            raise
 
     def take(self, message: UpdatesCleared) -> None:
         """Tell the ranks here what the controller's node has decided."""

@@ -42,8 +42,7 @@ _COLLECTIVES = (
     ("torch/nn/parallel/distributed.py", ""),
     ("torch/nn/modules/_functions.py", ""),  # SyncBatchNorm
     ("torch/autograd/graph.py", "_engine_run_backward"),  # in DDP's all-reduce, or computing
-    ("worker_hooks/guard/update_vote.py", "wait"),  # for the votes of peers
-    ("worker_hooks/guard/update_clearance.py", "wait"),  # the same, of all nodes
+    ("worker_hooks/guard/peer_wait.py", "await_peers"),  # for their votes, or for all nodes
     ("worker_hooks/distributed/kept_groups.py", "join"),  # for peers that connect
     ("worker_hooks/guard/gate.py", "wait_until"),  # for its device, which mostly waits for peers
     *((f"torch/{kind}/__init__.py", "synchronize") for kind in ("accelerator", "cuda", "xpu")),

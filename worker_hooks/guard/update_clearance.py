@@ -8,20 +8,17 @@ parts of the state it is a vote, that all gradients are there.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable
+from functools import partial
 
 from worker_hooks.contract.clearance_board import MOST_MISSES, ClearanceBoard
+from worker_hooks.guard.peer_wait import await_peers
 
 PATIENCE_S = 1.0
 """Replicas go on without one then: a msrun is slow, or a rank makes no update in the step."""
 
 VOTE_PATIENCE_S = 60.0
 """The same for a vote, where to go on may cost the step if a rank dies in it."""
-
-_YIELDS = 50  # looks, before the first nap
-_NAPS_S = (5e-5, 1e-3)  # the first one, and the longest
 
 OFF = (
     "updates wait no more for other nodes: rank {rank} has begun {times} of them without, as they "
@@ -97,20 +94,14 @@ class UpdateClearance:
         if self._is_open(step):
             return
         patience_s = VOTE_PATIENCE_S if self._is_cut else PATIENCE_S
-        looks, nap_s, until_s = 0, _NAPS_S[0], time.monotonic() + patience_s
+
+        def is_over() -> bool:
+            return self._is_open(step) or check()
+
         self.is_waiting = True
         try:
-            while not (self._is_open(step) or check()):
-                looks += 1
-                if looks < _YIELDS:
-                    os.sched_yield()
-                    continue
-                time.sleep(nap_s)
-                nap_s = min(2 * nap_s, _NAPS_S[1])
-                if is_held():
-                    until_s = time.monotonic() + patience_s
-                elif time.monotonic() > until_s:
-                    self._go_on_without(step, patience_s)
+            late = partial(self._go_on_without, step, patience_s)
+            await_peers(is_over, is_held, patience_s, late)
         finally:
             self.is_waiting = False
 

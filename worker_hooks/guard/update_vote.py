@@ -9,20 +9,16 @@ voted, each one makes the update, also if its gate is closed.
 from __future__ import annotations
 
 import logging
-import os
-import time
 from collections.abc import Callable
 from typing import Protocol
 
 from worker_hooks.contract.vote_board import VoteBoard
+from worker_hooks.guard.peer_wait import await_peers
 
 log = logging.getLogger("msrun")
 
 PATIENCE_S = 60.0
 """A rank that makes no update in a step in which others do would let them wait for ever."""
-
-_YIELDS = 50  # looks, before the first nap
-_NAPS_S = (5e-5, 2e-3)  # the first one, and the longest
 
 NOT_ON_DEVICES = (
     "on an accelerator a death between two collectives of one backward may take its step along"
@@ -85,24 +81,20 @@ class UpdateVote:
         board = self._board
         if board.has_all(step) or not board.is_needed(step):
             return
-        looks, nap_s, until_s = 0, _NAPS_S[0], time.monotonic() + PATIENCE_S
+
+        def is_over() -> bool:
+            return board.has_all(step) or not board.is_needed(step) or check()
+
         self.is_waiting = True
         try:
-            while not board.has_all(step) and board.is_needed(step) and not check():
-                looks += 1
-                if looks < _YIELDS:
-                    os.sched_yield()
-                    continue
-                time.sleep(nap_s)
-                nap_s = min(2 * nap_s, _NAPS_S[1])
-                if is_held():
-                    until_s = time.monotonic() + PATIENCE_S
-                elif time.monotonic() > until_s:
-                    late = ", ".join(f"rank {rank}" for rank in board.lacking(step))
-                    log.warning(OFF, self._rank, late, PATIENCE_S)
-                    board.begin(0)
+            await_peers(is_over, is_held, PATIENCE_S, lambda: self._end_votes(step))
         finally:
             self.is_waiting = False
+
+    def _end_votes(self, step: int) -> None:
+        late = ", ".join(f"rank {rank}" for rank in self._board.lacking(step))
+        log.warning(OFF, self._rank, late, PATIENCE_S)
+        self._board.begin(0)
 
     # --- the listener, once the main thread can cast no vote --------------------------------------
 
