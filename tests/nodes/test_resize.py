@@ -26,7 +26,7 @@ def check_gone_on(jobs: NodeJobs, parts: list[NodeMsrun], world: int) -> None:
 
     said = "".join(each.err for each in ended)
     assert [each.code for each in ended] == [0] * len(parts), said
-    assert f"it goes on with {world} nodes" in said
+    assert f"it goes on with {world} node{'s' if world > 1 else ''}" in said
     assert "Root Cause" not in said
     check_nothing_left(jobs.cluster)
 
@@ -53,3 +53,17 @@ def test_a_lost_node_is_done_without(nodes: Nodes) -> None:
     go(jobs)
     parts[0].await_error("the job goes on with 2 nodes")
     check_gone_on(jobs, parts[:2], 2)
+
+
+def test_a_job_of_one_node_grows_and_goes_back_to_one(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(2))
+    words = ("--nnodes=1:2", *WORDS[1:], SCRIPT, "--wait=3:0", "--pause=0.1", "--epochs=6")
+    first = jobs.start_one(jobs.cluster.nodes[0], *words, nproc=1)
+    job_of(first).await_lines("waits in step 3")
+    second = jobs.start_one(jobs.cluster.nodes[1], *words, nproc=1)
+    first.await_error("node1 has come: the job goes on with 2 nodes")
+    go(jobs)
+    first.await_error("it goes on with 2 nodes")
+    first.await_error("likewise a node, once another takes its place")
+    jobs.cluster.nodes[1].kill()
+    check_gone_on(jobs, [first], 1)

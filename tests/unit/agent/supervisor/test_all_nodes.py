@@ -49,27 +49,6 @@ SILENT = Loss(LossKind.SILENCE, "is lost (Connection timed out)")
 SWEEP = do.Sweep("all are gone")
 
 
-@pytest.fixture
-def waiting():
-    """A job that waits for another node where one is lost."""
-    loop = asyncio.new_event_loop()
-    cluster = Cluster(loop, wait_s=600.0)
-    cluster.start(2, 3, 4)
-    yield cluster
-    cluster.door.close()
-    loop.close()
-
-
-@pytest.fixture
-def cluster():
-    loop = asyncio.new_event_loop()
-    cluster = Cluster(loop)
-    cluster.loop = loop
-    yield cluster
-    cluster.door.close()
-    loop.close()
-
-
 # --- orders ---------------------------------------------------------------------------------------
 
 

@@ -1,13 +1,12 @@
 """Nodes that come when a job runs, or whose ranks train already, and what they know of it."""
 
-import asyncio
 from dataclasses import replace
 from functools import partial
 from signal import SIGTERM
 from types import SimpleNamespace
 
 import pytest
-from support.node_cluster import PROGRAM, Cluster, wish
+from support.node_cluster import PROGRAM, wish
 
 from agent.arrivals.doorkeeper import LEFT
 from agent.arrivals.resize import Resize
@@ -25,26 +24,6 @@ from worker_hooks.contract import protocol
 
 GONE = Loss(LossKind.PROOF, "closed the line")
 spare = partial(wish, is_spare=True)
-
-
-@pytest.fixture
-def cluster():
-    loop = asyncio.new_event_loop()
-    cluster = Cluster(loop)
-    yield cluster
-    cluster.door.close()
-    loop.close()
-
-
-@pytest.fixture
-def waiting():
-    """A job that waits for another node where one is lost."""
-    loop = asyncio.new_event_loop()
-    cluster = Cluster(loop, wait_s=600.0)
-    cluster.start(2, 3, 4)
-    yield cluster
-    cluster.door.close()
-    loop.close()
 
 
 # --- ranks that train already ---------------------------------------------------------------------
