@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from support.hand_jobs import start_all
-from support.jobs import WORKERS, Launcher, poll
+from support.jobs import Launcher, poll
 from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left
 from support.node_trainings import saved
+from support.sharded_trainings import SCRIPT, Undisturbed, undisturbed_digests
 from support.warm_python import WarmPython
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-SCRIPT = WORKERS / "train_sharded.py"
 STEPS = 120
 PAUSE = "--pause=0.05"
 PROMISED = (
@@ -24,20 +23,10 @@ PROMISED = (
     "; a node that dies takes its copies along, training resumes from the newest ModelCheckpoint",
 )
 
-Undisturbed = Callable[[str], str]
-
 
 @pytest.fixture(scope="module")
 def undisturbed(launcher: Launcher, warm_python: WarmPython) -> Undisturbed:
-    """The digest of a training on four ranks that nobody guards or disturbs, which runs once."""
-
-    @functools.cache
-    def digest(style: str) -> str:
-        folder = launcher.tmp / f"{style}-undisturbed"
-        warm_python.train(folder, 4, SCRIPT, style, STEPS)
-        return (folder / f"{style}.sha").read_text()
-
-    return digest
+    return undisturbed_digests(launcher.tmp, warm_python, STEPS)
 
 
 def copied(

@@ -60,7 +60,7 @@ def test_a_job_of_one_node_grows_and_goes_back_to_one(nodes: Nodes) -> None:
     words = ("--nnodes=1:2", *WORDS[1:], SCRIPT, "--wait=3:0", "--pause=0.1", "--epochs=6")
     first = jobs.start_one(jobs.cluster.nodes[0], *words, nproc=1)
     job_of(first).await_lines("waits in step 3")
-    second = jobs.start_one(jobs.cluster.nodes[1], *words, nproc=1)
+    jobs.start_one(jobs.cluster.nodes[1], *words, nproc=1)
     first.await_error("node1 has come: the job goes on with 2 nodes")
     go(jobs)
     first.await_error("it goes on with 2 nodes")

@@ -6,27 +6,18 @@ from collections.abc import Callable
 
 import pytest
 from support.cluster import Cluster
-from support.jobs import WORKERS, poll
+from support.jobs import poll
 from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left
+from support.sharded_trainings import SCRIPT, Undisturbed, undisturbed_digests
 from support.warm_python import WarmPython
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-SCRIPT = WORKERS / "train_sharded.py"
 STEPS = 14
-
-Undisturbed = Callable[[str], str]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Undisturbed:
-    """What a training on four ranks ends with, without msrun."""
-
-    def digest(style: str) -> str:
-        folder = tmp_path_factory.mktemp("undisturbed")
-        warm_python.train(folder, 4, SCRIPT, style, STEPS)
-        return (folder / f"{style}.sha").read_text()
-
-    return digest
+    return undisturbed_digests(tmp_path_factory.mktemp("undisturbed"), warm_python, STEPS)
 
 
 def check_same(jobs: NodeJobs, job: NodesJob, style: str, undisturbed: Undisturbed) -> str:

@@ -307,8 +307,13 @@ def shell(
 ) -> Ended:
     """`msrun ARGS` by a shell that first does ``prelude``."""
     command = [*before, "sh", "-c", f'{prelude}\nexec "$@"', "sh"]
+    return finished(msrun, *command, sys.executable, "-m", "msrun", *args, **environ)
+
+
+def finished(msrun: Launcher, *words: object, **environ: str) -> Ended:
+    """What a command ends with, run where `msrun` runs."""
     done = subprocess.run(
-        [*command, sys.executable, "-m", "msrun", *map(str, args)],
+        list(map(str, words)),
         env=msrun.env(**environ),
         cwd=msrun.tmp,
         stdin=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from support.jobs import DEADLINE_S, WORKERS, Ended, Launcher
+from support.jobs import WORKERS, finished
 
 from agent.spec.job_spec import UsageError
 from msrun.launchers.torchrun import words_of
@@ -81,19 +81,6 @@ def test_the_launcher_before_torchrun_gives_the_local_rank_as_an_argument():
     assert words_of(vars(given), {}) == ("t.py", "--local-rank=${local_rank}", "a")
 
 
-def launched(msrun: Launcher, *words: object, **environ: str) -> Ended:
-    done = subprocess.run(
-        list(map(str, words)),
-        env=msrun.env(**environ),
-        cwd=msrun.tmp,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
-
-
 GIVEN = ["--rdzv-backend=msrun", "--nproc-per-node=2", "--max-restarts=1"]
 TORCHRUN = [HERE / "torchrun"]
 ACCELERATE = [
@@ -114,7 +101,7 @@ ACCELERATE = [
     ids=["torchrun", "module", "variable", "accelerate"],
 )
 def test_the_ranks_are_msruns(msrun, words, environ):
-    ended = launched(msrun, *words, WORKERS / "place.py", "a", "--", "-b", **environ)
+    ended = finished(msrun, *words, WORKERS / "place.py", "a", "--", "-b", **environ)
     assert ended.code == 0, ended
     told = re.findall(r"^\[rank (\d)\]: place (.*)$", ended.out, re.MULTILINE)  # msrun's form
     assert sorted(rank for rank, _ in told) == ["0", "1"]
@@ -127,7 +114,7 @@ def test_the_ranks_are_msruns(msrun, words, environ):
 
 
 def test_a_failure_is_the_commands(msrun):
-    ended = launched(msrun, *TORCHRUN, *GIVEN[:2], WORKERS / "place.py", "exit=1:7")
+    ended = finished(msrun, *TORCHRUN, *GIVEN[:2], WORKERS / "place.py", "exit=1:7")
     assert ended.code == 1, ended
     assert re.search(r"msrun: rank 1 .* exited with code 7", ended.err)
 
@@ -149,7 +136,7 @@ def test_msrun_itself_takes_the_variable_that_has_torchrun_hand_over(msrun):
     ids=["function", "no script", "endpoint"],
 )
 def test_what_msrun_cannot_do_is_refused(msrun, words, sentence):
-    ended = launched(msrun, *words)
+    ended = finished(msrun, *words)
     assert (ended.code, ended.out) == (2, "")
     said = [line for line in ended.err.splitlines() if line.startswith("msrun: error: ")]
     assert len(said) == 1, ended.err

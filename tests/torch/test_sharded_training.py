@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.jobs import WORKERS, Ended, Job, Launcher
+from support.jobs import Ended, Job, Launcher
+from support.sharded_trainings import SCRIPT, Undisturbed, undisturbed_digests
 from support.warm_python import WarmPython
 
 from msrun import restore_group_info_list
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
-SCRIPT = WORKERS / "train_sharded.py"
 STEPS, DEATH = 30, 20  # by then the ranks vote on each update
 STYLES = ["hsdp", "tpdp", "fsdp"]
 NOT_ALONE = "--max_replacements=0"
 
-Undisturbed = Callable[[str], str]
-
 
 @pytest.fixture(scope="module")
 def undisturbed(launcher: Launcher, warm_python: WarmPython) -> Undisturbed:
-    """The digest of a training of this style that nobody guards or disturbs, which runs once."""
-
-    @functools.cache
-    def digest(style: str) -> str:
-        folder = launcher.tmp / f"{style}-undisturbed"
-        warm_python.train(folder, 4, SCRIPT, style, STEPS)
-        return (folder / f"{style}.sha").read_text()
-
-    return digest
+    return undisturbed_digests(launcher.tmp, warm_python, STEPS)
 
 
 def started(launcher: Launcher, name: str, *words: object) -> tuple[Job, Path]:
