@@ -216,6 +216,29 @@ def test_ranks_do_not_wait_for_one_that_keeps_the_interpreter_when_msrun_is_kill
     assert digests(resumed(msrun)) == undisturbed
 
 
+def settled(folder: Path) -> list[int]:
+    """The ranks whose notes say that their state will not change any more."""
+    found = []
+    for path in folder.glob("*alone*/rank_*.json"):
+        with contextlib.suppress(OSError, ValueError):
+            if json.loads(path.read_bytes())["is_settled"]:
+                found.append(int(path.stem[5:]))
+    return found
+
+
+def test_a_rank_that_stops_answering_after_its_note_does_not_stay(msrun, tmp_path):
+    """Its main thread holds at a commit, where a signal makes it keep the interpreter."""
+    job = trained_for(msrun, 2, tmp_path / "ckpt", "--epochs=3", "--fill=24")
+    pids = job.pids()
+    job.signal(signal.SIGKILL)
+    job.process.wait()
+    told = poll(lambda: [rank for rank in settled(tmp_path / "ckpt") if rank])
+    os.kill(pids[told[0]], signal.SIGUSR1)
+    poll(lambda: not msrun.marked())
+    _, manifest = dump_of(tmp_path / "ckpt")
+    assert (manifest.without_private, manifest.stale_private) == ((), ())
+
+
 def leader(folder: Path) -> int | None:
     """The rank that writes, as it says in its note."""
     for path in folder.glob("*alone*/rank_*.json"):

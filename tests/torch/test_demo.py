@@ -71,7 +71,7 @@ class Visitor:
 
 def test_a_visitor_kills_a_rank_and_msrun_and_the_weights_end_equal(tmp_path):
     visitor = Visitor(SCRIPTS / "live.py", "--play", cwd=tmp_path)
-    visitor.waits_for(r"rank 7 .* [1-9]\d* +pid \d+ +training")
+    visitor.waits_for(r"rank 7 .* [1-9]\d+ +pid \d+ +training")
     visitor.types("\x1b[A\x1b")  # an arrow and Esc mean nothing here
     visitor.types("3")
     visitor.waits_for(r"kill -9 of rank 3 .*: back after .* new pid \d+, no step lost")

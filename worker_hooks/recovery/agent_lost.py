@@ -120,17 +120,23 @@ def _save(guard: Guard) -> None:
         # nobody else would: the forkserver gives each rank half an hour to save
         silent = (silent - notes.read().keys()) | dump.stuck if saved else set()
         silent |= guard.peers.stopped()
-        if ended := guard.peers.end(silent):
-            gone, ranks = _gone(guard), _listed(ended)
-            log.error("%s; killed, as it did not answer: rank %s", gone, ranks)
+        _end(guard, silent)
     if saved is None:
         log.error("%s; %s", _gone(guard), dump.why_nothing(guard.resumed_step))
     else:
         log.error("%s; saved: %s; resume with: msrun --resume", _gone(guard), saved)
     if dump.leads and saved is not None:
+        dump.await_others()
+        _end(guard, notes.read().keys())  # one that stopped answering after its note
         dump.clean_up()
     else:
         notes.withdraw()
+
+
+def _end(guard: Guard, silent: Collection[int]) -> None:
+    """Kill those of these ranks that are still there: nobody else would."""
+    if ended := guard.peers.end(silent):
+        log.error("%s; killed, as it did not answer: rank %s", _gone(guard), _listed(ended))
 
 
 def _open_notes(guard: Guard) -> tuple[PeerNotes, str]:
@@ -272,11 +278,14 @@ class _DumpWithoutAgent:
         reasons += [f"rank {rank} gave no sign for {self._stall_s:g} s" for rank in self.stuck]
         return f"nothing is saved ({'; '.join(reasons) or 'no step was committed'})"
 
-    def clean_up(self) -> None:
-        """Remove the notes, and what other leaders left, when nobody needs them any more."""
+    def await_others(self) -> None:
+        """Wait until the others have seen that the dump is complete, and left."""
         until_s = time.monotonic() + LEAVE_S
         while len(self._notes.read()) > 1 and time.monotonic() < until_s:
             time.sleep(LOOK_S)
+
+    def clean_up(self) -> None:
+        """Remove the notes, and what other leaders left, when nobody needs them any more."""
         for folder in {self._notes.folder.parent, *(path.parent for path in self._tried)}:
             for path in folder.glob(f"{DUMP}*.{self._guard.env.record_id}-*{UNFINISHED}"):
                 shutil.rmtree(path, ignore_errors=True)
