@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from worker_hooks.checkpoint import incarnation, rank_writer
+from worker_hooks.checkpoint.rank_comparison import remove_all_else
 from worker_hooks.checkpoint.rank_writer import Advance, RankPart, describe_error
 from worker_hooks.checkpoint.save_plan import CheckpointError, SaveOrder, is_passing
 from worker_hooks.contract.layout import CheckpointLayout
@@ -50,7 +51,7 @@ def finalize(order: SaveOrder, advance: Advance) -> WrittenParts:
         parts = _await_parts(order, advance)
         folder, warnings = _complete(order, parts)
     except (OSError, CheckpointError, IncompleteStateError) as error:
-        shutil.rmtree(order.layout.unfinished, ignore_errors=True)
+        remove_all_else(order.layout.unfinished)
         if isinstance(error, CheckpointError):
             raise
         why = describe_error(error)

@@ -6,9 +6,13 @@ share. Each rank learns the answer, since each may have to write its own state.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from worker_hooks.checkpoint.rank_writer import (
@@ -23,6 +27,7 @@ from worker_hooks.contract.fingerprint import Fingerprint, alike, describe, diff
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.storage import commit
 
+SUFFIX = ".holds.json"
 LOOK_S = 0.02  # between two looks for other ranks' files
 
 
@@ -67,9 +72,10 @@ def compare_ranks(
     deadline = time.monotonic() + stall_s
     while True:
         for other in set(range(count)) - found.keys():
-            try:
+            is_failed = failure_file(layout, other).exists()
+            with contextlib.suppress(FileNotFoundError):
                 found[other] = json.loads(read_small(folder / _file(other)))
-            except FileNotFoundError:
+            if is_failed and other not in found:  # else it failed later, when it wrote its part
                 raise_reported(layout, other)
         if len(found) == count:
             return Compared(describe(differences(found)), alike(found))
@@ -83,5 +89,20 @@ def compare_ranks(
         time.sleep(LOOK_S)
 
 
+def remove_all_else(unfinished: Path) -> None:
+    """Remove what was written of a checkpoint that failed, but not what the ranks hold.
+
+    A slow rank may not have read it yet, and each rank compares until it knows the answer: one that
+    did not would wait for the others at the next checkpoint, where they do not compare any more.
+    """
+    with contextlib.suppress(OSError):
+        for path in unfinished.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif not path.name.endswith(SUFFIX):
+                path.unlink(missing_ok=True)
+        os.rmdir(unfinished)
+
+
 def _file(rank: int) -> str:
-    return f"rank_{rank}.holds.json"
+    return f"rank_{rank}{SUFFIX}"

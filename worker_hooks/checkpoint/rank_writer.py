@@ -66,7 +66,8 @@ def write_part(order: SaveOrder, content: Content, advance: Advance) -> None:
         _write_json(layout.unfinished / layout.part(rank), {**done._asdict(), "shards": shards})
     except (OSError, ValueError) as error:
         why, passes = describe_error(error) + _room(error, order), is_passing(error)
-        if isinstance(error, FileNotFoundError) and not layout.unfinished.exists():
+        own = (layout.unfinished / layout.shard(rank)).parent
+        if isinstance(error, FileNotFoundError) and not own.exists():
             why, passes = "rank 0 could not write, and gave it up", True
         else:
             report_failure(failure_file(layout, rank), why, passes=passes)

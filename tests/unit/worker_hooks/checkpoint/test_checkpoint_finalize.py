@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import threading
 from pathlib import Path
 
@@ -12,14 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.checkpoints import newest
+from support.jobs import poll
 from support.tensors import tensors_of
 
 from worker_hooks.checkpoint import finalize as commits
 from worker_hooks.checkpoint import rank_comparison, rank_writer
 from worker_hooks.checkpoint.finalize import finalize
 from worker_hooks.checkpoint.planner import PlannedCheckpoint
-from worker_hooks.checkpoint.rank_comparison import compare_ranks
-from worker_hooks.checkpoint.rank_writer import write_part
+from worker_hooks.checkpoint.rank_comparison import compare_ranks, remove_all_else
+from worker_hooks.checkpoint.rank_writer import failure_file, report_failure, write_part
 from worker_hooks.checkpoint.save_plan import (
     CheckpointError,
     OwnShare,
@@ -29,6 +29,7 @@ from worker_hooks.checkpoint.save_plan import (
     decode,
     encode,
 )
+from worker_hooks.contract.atomic_file import read_small
 from worker_hooks.contract.layout import CheckpointLayout
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.storage import merged_file
@@ -186,6 +187,15 @@ def test_parts_of_replicas_that_differ_make_up_nothing(tmp_path):
     assert names(tmp_path) == []
 
 
+def compare_in_background(layout, rank, ranks):
+    """A rank that has said what it holds, and awaits the others."""
+    words = layout, (rank, ranks), {}, quiet, 60.0
+    thread = threading.Thread(target=compare_ranks, args=words, daemon=True)
+    thread.start()
+    poll((layout.unfinished / f"rank_{rank}.holds.json").exists)
+    return thread
+
+
 def test_what_a_rank_cannot_write_all_hear(tmp_path):
     second = Rank(tmp_path, 1, 2, part=None)
     (second.order.layout.unfinished / "rank_1").mkdir(parents=True)
@@ -221,12 +231,17 @@ def test_all_hear_whether_what_failed_may_pass(tmp_path, monkeypatch, has_room, 
     assert heard.value.is_passing == (passes or not has_room)
 
 
-def test_a_part_of_what_rank_0_gave_up_is_given_up(tmp_path, monkeypatch):
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_part_of_what_rank_0_gave_up_is_given_up(tmp_path, monkeypatch, others):
     second = Rank(tmp_path, 1, 2, part=None)
+    unfinished = second.order.layout.unfinished
+    for rank in range(others):
+        compare_in_background(second.order.layout, rank, others)
 
     def remove(*_, **__):
-        shutil.rmtree(second.order.layout.unfinished)
-        (second.order.layout.unfinished / "private").write_bytes(b"")
+        remove_all_else(unfinished)
+        assert unfinished.exists() == bool(others)
+        (unfinished / "rank_1/private").write_bytes(b"")
 
     monkeypatch.setattr(rank_writer.commit, "write_private", remove)
     with pytest.raises(CheckpointError, match="rank 0 could not write") as told:
@@ -247,6 +262,40 @@ def test_a_rank_that_cannot_say_what_it_holds_keeps_nobody_waiting(tmp_path, mon
     with pytest.raises(CheckpointError, match="rank 1: No space left") as told:
         compare_ranks(layout, (0, 2), {}, quiet, 60.0)
     assert told.value.is_passing
+
+
+def test_a_rank_that_fails_after_it_compared_has_compared(tmp_path, monkeypatch):
+    """Else one rank alone would compare again at the next checkpoint, and wait for the others."""
+    layout = CheckpointLayout(tmp_path, "CKP", 1, 7, "r-0")
+    looks = []
+
+    def read_late(path):
+        if looks or path.name != "rank_1.holds.json":
+            return read_small(path)
+        looks.append(path)
+        compare_ranks(layout, (1, 2), {}, quiet, 60.0)
+        report_failure(failure_file(layout, 1), "no room", passes=True)
+        raise FileNotFoundError(path)  # when rank 0 looked, it was not there yet
+
+    monkeypatch.setattr(rank_comparison, "read_small", read_late)
+    assert compare_ranks(layout, (0, 2), {}, quiet, 60.0).difference == ""
+
+
+def test_a_slow_rank_learns_what_the_others_hold_though_they_gave_up(tmp_path):
+    first, second = Rank(tmp_path, 0, 3), Rank(tmp_path, 1, 3, part=None)
+    layout = first.order.layout
+    threads = [compare_in_background(layout, rank, 3) for rank in (0, 1)]
+    (layout.unfinished / "rank_1/private_rank_1.safetensors").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="Is a directory"):
+        second.write()
+    with pytest.raises(CheckpointError, match="Is a directory"):
+        first.write().commit()
+    assert compare_ranks(layout, (2, 3), {}, quiet, 60.0).difference == ""
+    for thread in threads:
+        thread.join()
+    remove_all_else(layout.unfinished)
+    left = {path.name for path in layout.unfinished.iterdir()}
+    assert left == {f"rank_{rank}.holds.json" for rank in range(3)}
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path):
