@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from agent.spec.job_spec import UsageError
 from msrun.drill import table
-from msrun.drill.history import DrillHistory, read
 from msrun.drill.marathon_job import TEMPORARY, Census, MarathonJob, StuckError
 from msrun.drill.marathon_verdict import (
     MarathonEnd,
@@ -29,11 +28,12 @@ from msrun.drill.marathon_verdict import (
 from msrun.drill.patterns import CATALOGUE
 from msrun.drill.random_faults import GAP, MARATHON_KINDS, MarathonFault, draw_marathon
 from msrun.drill.session import BROKEN_EXIT, DrillOptions, in_folder
-from msrun.drill.trial import Command, Trial
-from msrun.drill.verdict import check_reference
 from msrun.job.request import parse
 from msrun.options.argv import scan
 from msrun.terminal.progress import say
+from msrun.trials.history import DrillHistory, read
+from msrun.trials.trial import Command, Trial
+from msrun.trials.verdict import check_reference
 from worker_hooks.contract.atomic_file import write_atomic
 from worker_hooks.contract.layout import REMOVED, REPLACED, UNFINISHED
 from worker_hooks.drill.plan import Deed, Fault, OrderedFault

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from agent.controller.states import JobState
 from agent.workers.processes import is_stopped
-from msrun.drill import process as drill_process
 from msrun.drill.marathon_verdict import MarathonExit, ProcessGrowth, ProcessUse
-from msrun.drill.trial import Command, DrillJob, resume_argv
 from msrun.runs.json_lines import JsonLines
+from msrun.trials import process as drill_process
+from msrun.trials.trial import Command, DrillJob, resume_argv
 from worker_hooks.contract.layout import EVENTS
 from worker_hooks.contract.process_stat import children, read_stat
 from worker_hooks.drill.plan import DrillPlan

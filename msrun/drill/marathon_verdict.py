@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
-from msrun.drill.history import DrillHistory, begun
 from msrun.drill.random_faults import MARATHON_KINDS, MarathonFault
-from msrun.drill.verdict import curves, differing
+from msrun.trials.history import DrillHistory, begun
+from msrun.trials.verdict import curves, differing
 
 MOST_FILES_MORE = 16  # descriptors that a process may have more than at its first look
 MOST_THREADS_MORE = 8

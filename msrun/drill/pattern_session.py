@@ -12,10 +12,10 @@ from agent.text.sanitize import sanitized
 from msrun.drill.pattern_verdict import PatternVerdict
 from msrun.drill.patterns import ALL, STEPS, PatternDeath, PatternDrill, choose
 from msrun.drill.session import BROKEN_EXIT, DrillOptions, in_folder
-from msrun.drill.trial import Command
 from msrun.options.argv import scan
 from msrun.terminal.stdout import put
 from msrun.terminal.table import show_json
+from msrun.trials.trial import Command
 
 DEATHS = (*(moment.value for moment in STEPS), ALL)
 _NAME, _RUNG, _CELL, _FAULT = 26, 13, 10, 44  # widths of columns

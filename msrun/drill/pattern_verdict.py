@@ -14,7 +14,7 @@ from itertools import chain, takewhile
 from typing import NamedTuple
 
 from agent.text.ranges import format_ranges
-from msrun.drill.history import DrillHistory
+from msrun.trials.history import DrillHistory
 
 _FINAL = re.compile(r"\[rank (\d+)\]: FINAL (.*)")
 _OURS = "msrun: "

@@ -19,10 +19,10 @@ from typing import NamedTuple
 from agent.spec.job_spec import UsageError
 from agent.text.ranges import format_ranges
 from msrun.drill import pattern_verdict
-from msrun.drill.exit_verdict import steps_lost
-from msrun.drill.history import DrillHistory, read
 from msrun.drill.pattern_verdict import PatternOutcome, PatternRun, PatternVerdict, ScriptResult
-from msrun.drill.trial import Command, Trial
+from msrun.trials.exit_verdict import steps_lost
+from msrun.trials.history import DrillHistory, read
+from msrun.trials.trial import Command, Trial
 from worker_hooks.drill.plan import Fault, Moment
 
 CATALOGUE = Path(__file__).with_name("catalogue")

@@ -20,14 +20,14 @@ from agent.spec.job_spec import UsageError
 from agent.workers.processes import become_subreaper
 from msrun.drill import fault_options, table
 from msrun.drill.fault_options import FaultOrder
-from msrun.drill.history import DrillHistory, read
 from msrun.drill.random_faults import RandomFaults, draw
-from msrun.drill.trial import Command, Trial
-from msrun.drill.verdict import TrialOutcome, check_reference, judge
 from msrun.job.request import parse
 from msrun.options.argv import scan
 from msrun.terminal.progress import say
 from msrun.terminal.table import show_json
+from msrun.trials.history import DrillHistory, read
+from msrun.trials.trial import Command, Trial
+from msrun.trials.verdict import TrialOutcome, check_reference, judge
 from worker_hooks.drill.plan import Deed
 
 RESTARTS = 3  # unless the user sets a number: several faults may strike in one drill

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from agent.text.sanitize import sanitized
 from msrun.drill.marathon_verdict import MarathonOutcome, largest_growths
 from msrun.drill.random_faults import MARATHON_KINDS
-from msrun.drill.verdict import TrialOutcome
 from msrun.terminal.stdout import put
 from msrun.terminal.table import UNKNOWN, brief, show_json, table
+from msrun.trials.verdict import TrialOutcome
 
 COLUMNS = (
     "fault",

@@ -25,10 +25,10 @@ from rich.text import Text  # noqa: E402
 from training import DemoTraining, Sight  # noqa: E402
 
 from agent.workers.processes import become_subreaper  # noqa: E402
-from msrun.drill.history import DrillHistory  # noqa: E402
 from msrun.drill.marathon_job import StuckError  # noqa: E402
-from msrun.drill.verdict import curves, differing  # noqa: E402
 from msrun.top.screen import DEADLY, Screen  # noqa: E402
+from msrun.trials.history import DrillHistory  # noqa: E402
+from msrun.trials.verdict import curves, differing  # noqa: E402
 
 RANKS = 8
 DIGITS = ROOT / "scripts/samples/power_off/train.py"

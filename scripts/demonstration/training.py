@@ -11,11 +11,11 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from msrun.drill.exit_verdict import steps_lost
-from msrun.drill.history import DrillHistory, read
 from msrun.drill.marathon_job import MarathonJob
-from msrun.drill.trial import Command
 from msrun.runs.json_lines import JsonLines
+from msrun.trials.exit_verdict import steps_lost
+from msrun.trials.history import DrillHistory, read
+from msrun.trials.trial import Command
 from worker_hooks.contract.process_stat import read_stat
 
 STARTS_S = 60.0  # of all ranks, or of a job that is resumed

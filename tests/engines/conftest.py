@@ -5,14 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import cluster, open_mpi, slurm
+from support import open_mpi, slurm
 from support.cluster import Cluster
 from support.open_mpi import OpenMpi
 from support.slurm import Slurm
 
+from msrun.cluster.namespaces import refusal
+
 
 def _cluster(tmp_path: Path, count: int, why: str) -> Cluster:
-    if why := why or cluster.refusal():
+    if why := why or refusal():
         pytest.skip(why)
     (folder := tmp_path / "cluster").mkdir()
     return Cluster(count, folder, as_root=True)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.cluster import Cluster, refusal
+from support.cluster import Cluster
 from support.node_jobs import NodeJobs
 from support.node_trainings import SCRIPT, weights
 from support.warm_python import WarmPython
+
+from msrun.cluster.namespaces import refusal
 
 
 @pytest.fixture

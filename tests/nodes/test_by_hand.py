@@ -27,7 +27,7 @@ def test_processes_are_started_one_by_one(jobs: NodeJobs, undisturbed: Sequence[
     assert weights(job.logs().values()) == undisturbed
     assert sorted(job.logs()) == [f"worker_{rank}.log" for rank in range(4)]
     assert "this is worker_2, with rank 2 of 4; the job is controlled" in ended[3].err
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
 
 
 def test_a_worker_knows_its_place_on_its_machine(jobs: NodeJobs) -> None:
@@ -56,7 +56,7 @@ def test_a_worker_that_was_killed_is_started_again(
     job.succeed()
     check_weights(weights(job.logs().values()), undisturbed, job.head.errors)
     assert "training resumes at step 5, no step is lost" in job.head.errors
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
 
 
 def test_a_rank_alone_is_killed(jobs: NodeJobs, undisturbed: Sequence[str]) -> None:
@@ -69,7 +69,7 @@ def test_a_rank_alone_is_killed(jobs: NodeJobs, undisturbed: Sequence[str]) -> N
     job.succeed()
     assert weights(job.logs().values()) == undisturbed
     assert "training resumes at step 5, no step is lost" in job.head.errors
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
 
 
 def test_two_workers_of_one_name_are_refused(jobs: NodeJobs) -> None:
@@ -110,7 +110,7 @@ def test_training_goes_on_without_the_scheduler(jobs: NodeJobs, undisturbed: Seq
     assert [part.wait().code for part in job.parts[1:]] == [0] * 4, job.told()
     assert weights(job.logs().values()) == undisturbed
     assert not (jobs.folder / "checkpoints").exists()
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
 
 
 def test_a_scheduler_that_is_started_again_controls_the_same_ranks(
@@ -136,7 +136,7 @@ def test_a_scheduler_that_is_started_again_controls_the_same_ranks(
     assert weights(job.logs().values()) == undisturbed
     assert "no step is lost" in job.head.errors
     assert not (jobs.folder / "checkpoints").exists()
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
 
 
 def test_a_rank_dies_while_the_scheduler_is_away(
@@ -150,4 +150,4 @@ def test_a_rank_dies_while_the_scheduler_is_away(
     assert [part.wait().code for part in job.parts[1:]] == [0] * 4, job.told()
     assert "which is lost; step 4 is saved" in job.parts[1].errors
     assert weights(job.logs().values()) == undisturbed
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)

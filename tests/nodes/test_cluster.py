@@ -12,25 +12,31 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import cluster as cluster_module
-from support.cluster import Cluster, Handle, Node, RefusedError, refusal
+from support.cluster import Cluster
 from support.jobs import WORKERS, Launcher, marked, poll
+
+from msrun.cluster import namespaces
+from msrun.cluster.namespaces import ClusterError, refusal
+from msrun.cluster.node import ClusterNode
+from msrun.cluster.program import NodeProgram
 
 Nodes = Callable[[int], Cluster]
 PEER = (sys.executable, WORKERS / "peer.py")
 
 
-def peer(node: Node, *words: object) -> Handle:
+def peer(node: ClusterNode, *words: object) -> NodeProgram:
     return node.run([*PEER, *words], stdin=subprocess.PIPE)
 
 
-def listening(node: Node, *words: object) -> Handle:
+def listening(node: ClusterNode, *words: object) -> NodeProgram:
     door = peer(node, "listen", *words)
     door.await_output("listens")
     return door
 
 
-def linked(one: Node, other: Node, port: int = 7000, *words: object) -> tuple[Handle, Handle]:
+def linked(
+    one: ClusterNode, other: ClusterNode, port: int = 7000, *words: object
+) -> tuple[NodeProgram, NodeProgram]:
     """The ends of a connection; the first has accepted it and knows ``words``."""
     door = listening(one, port, *words)
     caller = peer(other, "call", one.name, port)
@@ -39,7 +45,7 @@ def linked(one: Node, other: Node, port: int = 7000, *words: object) -> tuple[Ha
     return door, caller
 
 
-def talk(one: Handle, other: Handle, line: str) -> None:
+def talk(one: NodeProgram, other: NodeProgram, line: str) -> None:
     """A line there and the same back."""
     one.say(line)
     other.await_output(f"heard {line}")
@@ -52,7 +58,7 @@ def tools() -> Iterator[None]:
     """nft may be missing, and a kernel may lack a kind of fault."""
     try:
         yield
-    except RefusedError as error:
+    except ClusterError as error:
         if re.search("No such file|not supported|qdisc kind is unknown", str(error)):
             pytest.skip(str(error))
         raise
@@ -210,7 +216,7 @@ def test_a_rebooted_kernel_knows_no_connection_of_before(nodes: Nodes) -> None:
     assert door.output().split()[-1] == "ConnectionResetError"
 
 
-def retransmitted(node: Node) -> int:
+def retransmitted(node: ClusterNode) -> int:
     table = node.run(["grep", "^Tcp:", "/proc/net/snmp"])
     table.wait()
     names, figures = (line.split() for line in table.output().splitlines())
@@ -256,12 +262,12 @@ def test_a_limited_node_sends_no_faster(nodes: Nodes) -> None:
 
 
 def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "NEEDED", ("sh", "ipp", "unsharee"))
+    monkeypatch.setattr(namespaces, "NEEDED", ("sh", "ipp", "unsharee"))
     assert "ipp and unsharee would have to be installed" in refusal.__wrapped__()
 
 
 def test_a_refusal_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "NEW_WORLD", ("sh", "-c", "echo not you >&2; exit 1"))
+    monkeypatch.setattr(namespaces, "NEW_WORLD", ("sh", "-c", "echo not you >&2; exit 1"))
     assert refusal.__wrapped__() == "nodes of namespaces are refused to this user: not you"
 
 
@@ -271,7 +277,7 @@ import json, os, signal, sys
 from pathlib import Path
 from support.cluster import Cluster
 with Cluster(3, Path(sys.argv[1]), sys.argv[2]) as cluster:
-    pids = [cluster.pid] + [node.pid for node in cluster.nodes]
+    pids = [cluster.switch.pid] + [node.pid for node in cluster.nodes]
     stays = cluster.nodes[1].run(["sh", "-c", "setsid sleep 1000 & echo up; wait"])
     stays.await_output("up")
     spaces = [os.readlink(f"/proc/{pid}/ns/{kind}") for pid in pids for kind in ("net", "pid", "uts", "mnt", "user")]

@@ -59,7 +59,7 @@ def check_resumed(jobs: NodeJobs, job: NodesJob, step: int, expected: str, style
     assert again["resume"].endswith(f"step_{found.step}")
     assert f"step {found.step} saved from memory" in ended[0].err
     assert (jobs.folder / f"{style}.sha").read_text() == expected
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
 
 
 DEATHS = {"one on node 1": (3,), "all on node 1": (2, 3), "all": (0, 1, 2, 3), "rank 0": (0,)}
@@ -121,4 +121,4 @@ def test_what_dies_with_its_node_is_lost_and_the_newest_checkpoint_counts(
     assert found["step"] >= 20
     assert job.head.seen("CommitDump") == []
     assert (jobs.folder / "fsdp.sha").read_text() == undisturbed("fsdp")
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)

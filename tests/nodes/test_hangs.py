@@ -27,7 +27,7 @@ def test_a_stopped_rank_is_replaced(jobs: NodeJobs, undisturbed: list[str], rank
     (replaced,) = job.head.seen("ReplaceRanks")
     assert replaced["newcomers"] == [rank]
     assert "no step is lost" in job.head.errors
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
 
 
 def test_a_rank_that_waits_for_ever_is_found_by_its_stack(

@@ -81,7 +81,7 @@ def test_all_ranks_of_three_nodes_meet(nodes: Nodes, order: tuple[int, ...]) -> 
     assert all("sum 15 of 6" in log for log in job.logs().values())
     assert {place["MASTER_ADDR"] for place in places(job)} == {"node0"}
     assert {place["GLOO_SOCKET_IFNAME"] for place in places(job)} == {"eth0"}
-    check_nothing_left(cluster)
+    check_nothing_left(*cluster.nodes)
 
 
 def test_the_controller_may_be_the_last_that_starts(nodes: Nodes) -> None:
@@ -192,7 +192,7 @@ def test_two_nodes_on_one_machine(nodes: Nodes) -> None:
     job = job_of(*parts)
     quiet(job.succeed())
     check_places(job, [2, 2], ["node0", "node0"])
-    check_nothing_left(cluster)
+    check_nothing_left(*cluster.nodes)
 
 
 # --- who is refused -------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_two_nodes_on_one_machine(nodes: Nodes) -> None:
 
 def goes_on(job: NodesJob) -> None:
     """What was refused meanwhile disturbed nobody."""
-    (job.head.node.cluster.folder / "go").touch()
+    (job.head.node.shared / "go").touch()
     job.succeed()
     check_places(job, [1] * len(job.parts), [part.node.name for part in job.parts])
 
@@ -269,7 +269,7 @@ def test_a_job_begins_with_fewer_nodes_and_has_a_spare_later(nodes: Nodes) -> No
     late.await_error("this node waits as a spare")
     goes_on(job)
     assert late.wait().code == 0
-    check_nothing_left(cluster)
+    check_nothing_left(*cluster.nodes)
 
 
 def test_one_node_of_several_begins_alone(nodes: Nodes) -> None:
@@ -315,7 +315,7 @@ def test_who_is_missing_is_named(nodes: Nodes) -> None:
     assert ended[0].err.splitlines()[-1].startswith("msrun: error: not all nodes came within 5")
     assert ended[0].err.splitlines()[-1].endswith(missing)
     assert ended[1].err.splitlines()[-1] == ended[0].err.splitlines()[-1]
-    check_nothing_left(cluster)
+    check_nothing_left(*cluster.nodes)
 
 
 def test_a_lone_node_says_where_it_knocks(nodes: Nodes) -> None:
@@ -369,7 +369,7 @@ def test_the_report_is_printed_once(nodes: Nodes, rank: int) -> None:
     pointing = [line for line in second.splitlines() if "see the report of node 0" in line]
     assert len(pointing) == 1
     assert (job.head.folder / "failure.json").exists()
-    check_nothing_left(cluster)
+    check_nothing_left(*cluster.nodes)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -443,4 +443,4 @@ def test_a_signal_to_any_node_stops_all(nodes: Nodes, at: int, signum: int) -> N
     job.await_everywhere("place")
     job.parts[at].signal(signum)
     assert codes(job) == [128 + signum] * 2, job.told()
-    check_nothing_left(cluster)
+    check_nothing_left(*cluster.nodes)

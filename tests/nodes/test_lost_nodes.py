@@ -21,7 +21,7 @@ SOON_S = 25.0  # on a busy machine; without an answer ranks would get 30 s, and 
 
 def check_resumed(jobs: NodeJobs, killed: int) -> None:
     """Nothing is left; the killed node comes back, and all go on after step 2."""
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
     jobs.cluster.nodes[killed].boot()
     go(jobs)
     again = train(jobs, "--resume", "/", nproc=1)
@@ -73,7 +73,7 @@ def test_the_first_node_is_silent(jobs: NodeJobs) -> None:
     assert ended.code == 1, job.told()
     (found,) = saved(jobs)
     assert (found.step, found.without_private) == (2, ()), job.told()
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
 
 
 def test_a_silent_node_is_noticed(jobs: NodeJobs) -> None:
@@ -87,7 +87,7 @@ def test_a_silent_node_is_noticed(jobs: NodeJobs) -> None:
     assert ended.code == 1, job.told()
     assert "msrun: node 1 (node1) is silent: " in ended.err
     assert [each.step for each in saved(jobs)] == [2]
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
 
 
 @pytest.mark.parametrize("at", [0, 1])
@@ -101,7 +101,7 @@ def test_only_msrun_of_a_node_is_killed(jobs: NodeJobs, at: int) -> None:
     assert other.code == 1, job.told()
     poll(lambda: not any(map(programs_on, jobs.cluster.nodes)), within_s=60)
     assert time.monotonic() - began < SOON_S
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
     (found,) = saved(jobs)
     assert found.step == 2
     if at == 0:  # all ranks have lived, and agreed

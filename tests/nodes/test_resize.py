@@ -28,7 +28,7 @@ def check_gone_on(jobs: NodeJobs, parts: list[NodeMsrun], world: int) -> None:
     assert [each.code for each in ended] == [0] * len(parts), said
     assert f"it goes on with {world} node{'s' if world > 1 else ''}" in said
     assert "Root Cause" not in said
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
 
 
 def test_a_node_that_comes_is_taken_in(nodes: Nodes) -> None:

@@ -8,13 +8,16 @@ from pathlib import Path
 from shutil import which
 
 import pytest
-from support.cluster import Cluster, Handle, Node
+from support.cluster import Cluster
 from support.documents import Block, blocks
 from support.jobs import DEADLINE_S, ROOT, poll
 from support.node_jobs import check_nothing_left
 from support.node_trainings import STALE
 from support.typed_lines import Terminal, check_printed, lines_of
 from support.warm_python import WarmPython
+
+from msrun.cluster.node import ClusterNode
+from msrun.cluster.program import NodeProgram
 
 PAGE = ROOT / "scripts/samples/cluster/README.md"
 BLOCKS = blocks("sh", "text", pages=[PAGE])
@@ -46,14 +49,14 @@ SECTIONS = [heading for heading in HEADINGS if of_section(heading)]
 class Machine:
     """A reader at one of the page's machines, whose folder /data is ``shared``."""
 
-    def __init__(self, node: Node, shared: Path) -> None:
+    def __init__(self, node: ClusterNode, shared: Path) -> None:
         self.node, self._shared = node, shared
         self._terminal = Terminal(self._start, node.folder / "terminal.sh")
         self._said: list[Path] = []
-        self._running: Handle | None = None
+        self._running: NodeProgram | None = None
         self._code = 0
 
-    def _start(self, words: Sequence[str], environ: Mapping[str, str], said: Path) -> Handle:
+    def _start(self, words: Sequence[str], environ: Mapping[str, str], said: Path) -> NodeProgram:
         return self.node.run(words, environ, ROOT, stdout=said)
 
     def type(self, block: Block) -> None:
@@ -147,4 +150,4 @@ def test_each_section_does_what_the_page_says(
     except AssertionError:
         if not STALE.search(reader.told()):  # rarely, as the page says
             raise
-    check_nothing_left(cluster)
+    check_nothing_left(*cluster.nodes)

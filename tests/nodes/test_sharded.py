@@ -28,7 +28,7 @@ def check_same(jobs: NodeJobs, job: NodesJob, style: str, undisturbed: Undisturb
     assert len(job.head.seen("StartAttempt")) == 1, said
     assert "no step is lost" in said
     assert "of a step before" not in said
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
     return said
 
 

@@ -62,7 +62,7 @@ def test_a_spare_node_takes_the_place_of_the_first(
     jobs.cluster.nodes[0].kill()
     job.parts[1].await_error(TAKES_PART)
     check_bitwise(undisturbed, job.parts[1], spare)
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
 
 
 def test_the_first_node_is_started_again(jobs: NodeJobs, undisturbed: Sequence[str]) -> None:
@@ -82,7 +82,7 @@ def test_the_first_node_is_started_again(jobs: NodeJobs, undisturbed: Sequence[s
     check_bitwise(undisturbed, job.parts[1], again)
     assert "msrun: node 0 is back: the nodes meet there" in job.parts[1].errors
     assert re.search(r"msrun: resuming step \d of run .*: its node 0 was lost", again.errors)
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
 
 
 def test_only_its_msrun_is_killed(jobs: NodeJobs, undisturbed: Sequence[str]) -> None:
@@ -93,7 +93,7 @@ def test_only_its_msrun_is_killed(jobs: NodeJobs, undisturbed: Sequence[str]) ->
     job.parts[1].await_error(TAKES_PART)
     other = add(jobs, 0, "--nnodes=2", at=told_place(job.parts[1].errors))
     check_bitwise(undisturbed, job.parts[1], other)
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
 
 
 def test_a_job_that_began_anew_before_a_survivor_came_ends(
@@ -129,4 +129,4 @@ def test_a_job_that_began_anew_before_a_survivor_came_ends(
     go(jobs)
     again = start(0, "again")
     check_bitwise(undisturbed, job.parts[1], again)
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)

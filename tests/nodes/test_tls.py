@@ -43,4 +43,4 @@ def test_ranks_are_replaced_over_encrypted_lines(
     assert "training resumes at step 5, no step is lost" in job.head.errors
     assert "the list" in job.head.errors and "expires in 29 days" in job.head.errors
     assert "the nodes have no token" not in job.head.errors
-    check_nothing_left(cluster)
+    check_nothing_left(*cluster.nodes)

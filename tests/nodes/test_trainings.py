@@ -37,7 +37,7 @@ def check_same(job: NodesJob, undisturbed: list[str], attempt: int) -> None:
     assert weights(job.logs().values()) == undisturbed
     assert job.head.seen("StartAttempt")[-1]["attempt"] == attempt
     assert "Root Cause" not in "".join(each.err for each in ended)
-    check_nothing_left(job.head.node.cluster)
+    check_nothing_left(*(part.node for part in job.parts))
 
 
 def check_taken(job: NodesJob, new: NodeMsrun, undisturbed: list[str]) -> None:
@@ -112,7 +112,7 @@ def test_a_spare_node_that_was_not_needed_ends_with_the_job(nodes: Nodes) -> Non
     ended = spare.wait()
     assert ended.code == 0
     assert ended.err.splitlines()[-1].startswith("msrun: the job is over: ")
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
 
 
 def test_the_msrun_that_decides_is_killed_and_the_job_is_resumed(
@@ -179,7 +179,7 @@ def test_a_stop_is_graceful_and_gone_on_with(jobs: NodeJobs, undisturbed: list[s
     assert "graceful exit" in found.reason
     assert (found.odd, found.without_private, found.stale_private) == ((), (), ())
     assert "msrun: to resume: msrun --resume" in ended[0].err
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)
     parts = [jobs.start_one(part.node, "--resume", nproc=2) for part in job.parts]
     for rank, part in enumerate(parts):
         part.rank = rank
@@ -249,4 +249,4 @@ def test_what_three_nodes_have_saved_is_gone_on_with_by_two(nodes: Nodes) -> Non
     again.succeed()
     again.head.await_error("resuming step 4")
     assert again.world == 2
-    check_nothing_left(jobs.cluster)
+    check_nothing_left(*jobs.cluster.nodes)

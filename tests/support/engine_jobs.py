@@ -9,9 +9,10 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from support.cluster import PATH, Cluster, Handle
+from msrun.cluster.namespaces import PATH
+from msrun.cluster.program import NodeProgram
+from support.cluster import Cluster
 from support.jobs import DEADLINE_S, PYTHON, WORKERS, poll
-from support.node_jobs import processes_on
 from support.node_trainings import weights
 
 MSRUN = (*PYTHON, "-m", "msrun")
@@ -43,7 +44,7 @@ def places(folder: Path) -> list[dict]:
     return sorted(found, key=lambda each: int(each["RANK"]))
 
 
-def await_said(handle: Handle, text: str) -> None:
+def await_said(handle: NodeProgram, text: str) -> None:
     """Wait until a job has said ``text`` on stderr; fails when it has ended without."""
 
     def said() -> bool:
@@ -62,13 +63,13 @@ def kill_rank(cluster: Cluster, folder: Path, rank: int, node: int) -> None:
     events = (folder / "events.jsonl").read_text().splitlines()
     started = [each for line in events if (each := json.loads(line))["event"] == "WorkerStarted"]
     inner = [each["pid"] for each in started if each["rank"] == rank][-1]
-    seen = processes_on(cluster.nodes[node])
+    seen = cluster.nodes[node].processes()
     (found,) = [pid for pid, own in seen.items() if own == inner]
     os.kill(found, signal.SIGKILL)
 
 
 def check_replaced(
-    cluster: Cluster, folder: Path, job: Handle, rank: int, undisturbed: list[str]
+    cluster: Cluster, folder: Path, job: NodeProgram, rank: int, undisturbed: list[str]
 ) -> None:
     """Kill a rank of node 1 in a training that waits in step 5: it is replaced, bitwise."""
     await_logs(folder, "waits in step 5")

@@ -166,7 +166,7 @@ def run(seed: int, case: Callable[[Drill], None], expected: Sequence[str], folde
             time.sleep(later_s)
             case(drill)
             how = ended(drill, expected)
-            check_nothing_left(cluster)
+            check_nothing_left(*cluster.nodes)
         except BaseException as error:
             raise AssertionError(f"{'; '.join(drill.notes)}\n{error}\n{job.told()}") from error
         return f"{'; '.join(drill.notes)}: {how}"

@@ -34,7 +34,6 @@ from support.node_jobs import (
     NodeMsrun,
     NodesJob,
     check_nothing_left,
-    processes_on,
 )
 from support.node_trainings import SCRIPT, STALE, weights
 from support.warm_python import WarmPython
@@ -295,7 +294,7 @@ def run(seed: int, case: Callable[[Drill], None], expected: Sequence[str], folde
                 part.wait(30)
             for node in cluster.nodes:
                 node.init or node.boot()
-            check_nothing_left(cluster)
+            check_nothing_left(*cluster.nodes)
         except BaseException as error:
             raise AssertionError(f"{'; '.join(drill.notes)}\n{error}\n{job.told()}") from error
         return f"{'; '.join(drill.notes)}: {how}"
@@ -309,7 +308,7 @@ def ended(drill: Drill, expected: Sequence[str]) -> str:
         codes = {part.wait(ENDS_S).code for part in job.parts}
         assert codes <= {0, 1, -9, 143}, codes
         nodes = drill.jobs.cluster.nodes
-        poll(lambda: not any(processes_on(node) for node in nodes if node.init))
+        poll(lambda: not any(node.processes() for node in nodes if node.init))
         for node in nodes:
             node.init or node.boot()
         words = [f"--nnodes={NODES}", f"--nproc-per-node={NPROC}", "--master-addr=node0"]

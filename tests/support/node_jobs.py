@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from support.cluster import Cluster, Handle, Node
+from msrun.cluster.node import ClusterNode
+from msrun.cluster.program import NodeProgram
+from support.cluster import Cluster
 from support.jobs import DEADLINE_S, PYTHON, Ended, Job, poll
 
 PORT = 29511
@@ -24,8 +26,8 @@ OF_TORCH = "torchinductor_"  # folders of a cache that torch keeps
 class NodeMsrun(Job):
     """The msrun of one node."""
 
-    handle: Handle | None = None
-    node: Node | None = None
+    handle: NodeProgram | None = None
+    node: ClusterNode | None = None
     nproc: int = 1
     rank: int = 0  # of the node
 
@@ -63,7 +65,7 @@ class NodeMsrun(Job):
 
     def command(self, *words: object) -> Ended:
         """`msrun WORDS` beside it, as the same user: stop, status, logs."""
-        handle = self.node.run([*PYTHON, "-m", "msrun", *words], cwd=self.node.cluster.folder)
+        handle = self.node.run([*PYTHON, "-m", "msrun", *words], cwd=self.node.shared)
         return Ended(handle.wait(), handle.output(), handle.errors())
 
 
@@ -126,14 +128,14 @@ class NodesJob:
     def world(self) -> int:
         return sum(part.nproc for part in self.parts)
 
-    def node_of(self, rank: int) -> Node:
+    def node_of(self, rank: int) -> ClusterNode:
         ends = accumulate(part.nproc for part in self.parts)
         return next(part.node for part, end in zip(self.parts, ends, strict=True) if rank < end)
 
     def rank_pid(self, rank: int) -> int:
         """The process of a rank of the present attempt, as the test process sees it."""
         inner = poll(lambda: self.head.pids().get(rank))
-        seen = processes_on(self.node_of(rank))
+        seen = self.node_of(rank).processes()
         (found,) = [pid for pid, own in seen.items() if own == inner]
         return found
 
@@ -175,7 +177,7 @@ class NodeJobs:
 
     def start_one(
         self,
-        node: Node,
+        node: ClusterNode,
         *words: object,
         nproc: int = 1,
         log_dir: Path | None = None,
@@ -243,32 +245,16 @@ def static(rank: int, nnodes: int, nproc: int, port: int = PORT, head: int = 0) 
 # --- what is there, and what is left --------------------------------------------------------------
 
 
-def processes_on(node: Node) -> dict[int, int]:
-    """Pid as the test process sees it -> pid on the node; without the node's first, and zombies."""
-    if not node.init:
-        return {}
-    found = {}
-    own = os.readlink(f"/proc/{node.pid}/ns/pid")
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError, AttributeError):
-            if os.readlink(f"/proc/{name}/ns/pid") == own and int(name) != node.pid:
-                status = Path(f"/proc/{name}/status").read_text()
-                if not re.search(r"^State:\s+[ZX]", status, re.MULTILINE):
-                    pids = re.search(r"^NSpid:(.*)$", status, re.MULTILINE)[1].split()
-                    found[int(name)] = int(pids[-1])
-    return found
-
-
-def programs_on(node: Node) -> list[str]:
+def programs_on(node: ClusterNode) -> list[str]:
     """Their command lines."""
     found = []
-    for pid in processes_on(node):
+    for pid in node.processes():
         with contextlib.suppress(OSError):
             found.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
     return found
 
 
-def sockets_on(node: Node) -> list[str]:
+def sockets_on(node: ClusterNode) -> list[str]:
     """What listens or is connected there, and msrun's names of sockets."""
     if not node.init:
         return []
@@ -280,7 +266,7 @@ def sockets_on(node: Node) -> list[str]:
     ]
 
 
-def temporary_on(node: Node) -> list[str]:
+def temporary_on(node: ClusterNode) -> list[str]:
     """What lies in its temporary folder and in its shared memory."""
     places = [node.folder / "tmp"]
     if node.init:
@@ -289,9 +275,9 @@ def temporary_on(node: Node) -> list[str]:
     return [str(path) for path in found if not path.name.startswith(OF_TORCH)]
 
 
-def check_nothing_left(cluster: Cluster, within_s: float = 20.0) -> None:
+def check_nothing_left(*nodes: ClusterNode, within_s: float = 20.0) -> None:
     """No process, no socket and no temporary file of a job is left on a node that is on."""
-    for node in cluster.nodes:
+    for node in nodes:
         with contextlib.suppress(AssertionError):
             poll(lambda node=node: not programs_on(node) and not sockets_on(node), within_s)
         assert programs_on(node) == [], node.name

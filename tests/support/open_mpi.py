@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.cluster import PATH, Cluster, Handle
+from msrun.cluster.namespaces import PATH
+from msrun.cluster.program import NodeProgram
+from support.cluster import Cluster
 from support.engine_jobs import missing_programs
 from support.jobs import DEADLINE_S, poll
 
@@ -62,7 +64,7 @@ class OpenMpi:
         words = ["ssh", "-F", self.folder / "config", name, "true"]
         return self.cluster.nodes[0].run(words, {"PATH": PATH}).wait(DEADLINE_S) == 0
 
-    def mpirun(self, *words: object, exported: Sequence[str] = (), **environ: str) -> Handle:
+    def mpirun(self, *words: object, exported: Sequence[str] = (), **environ: str) -> NodeProgram:
         """`mpirun WORDS` on node 0, in the folder that all nodes see."""
         agent = f"ssh -F {self.folder}/config"
         export = [word for name in (*exported, *environ) for word in ("-x", name)]

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.cluster import PATH, Cluster, Handle
+from msrun.cluster.namespaces import PATH
+from msrun.cluster.program import NodeProgram
+from support.cluster import Cluster
 from support.engine_jobs import missing_programs
 from support.jobs import DEADLINE_S, poll
 
@@ -65,7 +67,7 @@ class Slurm:
     def environ(self) -> dict[str, str]:
         return {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": PATH}
 
-    def run(self, *words: object, env: dict[str, str] | None = None) -> Handle:
+    def run(self, *words: object, env: dict[str, str] | None = None) -> NodeProgram:
         """One of Slurm's commands on node 0, in the folder that all nodes see."""
         cluster = self.cluster
         return cluster.nodes[0].run(words, self.environ | (env or {}), cluster.folder)
@@ -97,7 +99,7 @@ def _started(cluster: Cluster, folder: Path) -> Slurm:
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
     found = Slurm(cluster, folder)
-    (folder / "slurm.conf").write_text(CONF.format(folder=folder, last=cluster.count - 1))
+    (folder / "slurm.conf").write_text(CONF.format(folder=folder, last=len(cluster.nodes) - 1))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # no cgroup is used
     files = ("key", "socket", "pid", "log", "seed")
     own = [f"--{name}-file={folder}/munge.{name}" for name in files if name != "socket"]
@@ -110,7 +112,7 @@ def _started(cluster: Cluster, folder: Path) -> Slurm:
     def is_up() -> bool:
         asked = found.run("sinfo", "-h", "-N", "-p", "low", "-o", "%n %t")
         asked.wait(DEADLINE_S)
-        return asked.output().count("idle") == cluster.count
+        return asked.output().count("idle") == len(cluster.nodes)
 
     poll(is_up)
     return found

@@ -54,7 +54,7 @@ def run_msrun(words: list[str]) -> None:
         spares[pid] = ours
     put_in_front(os.getcwd())
     sys.argv = ["-m", *words]
-    starts = "msrun.drill.process" if is_drill else "agent.workers.forkserver_client"
+    starts = "msrun.trials.process" if is_drill else "agent.workers.forkserver_client"
     vars(importlib.import_module(starts))["subprocess"] = Starter(spares)
     if is_drill:
         hide(spares)

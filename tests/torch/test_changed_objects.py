@@ -9,8 +9,8 @@ from support.jobs import WORKERS, Launcher
 from support.training_kinds import Run, msrun_of, run
 
 from msrun.drill.fault_options import read_words
-from msrun.drill.history import read
-from msrun.drill.verdict import steps_lost
+from msrun.trials.history import read
+from msrun.trials.verdict import steps_lost
 from worker_hooks.drill.plan import DrillPlan
 from worker_hooks.recovery.resume import NOT_AGAIN
 from worker_hooks.training.loop import RESHAPED

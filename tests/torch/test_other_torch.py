@@ -7,7 +7,7 @@ from support.jobs import WORKERS, Launcher
 from support.training_kinds import Run, msrun_of, run
 
 from msrun.drill.fault_options import read_words
-from msrun.drill.history import read
+from msrun.trials.history import read
 from worker_hooks.drill.plan import DrillPlan
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]

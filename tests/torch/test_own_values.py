@@ -16,7 +16,7 @@ from support.training_kinds import RANKS, Run, msrun_of, run
 from support.warm_python import WarmPython
 
 from msrun.drill.fault_options import read_words
-from msrun.drill.history import read
+from msrun.trials.history import read
 from worker_hooks.drill.plan import DrillPlan
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]

@@ -16,7 +16,7 @@ from support.jobs import WORKERS, Job, Launcher, poll
 
 from agent.health.stopped import JOINS
 from msrun.drill.fault_options import read_words
-from msrun.drill.history import DrillHistory, read
+from msrun.trials.history import DrillHistory, read
 from worker_hooks.contract.process_stat import children
 from worker_hooks.drill.plan import DrillPlan
 

@@ -17,8 +17,8 @@ from support.jobs import Ended, Launcher
 from support.training_kinds import RANKS, SCRIPT, Run, killed
 from support.warm_python import WarmPython
 
-from msrun.drill.history import read
-from msrun.drill.verdict import steps_lost
+from msrun.trials.history import read
+from msrun.trials.verdict import steps_lost
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
 AT_ONCE = 2  # jobs

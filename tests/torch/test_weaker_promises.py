@@ -14,8 +14,8 @@ from support.jobs import WORKERS, Launcher
 from support.training_kinds import RANKS, SCRIPT, Run, all_kinds, killed, msrun_of, run
 
 from msrun.drill.fault_options import read_words
-from msrun.drill.history import read
-from msrun.drill.verdict import steps_lost
+from msrun.trials.history import read
+from msrun.trials.verdict import steps_lost
 from worker_hooks.drill.plan import DrillPlan
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]

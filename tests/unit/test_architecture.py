@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
     "worker_hooks": "contract machine storage rng device distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
     "agent": "forkserver text spec machine ranks controller nodes accounting records workers hooks launch arrivals health dump failure notify supervisor",
-    "msrun": "options launchers terminal runs report checkpoints job top doctor bugreport completion drill function",
+    "msrun": "options launchers cluster terminal runs report checkpoints job top doctor bugreport completion trials drill function",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
     "worker_hooks.rng": "generators randomness",

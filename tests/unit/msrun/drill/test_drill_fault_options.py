@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from agent.spec.job_spec import UsageError
-from msrun.drill.exit_verdict import REQUESTS
 from msrun.drill.fault_options import FaultOrder, check_ranks, read_file, read_words
 from msrun.drill.random_faults import RandomFaults, draw, read_kinds
+from msrun.trials.exit_verdict import REQUESTS
 from worker_hooks.drill.plan import LAUNCHER, Deed, Fault, Moment
 
 

@@ -7,7 +7,6 @@ from itertools import chain
 import pytest
 
 from msrun.drill import table
-from msrun.drill.history import DrillHistory, FinalState, RankLife
 from msrun.drill.marathon_verdict import (
     MarathonAnswer,
     MarathonEnd,
@@ -26,6 +25,7 @@ from msrun.drill.random_faults import (
     MarathonFault,
     draw_marathon,
 )
+from msrun.trials.history import DrillHistory, FinalState, RankLife
 from worker_hooks.drill.plan import Moment
 
 RANKS = 4

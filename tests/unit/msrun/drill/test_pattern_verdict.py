@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from agent.controller import messages
-from msrun.drill.history import DrillHistory, RankLife, Strike
 from msrun.drill.pattern_verdict import (
     PatternRun,
     PatternVerdict,
@@ -15,6 +14,7 @@ from msrun.drill.pattern_verdict import (
     read_results,
     read_said,
 )
+from msrun.trials.history import DrillHistory, RankLife, Strike
 
 EXPECTED = {rank: ScriptResult("41b5", {"best": "0.5"}) for rank in range(2)}
 OTHER_WEIGHTS = EXPECTED | {1: ScriptResult("77aa", {"best": "0.5"})}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from agent.text.ranges import format_ranges
-from msrun.drill.history import DrillExit, DrillHistory, Round, Strike, begun
+from msrun.trials.history import DrillExit, DrillHistory, Round, Strike, begun
 from worker_hooks.drill.plan import Deed, Fault
 
 SIGNAL_EXIT_BASE = 128

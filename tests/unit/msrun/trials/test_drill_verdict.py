@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from agent.spec.job_spec import UsageError
-from msrun.drill import history as drill_history
 from msrun.drill import session, table
-from msrun.drill.exit_verdict import steps_lost
 from msrun.drill.fault_options import read_words
-from msrun.drill.history import DrillHistory, FinalState, RankLife, SavedStep, Strike
-from msrun.drill.trial import Command
-from msrun.drill.verdict import check_reference, judge
 from msrun.options.argv import scan
+from msrun.trials import history as drill_history
+from msrun.trials.exit_verdict import steps_lost
+from msrun.trials.history import DrillHistory, FinalState, RankLife, SavedStep, Strike
+from msrun.trials.trial import Command
+from msrun.trials.verdict import check_reference, judge
 from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import DrillLayout
 from worker_hooks.drill import trace

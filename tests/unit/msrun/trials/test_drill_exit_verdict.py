@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from msrun.drill.exit_verdict import judge_exit
-from msrun.drill.history import DrillExit, DrillHistory, FinalState, RankLife, SavedStep, Strike
-from msrun.drill.verdict import judge
+from msrun.trials.exit_verdict import judge_exit
+from msrun.trials.history import DrillExit, DrillHistory, FinalState, RankLife, SavedStep, Strike
+from msrun.trials.verdict import judge
 from worker_hooks.drill.plan import LAUNCHER, Deed, Fault
 
 STEPS = 6

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+from typing import NoReturn
 
 NEW_USER = 0x10000000
 # user, mount, host name, network, pid: all at once or none
@@ -16,6 +17,11 @@ NAMESPACES = NEW_USER | 0x20000 | 0x4000000 | 0x40000000 | 0x20000000
 
 
 def main(target: str, folder: str, told: str, *program: str) -> int:
+    """Run the program; its exit code, negative for a signal.
+
+    Raises:
+        OSError: the process has ended, or the kernel refuses.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     places = NAMESPACES
     if os.readlink("/proc/self/ns/user") == os.readlink(f"/proc/{target}/ns/user"):
@@ -24,7 +30,7 @@ def main(target: str, folder: str, told: str, *program: str) -> int:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), f"process {target}")
     os.set_inheritable(int(told), False)
     pid = os.fork()
-    if not pid:
+    if pid == 0:
         become(folder, program)
     os.write(int(told), str(pid).encode())
     os.close(int(told))
@@ -32,6 +38,7 @@ def main(target: str, folder: str, told: str, *program: str) -> int:
 
 
 def become(folder: str, program: tuple[str, ...]) -> None:
+    """Turn this forked process into the program."""
     try:
         os.setsid()
         os.chdir(folder)
@@ -43,10 +50,15 @@ def become(folder: str, program: tuple[str, ...]) -> None:
     os._exit(127)
 
 
-code = main(*sys.argv[1:])
-if code < 0:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left one, if any
-    if -code not in {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(-code, signal.SIG_DFL)
-    os.kill(os.getpid(), -code)
-sys.exit(code)
+def end_alike(code: int) -> NoReturn:
+    """End as the program did: by its exit code, or by the signal that it died of."""
+    if code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left one, if any
+        if -code not in {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    end_alike(main(*sys.argv[1:]))

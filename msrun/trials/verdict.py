@@ -2,7 +2,7 @@
 
 The promises: the faults strike, the job succeeds by itself or after a resume, no step is lost, and
 every rank's results are the same to the last bit. A stop, moreover, must cause no restart; requests
-to exit are judged in :mod:`msrun.drill.exit_verdict`.
+to exit are judged in :mod:`msrun.trials.exit_verdict`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.text.ranges import format_ranges
-from msrun.drill.exit_verdict import REQUESTS, judge_exit, noticed_at, steps_lost
-from msrun.drill.history import DrillExit, DrillHistory, RankLife, Strike
+from msrun.trials.exit_verdict import REQUESTS, judge_exit, noticed_at, steps_lost
+from msrun.trials.history import DrillExit, DrillHistory, RankLife, Strike
 from worker_hooks.drill.plan import Deed, Fault
 
 _NOTICED = frozenset({"WorkerExited", "Raised", "RankUnreachable"})

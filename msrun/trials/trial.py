@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent.controller.states import JobState
-from msrun.drill import process as drill_process
-from msrun.drill.history import DrillExit
-from msrun.drill.process import DrillProcess
 from msrun.options.argv import CommandLine, command_words
 from msrun.runs.fields import read_object
+from msrun.trials import process as drill_process
+from msrun.trials.history import DrillExit
+from msrun.trials.process import DrillProcess
 from worker_hooks.contract.env import DRILL
 from worker_hooks.contract.layout import STATUS
 from worker_hooks.drill.plan import Deed, DrillPlan, Fault

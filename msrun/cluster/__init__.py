@@ -1,0 +1,1 @@
+"""Nodes of a cluster on one machine, made of namespaces, which a drill can lose."""
