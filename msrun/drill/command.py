@@ -15,8 +15,9 @@ from agent.spec.job_spec import UsageError
     multiple=True,
     metavar="FAULT",
     help="rank=R,step=S[,phase=data|forward|backward|update|commit|dump|any]"
-    "[,signal=SEGV|exit=N|raise][,attempt=N][,delay=0..1]; rank=launcher: msrun itself; "
-    "+ joins several faults into one drill.",
+    "[,signal=SEGV|exit=N|raise][,attempt=N][,delay=0..1]; rank=launcher: msrun itself; with "
+    "--nodes also node=N,step=S: all of a node, agent=N,step=S: its msrun, controller,step=S: that "
+    "of node 0; + joins several faults into one drill.",
 )
 @click.option("--stop", multiple=True, metavar="FAULT", help="rank=R,step=S[,for=SECONDS].")
 @click.option(
@@ -34,6 +35,33 @@ from agent.spec.job_spec import UsageError
     "SIGKILL to it and all ranks, as Slurm and Kubernetes do; then msrun --resume continues from "
     "what was saved until then, or the job starts from the beginning.",
 )
+@click.option(
+    "--cut",
+    multiple=True,
+    metavar="FAULT",
+    help="node=N,step=S[,for=SECONDS][,delay=0..1]: the node's cable is pulled out, and put back "
+    "after that time (8 s).",
+)
+@click.option(
+    "--poweroff",
+    multiple=True,
+    metavar="FAULT",
+    help="node=N,step=S[,delay=0..1]: the node is off, and nobody is told.",
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="The job runs on so many nodes, which are namespaces of this machine; JOB is what each of "
+    "them runs, the drill adds --nnodes, --node-rank and where they meet.",
+)
+@click.option(
+    "--spare-nodes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Nodes more, which wait to take the place of a lost one; without any, a lost one is "
+    "started again.",
+)
 @click.option("--random", "number", type=click.IntRange(min=1), help="Number of random drills.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the random drills.")
 @click.option(
@@ -41,7 +69,8 @@ from agent.spec.job_spec import UsageError
     "kinds",
     metavar="KIND,...",
     help="Kinds of random drills: kill (default), double (two ranks at once), again (a second "
-    "death during recovery from the first), hang, raise, stop, graceful, preempt.",
+    "death during recovery from the first), hang, raise, stop, graceful, preempt; with --nodes "
+    "also node, poweroff, cut (0.5 to 8 s), msrun (default: kill and these).",
 )
 @click.option(
     "--faults",
@@ -83,6 +112,10 @@ def drill(
     stop: tuple[str, ...],
     graceful: tuple[str, ...],
     preempt: tuple[str, ...],
+    cut: tuple[str, ...],
+    poweroff: tuple[str, ...],
+    nodes: int | None,
+    spare_nodes: int | None,
     number: int | None,
     seed: int,
     kinds: str | None,
@@ -101,9 +134,16 @@ def drill(
     With --patterns, JOB is only the options of msrun for the catalogue's scripts.
     """
     from msrun.drill.session import DrillOptions
+    from msrun.trials.node_fault import NodesOfDrill
 
-    options = DrillOptions(job, seed, timeout, as_json, keep)
+    size = NodesOfDrill(nodes or 1, spare_nodes or 0)
+    if spare_nodes and nodes is None:
+        raise UsageError("msrun drill: --spare-nodes needs --nodes")
+    if nodes and (patterns is not None or marathon is not None):
+        raise UsageError("msrun drill: --patterns and --marathon have one node: leave out --nodes")
+    options = DrillOptions(job, seed, timeout, as_json, keep, size)
     given = {"kill": kill, "stop": stop, "graceful": graceful, "preempt": preempt}
+    given |= {"cut": cut, "poweroff": poweroff}
     if patterns is not None:
         from msrun.drill import pattern_session
 
@@ -118,11 +158,12 @@ def drill(
         return marathons.drill(marathon, options, os.environ)
     from msrun.drill import session
     from msrun.drill.fault_options import read_file, read_words
-    from msrun.drill.random_faults import RandomFaults, read_kinds
+    from msrun.drill.random_faults import KILLS, ON_NODES, RandomFaults, read_kinds
 
+    of_random = read_kinds(kinds) if kinds else (ON_NODES if nodes else KILLS)
     orders = [
         *(read_words(words, deed) for deed, several in given.items() for words in several),
         *(order for path in faults for order in read_file(path)),
-        *([RandomFaults(number, seed, read_kinds(kinds or "kill"))] if number is not None else []),
+        *([RandomFaults(number, seed, of_random)] if number is not None else []),
     ]
     return session.drill(orders, options, os.environ)

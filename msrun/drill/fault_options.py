@@ -1,19 +1,21 @@
 """Reads the faults of drills from options or YAML.
 
-One ``--kill``, ``--stop``, ``--graceful`` or ``--preempt`` is one drill; ``+`` joins several faults
-into one. A kill and a stop strike a rank, or msrun itself; the other two start with a signal to
-msrun, which rank 0 sends at the given moment.
+One ``--kill``, ``--stop``, ``--graceful``, ``--preempt``, ``--cut`` or ``--poweroff`` is one drill;
+``+`` joins several faults into one. A kill strikes a rank, msrun itself, or a node; a stop strikes
+a rank or msrun; a graceful exit and a preemption start with a signal to msrun, which rank 0 sends
+at the given moment. A cut and a poweroff strike nodes.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agent.spec.job_spec import UsageError
-from msrun.drill.random_faults import RandomFaults, read_kinds
+from msrun.drill.random_faults import RandomFaults, check_kinds, read_kinds
 from msrun.options.config_file import read_yaml
+from msrun.trials.node_fault import AnyFault, NodeDeed, NodeFault
 from worker_hooks.drill.plan import LAUNCHER, Deed, Fault, Moment
 
 _WHEN = ("step", "phase", "attempt", "delay")
@@ -22,7 +24,17 @@ _KEYS = {
     "stop": ("rank", *_WHEN, "for"),
     "graceful": (*_WHEN, "signal"),
     "preempt": (*_WHEN, "grace"),
+    "cut": ("node", "step", "delay", "for"),
+    "poweroff": ("node", "step", "delay"),
 }
+_OF_NODES = {  # how a kill names what is not a rank, and what befalls it
+    "node": NodeDeed.KILL,
+    "agent": NodeDeed.KILL_MSRUN,
+    "controller": NodeDeed.KILL_MSRUN,
+}
+_NODE_KEYS = ("step", "delay")
+_BARE = frozenset({"raise", "controller"})  # words without a value
+_CUT_S = "8"
 _SHORTEST_S = 0.01
 _BYTE = 255
 
@@ -30,7 +42,7 @@ _BYTE = 255
 class FaultOrder(NamedTuple):
     """One drill with its faults."""
 
-    faults: tuple[Fault, ...]
+    faults: tuple[AnyFault, ...]  # those of ranks first
 
     @property
     def words(self) -> str:
@@ -43,12 +55,12 @@ def read_words(words: str, deed: str) -> FaultOrder:
 
     Args:
         words: the option's value.
-        deed: the option: ``kill``, ``stop``, ``graceful`` or ``preempt``.
+        deed: the option: ``kill``, ``stop``, ``graceful``, ``preempt``, ``cut`` or ``poweroff``.
 
     Raises:
         UsageError: one sentence on what is wrong.
     """
-    return FaultOrder(tuple(_fault(_fields(part, deed), deed) for part in words.split("+")))
+    return _order(_fault(_fields(part, deed), deed) for part in words.split("+"))
 
 
 def read_file(path: str) -> tuple[FaultOrder | RandomFaults, ...]:
@@ -66,18 +78,46 @@ def read_file(path: str) -> tuple[FaultOrder | RandomFaults, ...]:
     return tuple(_entry(entry, path) for entry in content)
 
 
-def check_ranks(orders: Sequence[FaultOrder | RandomFaults], world_size: int) -> None:
-    """Refuse faults of ranks that the job does not have.
+def check(orders: Sequence[FaultOrder | RandomFaults], world_size: int, nodes: int = 1) -> None:
+    """Refuse faults of ranks and nodes that the job does not have.
+
+    Args:
+        orders: the drills.
+        world_size: number of ranks.
+        nodes: number of nodes; 1: the drill is on this machine itself.
 
     Raises:
-        UsageError: it names the rank.
+        UsageError: it names the rank or the node.
     """
     for order in orders:
-        for fault in order.faults if isinstance(order, FaultOrder) else ():
-            if fault.rank >= world_size:
+        if isinstance(order, RandomFaults):
+            check_kinds(order.kinds, nodes)
+            continue
+        for fault in order.faults:
+            if isinstance(fault, NodeFault):
+                _check_node(fault, nodes)
+            elif fault.rank >= world_size:
                 raise UsageError(
                     f"a fault is for rank {fault.rank}, the ranks are 0 to {world_size - 1}"
                 )
+            elif fault.rank == LAUNCHER and nodes > 1:
+                is_kill = fault.deed is Deed.SIGNAL
+                raise UsageError(
+                    f"{fault.words}: the job has an msrun on each node: "
+                    + ("give controller or agent=N" if is_kill else "leave out --nodes")
+                )
+
+
+def _check_node(fault: NodeFault, nodes: int) -> None:
+    if nodes == 1:
+        raise UsageError(f"{fault.words}: give --nodes, as the job of this drill has one node")
+    if fault.node >= nodes:
+        raise UsageError(f"a fault is for node {fault.node}, the nodes are 0 to {nodes - 1}")
+
+
+def _order(faults: Iterable[AnyFault]) -> FaultOrder:
+    """Ranks find their faults by the place in the plan, which has no others."""
+    return FaultOrder(tuple(sorted(faults, key=lambda fault: isinstance(fault, NodeFault))))
 
 
 def _entry(entry: Any, path: str) -> FaultOrder | RandomFaults:
@@ -88,15 +128,13 @@ def _entry(entry: Any, path: str) -> FaultOrder | RandomFaults:
                 kinds = read_kinds(str(rest.get("of", "kill")))
                 return RandomFaults(whole("random", number, 1), seed, kinds)
             case dict() if entry and entry.keys() <= _KEYS.keys():
-                return FaultOrder(
-                    tuple(one for deed in entry for one in _joined(entry[deed], deed))
-                )
+                return _order(one for deed in entry for one in _joined(entry[deed], deed))
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     raise UsageError(f"{path}: {entry!r} is not a drill: {', '.join(_KEYS)}; or random, on its own")
 
 
-def _joined(faults: Any, deed: str) -> tuple[Fault, ...]:
+def _joined(faults: Any, deed: str) -> tuple[AnyFault, ...]:
     """One mapping, or a list of them for several faults in one drill."""
     several = faults if isinstance(faults, list) else [faults]
     if not several or not all(isinstance(fields, dict) for fields in several):
@@ -108,7 +146,7 @@ def _fields(part: str, deed: str) -> dict[str, str]:
     fields: dict[str, str] = {}
     for word in part.split(","):
         name, equals, value = word.strip().partition("=")
-        if not equals and name != "raise":
+        if not equals and name not in _BARE:
             raise UsageError(f"--{deed} {part}: {word!r} is not of the form NAME=VALUE")
         if name in fields:
             raise UsageError(f"--{deed} {part} says {name} twice")
@@ -117,10 +155,35 @@ def _fields(part: str, deed: str) -> dict[str, str]:
 
 
 def _needed(deed: str) -> tuple[str, ...]:
-    return tuple(name for name in ("rank", "step") if name in _KEYS[deed])
+    return tuple(name for name in ("rank", "node", "step") if name in _KEYS[deed])
 
 
-def _fault(fields: Mapping[str, Any], deed: str) -> Fault:
+def _fault(fields: Mapping[str, Any], deed: str) -> AnyFault:
+    struck = [name for name in _OF_NODES if deed == "kill" and name in fields]
+    if struck:
+        return _node_fault(fields, deed, struck[0], _OF_NODES[struck[0]])
+    if deed in {"cut", "poweroff"}:
+        return _node_fault(fields, deed, "node", NodeDeed(deed))
+    return _rank_fault(fields, deed)
+
+
+def _node_fault(fields: Mapping[str, Any], deed: str, target: str, what: NodeDeed) -> NodeFault:
+    known = (target, *_NODE_KEYS) if deed == "kill" else _KEYS[deed]
+    if unknown := [name for name in fields if name not in known]:
+        raise UsageError(f"{deed}: {unknown[0]!r} is unknown, choose from {', '.join(known)}")
+    for needed in (target, "step"):
+        if needed not in fields:
+            raise UsageError(f"{deed}: {needed} is missing")
+    return NodeFault(
+        node=0 if target == "controller" else whole(target, fields[target], 0),
+        step=whole("step", fields["step"], 1),
+        deed=what,
+        delay=fraction("delay", fields.get("delay", "0.5")),
+        for_s=max(_SHORTEST_S, positive("for", fields.get("for", _CUT_S))),
+    )
+
+
+def _rank_fault(fields: Mapping[str, Any], deed: str) -> Fault:
     known = _KEYS[deed]
     if unknown := [name for name in fields if name not in known]:
         raise UsageError(f"{deed}: {unknown[0]!r} is unknown, choose from {', '.join(known)}")

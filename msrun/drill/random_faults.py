@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from agent.spec.job_spec import UsageError
 from agent.text.ranges import format_ranges
+from msrun.trials.node_fault import AnyFault, NodeDeed, NodeFault
 from worker_hooks.drill.plan import LAUNCHER, Deed, Fault, Moment
 
 _KINDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -31,6 +32,17 @@ _KINDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 KILLS = ("kill",)
+_NODE_KINDS: Mapping[str, NodeDeed] = MappingProxyType(
+    {
+        "node": NodeDeed.KILL,
+        "poweroff": NodeDeed.POWEROFF,
+        "cut": NodeDeed.CUT,
+        "msrun": NodeDeed.KILL_MSRUN,  # of any node, the controller's included
+    }
+)
+ON_NODES = ("kill", *_NODE_KINDS)
+_ON_ONE_NODE = frozenset({"graceful", "preempt"})
+_CUTS_S = (0.5, 8.0)
 
 
 class RandomFaults(NamedTuple):
@@ -47,26 +59,41 @@ def read_kinds(text: str) -> tuple[str, ...]:
     Raises:
         UsageError: a kind is unknown.
     """
-    kinds = tuple(word.strip() for word in text.split(","))
-    if unknown := [kind for kind in kinds if kind not in _KINDS]:
+    kinds, known = tuple(word.strip() for word in text.split(",")), (*_KINDS, *_NODE_KINDS)
+    if unknown := [kind for kind in kinds if kind not in known]:
         raise UsageError(
-            f"{unknown[0]!r} is an unknown kind of random drill, choose from {', '.join(_KINDS)}"
+            f"{unknown[0]!r} is an unknown kind of random drill, choose from {', '.join(known)}"
         )
     return kinds
 
 
-def draw(lots: RandomFaults, world_size: int, steps: int) -> tuple[tuple[Fault, ...], ...]:
-    """The faults of each drill: any rank, any step but the last, any fraction of it.
+def check_kinds(kinds: Sequence[str], nodes: int) -> None:
+    """Refuse kinds of random drills that a job on so many nodes cannot have.
+
+    Raises:
+        UsageError: it names the kind.
+    """
+    for kind in kinds:
+        if nodes == 1 and kind in _NODE_KINDS:
+            raise UsageError(f"random drills of the kind {kind} need several nodes: give --nodes")
+        if nodes > 1 and kind in _ON_ONE_NODE:
+            raise UsageError(f"random drills of the kind {kind} have one node: leave out --nodes")
+
+
+def draw(
+    lots: RandomFaults, world_size: int, steps: int, nodes: int = 1
+) -> tuple[tuple[AnyFault, ...], ...]:
+    """The faults of each drill: any rank or node, any step but the last, any fraction of it.
 
     The last step is left out: a late moment of it may be after the end of training.
     """
     chance = random.Random(lots.seed)  # noqa: S311  it must be reproducible
-    return tuple(_draw(chance, lots.kinds, world_size, steps) for _ in range(lots.number))
+    return tuple(_draw(chance, lots.kinds, world_size, steps, nodes) for _ in range(lots.number))
 
 
 def _draw(
-    chance: random.Random, kinds: tuple[str, ...], world_size: int, steps: int
-) -> tuple[Fault, ...]:
+    chance: random.Random, kinds: tuple[str, ...], world_size: int, steps: int, nodes: int
+) -> tuple[AnyFault, ...]:
     fault = Fault(
         rank=chance.randrange(world_size),
         step=chance.randint(1, max(1, steps - 1)),
@@ -75,6 +102,9 @@ def _draw(
     if kinds == KILLS:
         return (fault,)  # so that a seed draws the same as in earlier versions
     kind = chance.choice(kinds)
+    if kind in _NODE_KINDS:
+        node, for_s = chance.randrange(nodes), round(chance.uniform(*_CUTS_S), 1)
+        return (NodeFault(node, fault.step, _NODE_KINDS[kind], fault.delay, for_s),)
     fault = fault._replace(**_KINDS[kind])
     other = fault._replace(delay=round(chance.random(), 3))
     match kind:

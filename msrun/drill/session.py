@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from agent.spec.job_spec import UsageError
 from agent.workers.processes import become_subreaper
+from msrun.cluster.namespaces import refusal
 from msrun.drill import fault_options, table
 from msrun.drill.fault_options import FaultOrder
 from msrun.drill.random_faults import RandomFaults, draw
@@ -26,9 +27,11 @@ from msrun.options.argv import scan
 from msrun.terminal.progress import say
 from msrun.terminal.table import show_json
 from msrun.trials.history import DrillHistory, read
+from msrun.trials.node_fault import AnyFault, NodesOfDrill
+from msrun.trials.node_trial import NodesTrial, meeting
 from msrun.trials.trial import Command, Trial
 from msrun.trials.verdict import TrialOutcome, check_reference, judge
-from worker_hooks.drill.plan import Deed
+from worker_hooks.drill.plan import Deed, Fault
 
 RESTARTS = 3  # unless the user sets a number: several faults may strike in one drill
 SLOWDOWN = 10  # a drill may take so many times as long as the undisturbed run ...
@@ -44,6 +47,7 @@ class DrillOptions(NamedTuple):
     timeout_s: float | None = None  # of each run, or of a marathon without a step
     as_json: bool = False
     keep: bool = False
+    size: NodesOfDrill = NodesOfDrill(1)
 
 
 def drill(
@@ -60,17 +64,20 @@ def drill(
     """
     if not drills:
         raise UsageError(
-            "msrun drill: no fault is given: use --kill, --stop, --graceful, --preempt, --random "
-            "or --faults"
+            "msrun drill: no fault is given: use --kill, --stop, --graceful, --preempt, --cut, "
+            "--poweroff, --random or --faults"
         )
-    request = parse(options.job, environ)
+    command, size = Command.of(scan(options.job)), options.size
+    of_node_0 = (*meeting(size.nodes), "--node-rank=0") if size.nodes > 1 else ()
+    request = parse(command.words(of_node_0) if of_node_0 else options.job, environ)
     if request.dry_run:
         raise UsageError("msrun drill: a dry run trains nothing to compare: remove --dry-run")
     if request.origin is not None:
         raise UsageError("msrun drill: its runs start from the beginning: remove --resume")
     world_size = request.job.world_size
-    fault_options.check_ranks(drills, world_size)
-    command = Command.of(scan(options.job))
+    fault_options.check(drills, world_size, size.nodes)
+    if size.nodes > 1 and (why := refusal()):
+        raise UsageError(f"msrun drill: {why}")
     if not request.job.dump.restarts_explicit:
         command = command._replace(options=(*command.options, f"--max-restarts={RESTARTS}"))
     return in_folder(
@@ -130,7 +137,7 @@ class _Session(NamedTuple):
         """Run all drills and show their results; the exit code."""
         with table.DrillBar() as bar:
             bar.doing("the undisturbed run")
-            trial = Trial(self.folder / "reference", self.command)
+            trial = self._trial(self.folder / "reference")
             ended = trial.run(self.environ, self.options.timeout_s)
             reference = read(trial.folder)
             trouble = check_reference(reference, ended.exit_code, self.world_size)
@@ -150,14 +157,21 @@ class _Session(NamedTuple):
             if isinstance(drill, FaultOrder):
                 yield drill
             else:
-                for faults in draw(drill, self.world_size, steps):
+                for faults in draw(drill, self.world_size, steps, self.options.size.nodes):
                     yield FaultOrder(faults)
+
+    def _trial(self, folder: Path, faults: Sequence[AnyFault] = ()) -> Trial | NodesTrial:
+        size = self.options.size
+        if size.nodes > 1:
+            return NodesTrial(folder, self.command, size, faults)
+        return Trial(folder, self.command, [one for one in faults if isinstance(one, Fault)])
 
     def _drill(
         self, number: int, order: FaultOrder, reference: DrillHistory, within_s: float
     ) -> TrialOutcome:
-        trial = Trial(self.folder / f"{number:03}", self.command, order.faults)
-        graces = (fault.grace_s for fault in order.faults if fault.deed is Deed.PREEMPT)
+        trial = self._trial(self.folder / f"{number:03}", order.faults)
+        of_ranks = (fault for fault in order.faults if isinstance(fault, Fault))
+        graces = (fault.grace_s for fault in of_ranks if fault.deed is Deed.PREEMPT)
         ended = trial.run(self.environ, within_s + sum(graces))
         outcome = judge(
             order.faults,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from agent.text.ranges import format_ranges
 from msrun.trials.history import DrillExit, DrillHistory, Round, Strike, begun
+from msrun.trials.node_fault import AnyFault
 from worker_hooks.drill.plan import Deed, Fault
 
 SIGNAL_EXIT_BASE = 128
@@ -29,7 +30,7 @@ class ExitVerdict(NamedTuple):
 
 
 def judge_exit(
-    faults: Sequence[Fault], history: DrillHistory, departures: Sequence[DrillExit]
+    faults: Sequence[AnyFault], history: DrillHistory, departures: Sequence[DrillExit]
 ) -> ExitVerdict | None:
     """How it exited; ``None``: there was no request, or the trial was cancelled."""
     strike = next((one for one in history.strikes if faults[one.number].deed in REQUESTS), None)
@@ -39,6 +40,7 @@ def judge_exit(
     if went is None:
         return None
     fault, left_s = faults[strike.number], went.at - strike.at
+    assert isinstance(fault, Fault)  # as are all with such a deed
     how = f"exited after {left_s:.2f} s"
     if fault.deed is Deed.REQUEST:
         broken = tuple(_ungraceful(fault, went, history, strike)) if len(faults) == 1 else ()

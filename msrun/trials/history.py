@@ -96,6 +96,10 @@ class DrillHistory:
                 found.setdefault((life.run, life.attempt), {})[rank] = life
         return sorted(found.values(), key=begun)
 
+    def starts(self) -> set[tuple[str, int]]:
+        """The runs and attempts in which ranks have begun."""
+        return {(life.run, life.attempt) for lives in self.lives.values() for life in lives}
+
 
 def begun(lives: Round) -> float:
     """When the first of these lives began."""

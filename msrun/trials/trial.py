@@ -44,8 +44,12 @@ class Command(NamedTuple):
 
     def argv(self, added: Sequence[str]) -> list[str]:
         """The child's command line; added options override."""
-        argv = [sys.executable, "-m", "msrun", *self.options, *added]
-        return [*argv, "--", *self.program] if self.program else argv
+        return [sys.executable, "-m", "msrun", *self.words(added)]
+
+    def words(self, added: Sequence[str]) -> list[str]:
+        """The words after ``msrun``."""
+        words = [*self.options, *added]
+        return [*words, "--", *self.program] if self.program else words
 
 
 class TrialEnd(NamedTuple):

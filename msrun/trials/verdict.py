@@ -14,7 +14,8 @@ from typing import Any
 from agent.text.ranges import format_ranges
 from msrun.trials.exit_verdict import REQUESTS, judge_exit, noticed_at, steps_lost
 from msrun.trials.history import DrillExit, DrillHistory, RankLife, Strike
-from worker_hooks.drill.plan import Deed, Fault
+from msrun.trials.node_fault import AnyFault, NodeFault
+from worker_hooks.drill.plan import Deed
 
 _NOTICED = frozenset({"WorkerExited", "Raised", "RankUnreachable"})
 
@@ -35,6 +36,7 @@ class TrialOutcome:
     replaced: int = 0  # ranks
     restarted: int = 0  # how often all ranks were
     runs: int = 1  # of msrun: more than one if the job had to be resumed
+    taken_over: int = 0  # how often the other nodes went on without node 0, as another run
     left_s: float | None = None  # until the msrun that got a request to exit was gone
     in_time: bool | None = None  # of a preemption: the newest step was saved before the kill
     leave: str = ""  # how msrun exited on request, as text
@@ -46,6 +48,7 @@ class TrialOutcome:
         """What msrun did about the faults, as text; empty: nothing was needed."""
         done = [f"{self.replaced} replaced"] if self.replaced else []
         done += [f"{self.restarted}x restarted"] if self.restarted else []
+        done += [f"node 0 replaced {self.taken_over}x"] if self.taken_over else []
         done += [f"{self.runs - 1}x resumed"] if self.runs > 1 else []
         return ", ".join(done)
 
@@ -56,7 +59,7 @@ class TrialOutcome:
 
 
 def judge(
-    faults: Sequence[Fault],
+    faults: Sequence[AnyFault],
     reference: DrillHistory,
     history: DrillHistory,
     *,
@@ -68,7 +71,7 @@ def judge(
     """The outcome of a drill.
 
     Args:
-        faults: those of the drill.
+        faults: those of the drill, those of ranks first.
         reference: the undisturbed run.
         history: the disturbed run.
         exit_code: of its last msrun; ``None``: it was cancelled.
@@ -87,6 +90,7 @@ def judge(
     ]
     if exit_code == 0:  # else it did not reach an end that could be compared
         broken += [*others, *curves(reference, history)]
+    runs, ends = {run for run, _ in history.starts()}, max(1, len(departures))
     return TrialOutcome(
         fault=" + ".join(fault.words for fault in faults),
         **_timings(faults, history),
@@ -94,7 +98,8 @@ def judge(
         replaced=sum(len(each["newcomers"]) for each in _of(history, "ReplaceRanks")),
         restarted=sum(each["attempt"] > 0 for each in _of(history, "StartAttempt")),
         weights_equal=exit_code == 0 and not others,
-        runs=max(1, len(departures)),
+        runs=ends,
+        taken_over=max(0, len(runs) - ends),
         left_s=None if asked is None else asked.left_s,
         in_time=None if asked is None else asked.in_time,
         leave="" if asked is None else asked.words,
@@ -116,7 +121,7 @@ def check_reference(history: DrillHistory, exit_code: int | None, world_size: in
     return ""
 
 
-def _unstruck(faults: Sequence[Fault], history: DrillHistory) -> Iterator[str]:
+def _unstruck(faults: Sequence[AnyFault], history: DrillHistory) -> Iterator[str]:
     struck = {strike.number for strike in history.strikes}
     for index, fault in enumerate(faults):
         if index not in struck:
@@ -142,10 +147,13 @@ def _why(history: DrillHistory) -> str:
     return f": {ends[-1]}" if ends else ""
 
 
-def _disturbed(faults: Sequence[Fault], history: DrillHistory) -> Iterator[str]:
-    """A stopped rank is alive: it must not cause a restart."""
+def _disturbed(faults: Sequence[AnyFault], history: DrillHistory) -> Iterator[str]:
+    """A stopped rank is alive, and a short silence is none: neither may cause a restart."""
     if all(fault.deed is Deed.STOP for fault in faults) and len(history.rounds()) > 1:
         yield "a stopped rank caused a restart"
+    is_short = all(isinstance(fault, NodeFault) and fault.disturbs_nobody for fault in faults)
+    if is_short and (len(history.rounds()) > 1 or _of(history, "ReplaceRanks")):
+        yield "a cable that was back in time caused a recovery"
 
 
 def differing(reference: DrillHistory, history: DrillHistory) -> Iterator[str]:
@@ -176,7 +184,7 @@ def curves(reference: DrillHistory, history: DrillHistory) -> Iterator[str]:
                 break
 
 
-def _timings(faults: Sequence[Fault], history: DrillHistory) -> dict[str, Any]:
+def _timings(faults: Sequence[AnyFault], history: DrillHistory) -> dict[str, Any]:
     """What happened when, counted from the first strike."""
     if not history.strikes:
         return {}

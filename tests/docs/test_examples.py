@@ -36,7 +36,7 @@ YAML = blocks("yaml")
 ENDS = {";", "&&", "||", "|", "&", "(", ")"}
 OPENING = {"if", "then", "else", "do", "exec", "time"}
 FOLDERS = ("ckpts", "checkpoints", "tests")
-FAULTS = ("kill", "stop", "graceful", "preempt")
+FAULTS = ("kill", "stop", "graceful", "preempt", "cut", "poweroff")
 
 
 class Command(NamedTuple):

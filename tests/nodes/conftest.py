@@ -45,7 +45,7 @@ USUAL = re.compile(
     "|is_missing|comes_late|strangers|printed_once.1|told_of_all.1|ranks_are_replaced.on node 1"
     "|spare_node_takes|first_node_is_killed|stopped_rank_is_replaced.3|place_of_the_first|started_one_by_one|rank_alone_is_killed|killed_is_started_again"
     "|test_sample.*(every_block|Two machines)|newest_copy.all on node 1"
-    "|test_sharded.*rank_is_replaced.hsdp-backward|test_resize.*node_that_comes"
+    "|test_drill.py.*\\[node|test_sharded.*rank_is_replaced.hsdp-backward|test_resize.*node_that_comes"
 )
 """Each part once. All of them take minutes; `scripts/test nodes` and `all` run them."""
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from agent.spec.job_spec import UsageError
-from msrun.drill.fault_options import FaultOrder, check_ranks, read_file, read_words
+from msrun.drill.fault_options import FaultOrder, check, read_file, read_words
 from msrun.drill.random_faults import RandomFaults, draw, read_kinds
 from msrun.trials.exit_verdict import REQUESTS
 from worker_hooks.drill.plan import LAUNCHER, Deed, Fault, Moment
@@ -198,6 +198,6 @@ def test_random_drills_of_several_faults_strike_a_second_time():
 
 
 def test_a_rank_that_the_job_lacks_is_refused():
-    check_ranks([read_words("rank=3,step=1", "kill"), RandomFaults(1, 0)], 4)
+    check([read_words("rank=3,step=1", "kill"), RandomFaults(1, 0)], 4)
     with pytest.raises(UsageError, match="the ranks are 0 to 2"):
-        check_ranks([read_words("rank=3,step=1", "kill")], 3)
+        check([read_words("rank=3,step=1", "kill")], 3)

@@ -13,7 +13,8 @@ from msrun.drill.fault_options import read_words
 from msrun.options.argv import scan
 from msrun.trials import history as drill_history
 from msrun.trials.exit_verdict import steps_lost
-from msrun.trials.history import DrillHistory, FinalState, RankLife, SavedStep, Strike
+from msrun.trials.history import DrillExit, DrillHistory, FinalState, RankLife, SavedStep, Strike
+from msrun.trials.node_fault import NodeDeed, NodeFault
 from msrun.trials.trial import Command
 from msrun.trials.verdict import check_reference, judge
 from worker_hooks.contract.env import RankEnv
@@ -137,6 +138,27 @@ def test_steps_are_counted_over_every_restart_and_run():
     }
     assert steps_lost(DrillHistory(lives, {})) == 2
     assert steps_lost(DrillHistory({}, {})) is None
+
+
+def test_a_run_that_other_nodes_begin_without_node_0_is_told():
+    lives = {
+        rank: (life(rank, 1, 3), life(rank, 4, STEPS, run="b", begun=10.0)) for rank in range(RANKS)
+    }
+    faults = (NodeFault(0, 4),)
+    outcome = judged(killed(lives=lives, events=()), faults, departures=(DrillExit(0, 20.0),))
+    assert (outcome.answer, outcome.verdict) == ("node 0 replaced 1x", "nothing lost")
+
+
+@pytest.mark.parametrize(
+    ("for_s", "verdict"),
+    [(5.0, "a cable that was back in time caused a recovery"), (20.0, "nothing lost")],
+)
+def test_a_short_cut_may_disturb_nobody(for_s, verdict):
+    lives = {rank: (life(rank, 1, STEPS),) for rank in range(RANKS)}
+    replaced = ({"time": 104.0, "event": "ReplaceRanks", "newcomers": [1]},)
+    faults = (NodeFault(1, 4, NodeDeed.CUT, for_s=for_s),)
+    assert judged(killed(lives=lives, events=()), faults).verdict == "nothing lost"
+    assert judged(killed(lives=lives, events=replaced), faults).verdict == verdict
 
 
 def test_one_rank_being_ahead_counts():

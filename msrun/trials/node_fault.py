@@ -1,0 +1,65 @@
+"""Faults of whole nodes, of their cables and of their msruns. Pure data.
+
+A node has no process that could strike it from inside: the drill does so from outside, when a rank
+has committed the step before.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from agent.nodes.line import LIMIT_S
+from worker_hooks.drill.plan import Fault
+
+
+class NodeDeed(Enum):
+    """What befalls a node."""
+
+    KILL = "kill"  # all its processes; its kernel lives on, and tells their peers
+    POWEROFF = "poweroff"  # nobody is told
+    CUT = "cut"  # its cable is pulled out, and put back some time later
+    KILL_MSRUN = "kill_msrun"  # msrun alone; its ranks find out
+
+
+class NodeFault(NamedTuple):
+    """One fault; it strikes once in a job, at ``step`` or the first later step that is seen."""
+
+    node: int  # node 0 has the controller
+    step: int
+    deed: NodeDeed = NodeDeed.KILL
+    delay: float = 0.5  # fraction of a step
+    for_s: float = 8.0  # length of a cut
+
+    @property
+    def words(self) -> str:
+        """As text: ``power off node 1 at step 30 + 0.50``."""
+        return f"{self._deed} at step {self.step} + {self.delay:.2f}"
+
+    @property
+    def disturbs_nobody(self) -> bool:
+        """A cable that is back in time is noticed by nobody."""
+        return self.deed is NodeDeed.CUT and self.for_s < LIMIT_S
+
+    @property
+    def _deed(self) -> str:
+        match self.deed:
+            case NodeDeed.KILL:
+                return f"kill node {self.node}"
+            case NodeDeed.POWEROFF:
+                return f"power off node {self.node}"
+            case NodeDeed.CUT:
+                return f"cut node {self.node} for {self.for_s:g} s"
+            case NodeDeed.KILL_MSRUN:
+                who = "the controller" if self.node == 0 else f"msrun of node {self.node}"
+                return f"kill -9 {who}"
+
+
+AnyFault = Fault | NodeFault
+
+
+class NodesOfDrill(NamedTuple):
+    """How many nodes a job has in a drill."""
+
+    nodes: int
+    spares: int = 0  # more, which wait
