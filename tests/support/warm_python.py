@@ -59,10 +59,10 @@ class WarmPython:
 
     def train(self, folder: Path, ranks: int, script: Path, *words: object) -> list[str]:
         """What the ranks of a training that nobody guards print, each to its end with 0."""
+        from support.free_ports import free_port  # neither host nor client find it
+
         folder.mkdir(parents=True, exist_ok=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
         told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": paths}
         processes = [

@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from support.free_ports import free_port
 from support.jobs import WORKERS, poll
 from support.web_server import web_server
 
@@ -55,9 +56,7 @@ def steps(job, since):
 
 def test_a_killed_rank_a_stop_and_the_end_are_told_everywhere(msrun, hook):
     tell = program(msrun.tmp, 'echo "$EVENT|$RANK|$RUN_ID|$STEP|$REASON" >> "$1"')
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     job = msrun.start(
         "--worker_num=2",
         "--rdzv-id=mine",

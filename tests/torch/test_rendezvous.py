@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from pathlib import Path
 
 import pytest
+from support.free_ports import free_port
 from support.jobs import WORKERS, Launcher, poll
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
 SCRIPT = WORKERS / "allreduce.py"
 SUM = "sum 6"  # of ranks 0 to 3
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize("method", ["auto", "spawn"])
