@@ -43,6 +43,7 @@ _NODE_KINDS: Mapping[str, NodeDeed] = MappingProxyType(
 ON_NODES = ("kill", *_NODE_KINDS)
 _ON_ONE_NODE = frozenset({"graceful", "preempt"})
 _CUTS_S = (0.5, 8.0)
+_SHARED = 3  # the first step in which all ranks have surely committed one
 
 
 class RandomFaults(NamedTuple):
@@ -104,7 +105,8 @@ def _draw(
     kind = chance.choice(kinds)
     if kind in _NODE_KINDS:
         node, for_s = chance.randrange(nodes), round(chance.uniform(*_CUTS_S), 1)
-        return (NodeFault(node, fault.step, _NODE_KINDS[kind], fault.delay, for_s),)
+        step = max(_SHARED, fault.step)  # before, nobody knows what ranks share
+        return (NodeFault(node, step, _NODE_KINDS[kind], fault.delay, for_s),)
     fault = fault._replace(**_KINDS[kind])
     other = fault._replace(delay=round(chance.random(), 3))
     match kind:
