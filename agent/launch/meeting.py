@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import socket
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from agent.launch.job_token import JobToken
 from agent.launch.past import LOST, adopting, going_on
 from agent.launch.prepare import Prepared, StartedForkserver, prepare, start_early
 from agent.launch.scheduler_watch import Dial
+from agent.nodes.checkpoint_copy import CheckpointPlace, CheckpointServer, have_checkpoint
 from agent.nodes.gather import MissingNodesError, Past, Succession, gather
 from agent.nodes.join import (
     JoinedNode,
@@ -49,8 +49,8 @@ OPEN_DOOR = (
     "the nodes have no token: whoever reaches port {} may join the job (set {}, or --token-file)"
 )
 REGATHER_S = 10.0  # for the nodes of a job that goes on with others, which have just ended it
+SEEN_S = 3.0  # until a file server shows everywhere what was saved on one node, as a rule
 LATE_S = 30.0  # until a file server shows everywhere what was saved on one node
-LOOK_S = 0.5  # between two looks for it
 
 
 class Met(NamedTuple):
@@ -66,6 +66,7 @@ class Met(NamedTuple):
     settings: Mapping[str, object]  # what all nodes are told, on the controller's node
     interface: str  # of this machine, at which other nodes are reached; empty: not known
     asked: JobSpec  # the job as it was before they met
+    checkpoint: CheckpointServer | None = None  # on node 0: what the job resumes from
     early: StartedForkserver | None = None  # that of a spare node is at work
 
 
@@ -264,6 +265,7 @@ def gather_all(
     assert cluster is not None
     prepared: list[Prepared] = []
     told: dict[str, object] = {}
+    served: list[CheckpointServer] = []
 
     def settings(roster: Roster, past: Past) -> dict[str, object]:
         """Prepare the run first: if that fails, no other node has begun."""
@@ -295,6 +297,10 @@ def gather_all(
                 "is_late": False,
             }
         )
+        if dump.resume is not None:
+            with contextlib.suppress(ValueError):  # whoever needs it will say so
+                served.append(CheckpointServer(dump.resume, secured))
+                told["checkpoint"] = served[0].place.told()
         return told
 
     try:
@@ -316,8 +322,12 @@ def gather_all(
             security=secured,
             succession=succession,
         )
-    except MissingNodesError as error:
-        raise NotStartedError(str(error)) from error
+    except BaseException as error:
+        for each in served:
+            each.close()
+        if isinstance(error, MissingNodesError):
+            raise NotStartedError(str(error)) from error
+        raise
     reached = [line.connection.getsockname()[0] for line in gathered.lines.values()]
     # another msrun on this host is no other machine
     here = min(reached, key=is_loopback, default="")
@@ -332,6 +342,7 @@ def gather_all(
         told,
         _interface(here),
         spec,
+        served[0] if served else None,
         early,
     )
 
@@ -398,7 +409,10 @@ def join_one(
     try:
         cluster = spec.cluster
         is_new = cluster is not None and cluster.home is not None  # saved a moment ago
-        told = _Told.read(joined.settings, LATE_S if is_new else 0.0)
+        if (place := CheckpointPlace.read(joined.settings.get("checkpoint"))) is not None:
+            host = joined.line.connection.getpeername()[0]
+            have_checkpoint(place, host, secured, say, SEEN_S if is_new else 0.0)
+        told = _Told.read(joined.settings)
         met = spec._replace(
             nodes=tuple(node.nproc for node in joined.roster.nodes),
             node_rank=joined.node_rank,
@@ -427,7 +441,7 @@ def join_one(
         joined.settings,
         _interface(here),
         spec,
-        early[-1] if early else None,
+        early=early[-1] if early else None,
     )
 
 
@@ -502,52 +516,20 @@ class _Told(NamedTuple):
     is_late: bool
 
     @staticmethod
-    def read(settings: Mapping[str, object], patience_s: float) -> _Told:
-        """Read and check it.
-
-        Args:
-            settings: what was said.
-            patience_s: until the checkpoint must be seen here: file servers are late.
-
-        Raises:
-            UsageError: the checkpoint to resume from is not to be seen here.
-        """
+    def read(settings: Mapping[str, object]) -> _Told:
+        """Read what was said."""
         resume = settings["resume"]
-        path = None if resume is None else Path(str(resume))
-        if path is not None:
-            _check_seen(path, patience_s)
         lineage = settings["lineage"]
         return _Told(
             job_id=str(settings["job_id"]),
             run_id=str(settings["run_id"]),
             store_port=int(str(settings["store_port"])),
             max_restarts=int(str(settings["max_restarts"])),
-            resume=path,
+            resume=None if resume is None else Path(str(resume)),
             resume_step=int(str(settings["resume_step"])),
             lineage=tuple(map(str, lineage)) if isinstance(lineage, list) else (),
             is_late=bool(settings["is_late"]),
         )
-
-
-def _check_seen(path: Path, patience_s: float) -> None:
-    """See to it that a checkpoint can be read here, soon.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    until_s = time.monotonic() + patience_s
-    while True:
-        try:
-            manifest.read(path)
-        except ValueError as error:
-            if time.monotonic() >= until_s:
-                raise UsageError(
-                    f"the checkpoint {path} cannot be read on {socket.gethostname()}: all nodes "
-                    f"must see the folder ({error})"
-                ) from error
-        else:
-            return
-        time.sleep(LOOK_S)
 
 
 def _interface(address: str) -> str:

@@ -16,6 +16,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from agent.nodes.tls import PLAIN, Security, UntrustedError
@@ -51,6 +52,20 @@ class _Offer(NamedTuple):
         return opened
 
 
+class _PathOffer(NamedTuple):
+    """A file that somebody may fetch, by its path."""
+
+    path: Path
+
+    def opened(self) -> BinaryIO:
+        """The file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return open(self.path, "rb")
+
+
 class MemoryServer:
     """Sends files to whoever has a key, until it is closed."""
 
@@ -66,7 +81,7 @@ class MemoryServer:
         """
         self._progress = progress
         self._security = security
-        self._offers: dict[bytes, Sequence[_Offer]] = {}
+        self._offers: dict[bytes, Sequence[_Offer | _PathOffer]] = {}
         self._listener = _listening()
         threading.Thread(target=self._serve, name="msrun-memory", daemon=True).start()
 
@@ -77,6 +92,12 @@ class MemoryServer:
         """
         key = os.urandom(KEY_BYTES)
         self._offers[key] = [_Offer(file, os.fstat(file).st_ino) for file in files]
+        return key
+
+    def offer_paths(self, paths: Iterable[Path]) -> bytes:
+        """A key to these files, which are opened when somebody comes."""
+        key = os.urandom(KEY_BYTES)
+        self._offers[key] = [_PathOffer(path) for path in paths]
         return key
 
     @property
@@ -104,7 +125,7 @@ class MemoryServer:
             connection.settimeout(SILENCE_S)
             connection = stack.enter_context(self._security.accepted(connection))
             # nobody learns a key from how long it takes to look it up: it is a number by chance
-            offers = self._offers.get(_received(connection, KEY_BYTES))
+            offers = self._offers.get(received(connection, KEY_BYTES))
             if offers is None:
                 return
             for offer in offers:
@@ -165,15 +186,15 @@ class MemoryInbox:
 
     def _take(self, connection: socket.socket) -> bool:
         with connection:
-            if not hmac.compare_digest(_received(connection, KEY_BYTES), self.key):
+            if not hmac.compare_digest(received(connection, KEY_BYTES), self.key):
                 return False
-            told = _received(connection, _SIZE.size)
+            told = received(connection, _SIZE.size)
             if len(told) < _SIZE.size:
                 return False
             (size,) = _SIZE.unpack(told)
             file = os.memfd_create(self._name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
-                _fill(file, connection, size, self._progress)
+                fill(file, connection, size, self._progress)
             except BaseException:
                 os.close(file)
                 raise
@@ -198,7 +219,7 @@ def give(
     Raises:
         OSError: the other node has not got it.
     """
-    with _dialled(host, port, security) as connection:
+    with dialled(host, port, security) as connection:
         connection.sendall(key + _SIZE.pack(os.fstat(file.fileno()).st_size))
         if not _sent(connection, file, progress) or connection.recv(1) != _HAS_ALL:
             raise OSError("the controller's node has not taken all")
@@ -245,12 +266,12 @@ def fetch(
     """
     files: list[int] = []
     try:
-        with _dialled(host, port, security) as connection:
+        with dialled(host, port, security) as connection:
             connection.sendall(key)
             for number, size in enumerate(sizes):
                 flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
                 files.append(os.memfd_create(f"{name}-{number}", flags))
-                _fill(files[-1], connection, size, lambda _: None)
+                fill(files[-1], connection, size, lambda _: None)
                 fcntl.fcntl(files[-1], fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         for file in files:
@@ -259,7 +280,12 @@ def fetch(
     return files
 
 
-def _dialled(host: str, port: int, security: Security) -> socket.socket:
+def dialled(host: str, port: int, security: Security) -> socket.socket:
+    """A connection to the controller's node.
+
+    Raises:
+        OSError: there is none, or that node is not to be trusted.
+    """
     connection = socket.create_connection((host, port), SILENCE_S)
     try:
         return security.dialled(connection)
@@ -270,7 +296,12 @@ def _dialled(host: str, port: int, security: Security) -> socket.socket:
         raise
 
 
-def _fill(file: int, connection: socket.socket, size: int, progress: Progress) -> None:
+def fill(file: int, connection: socket.socket, size: int, progress: Progress) -> None:
+    """Write so many bytes, as they come, into a file by its descriptor.
+
+    Raises:
+        OSError: they do not come, or cannot be written.
+    """
     buffer = memoryview(bytearray(min(_BUFFER, max(size, 1))))
     left = size
     while left:
@@ -284,7 +315,12 @@ def _fill(file: int, connection: socket.socket, size: int, progress: Progress) -
         left -= count
 
 
-def _received(connection: socket.socket, count: int) -> bytes:
+def received(connection: socket.socket, count: int) -> bytes:
+    """So many bytes, or fewer if the other end has closed.
+
+    Raises:
+        OSError: nothing comes.
+    """
     data, had = bytearray(count), 0
     # not recv: what an encrypted line has decrypted may be more than was asked for
     while had < count and (more := connection.recv_into(memoryview(data)[had:])):

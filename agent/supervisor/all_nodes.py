@@ -263,6 +263,8 @@ class AllNodes:
             timer.cancel()
         self._sender.close()
         self._inboxes.close()
+        if self.met.checkpoint is not None:
+            self.met.checkpoint.close()
         end_s = self._loop.time() + CLOSE_S
         for node in self._others:
             left_s = max(0.0, end_s - self._loop.time())

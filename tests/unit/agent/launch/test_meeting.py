@@ -6,10 +6,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support import checkpoints
 
 from agent.launch import meeting
 from agent.launch.job_token import JobToken
 from agent.launch.meeting import meet
+from agent.nodes.checkpoint_copy import CheckpointPlace
 from agent.spec.job_spec import (
     ClusterSpec,
     JobSpec,
@@ -224,10 +226,27 @@ def test_if_node_0_cannot_prepare_the_run_the_others_are_told(place, monkeypatch
     assert "ended before all nodes were here" in str(second)
 
 
-def test_a_checkpoint_that_a_node_cannot_read_stops_that_node(place, tmp_path):
+def resuming(place, path):
     spec = place.spec(0)
-    spec = spec._replace(dump=spec.dump._replace(resume=tmp_path / "nowhere", resume_step=4))
-    first, second = place.both(spec, place.spec(1))
-    assert first.prepared.spec.dump.resume == tmp_path / "nowhere"
+    return spec._replace(dump=spec.dump._replace(resume=path, resume_step=7))
+
+
+def test_all_nodes_know_which_checkpoint_is_resumed(place, tmp_path):
+    path = checkpoints.saved(tmp_path)
+    first, second = place.both(resuming(place, path), place.spec(1))
+    try:
+        assert first.prepared.spec.dump.resume == second.prepared.spec.dump.resume == path
+        assert first.checkpoint.place.is_here()
+        assert second.checkpoint is None
+    finally:
+        first.checkpoint.close()
+
+
+def test_a_node_that_cannot_have_the_checkpoint_is_stopped(place, tmp_path, monkeypatch):
+    path = checkpoints.saved(tmp_path)
+    monkeypatch.setattr(CheckpointPlace, "is_here", lambda _: False)
+    checkpoints.flipped(path / checkpoints.SHARD)
+    first, second = place.both(resuming(place, path), place.spec(1))
+    first.checkpoint.close()
     assert isinstance(second, UsageError)
-    assert "all nodes must see the folder" in str(second)
+    assert "cannot be copied to" in str(second)

@@ -1,0 +1,134 @@
+"""A checkpoint comes to a node that has it not, whole and under its path, and replaces nobody's."""
+
+import shutil
+
+import pytest
+from support import checkpoints
+from support.jobs import poll
+
+from agent.nodes import checkpoint_copy
+from agent.nodes.checkpoint_copy import CheckpointPlace, CheckpointServer, have_checkpoint
+from agent.nodes.tls import PLAIN
+from agent.spec.job_spec import UsageError
+from worker_hooks.contract.layout import REPLACED
+from worker_hooks.storage import manifest
+
+
+@pytest.fixture
+def saved(tmp_path):
+    return checkpoints.saved(tmp_path / "node0")
+
+
+@pytest.fixture
+def server(saved):
+    made = CheckpointServer(saved)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def there(server, saved, tmp_path):
+    """As another node knows it, whose disk is another one."""
+    return server.place._replace(path=tmp_path / "node1" / saved.name)
+
+
+def had(place, patience_s=0.0):
+    said = []
+    have_checkpoint(place, "127.0.0.1", PLAIN, said.append, patience_s)
+    return said
+
+
+def files(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+def test_all_of_it_comes_and_is_what_it_was(there, saved):
+    (said,) = had(there)
+    assert said.startswith(f"{there.path} is not on this node (")
+    assert manifest.verify(there.path, manifest.read(there.path)) == []
+    assert files(saved).items() <= files(there.path).items()
+    assert there.is_here()
+    assert had(there) == []  # once is enough
+    assert list(there.path.parent.iterdir()) == [there.path]
+
+
+def test_what_is_here_already_is_not_copied(server):
+    assert had(server.place) == []
+
+
+def test_what_appears_by_itself_is_not_copied(there, saved, monkeypatch):
+    looks = []
+
+    def look(_seconds):
+        looks.append(1)
+        shutil.copytree(saved, there.path)
+
+    monkeypatch.setattr(checkpoint_copy.time, "sleep", look)
+    assert had(there, 60.0) == []
+    assert looks == [1]
+
+
+def test_another_run_s_checkpoint_of_the_same_name_is_neither_taken_nor_touched(there):
+    other = checkpoints.saved(there.path.parent, run="another")
+    before = files(other)
+    with pytest.raises(
+        UsageError, match=r"is not the checkpoint of node 0, another run .* move it"
+    ):
+        had(there)
+    assert files(other) == before
+    assert list(there.path.parent.iterdir()) == [other]
+
+
+def test_an_earlier_one_of_the_same_run_is_set_aside(there):
+    other = checkpoints.saved(there.path.parent)
+    before = files(other)
+    had(there)
+    assert there.is_here()
+    assert files(other.with_name(f"{other.name}{REPLACED}1")) == before
+
+
+@pytest.mark.parametrize("what", ["damaged", "cut short", "gone", "another"])
+def test_what_does_not_come_whole_leaves_nothing(there, saved, what):
+    match what:
+        case "damaged":
+            checkpoints.flipped(saved / checkpoints.SHARD)
+        case "cut short":
+            (saved / checkpoints.SHARD).write_bytes(b"x" * 100)
+        case "gone":
+            (saved / checkpoints.OTHER).unlink()
+        case "another":
+            (saved / "manifest.json").write_bytes(b" " * there.nbytes)
+    with pytest.raises(UsageError, match="cannot be copied to"):
+        had(there)
+    assert list(there.path.parent.glob("*")) == []
+
+
+def test_a_name_outside_of_the_folder_is_refused(tmp_path):
+    folder = checkpoints.saved(tmp_path / "node0")
+    bad = manifest.read(folder)
+    bad = bad._replace(shards=(bad.shards[0]._replace(file="../../escaped"), *bad.shards[1:]))
+    shutil.copy(folder / checkpoints.SHARD, tmp_path / "escaped")
+    manifest.write(folder, bad)
+    server = CheckpointServer(folder)
+    try:
+        with pytest.raises(UsageError, match="outside of the checkpoint"):
+            had(server.place._replace(path=tmp_path / "a" / "b" / "c" / folder.name))
+    finally:
+        server.close()
+    assert not [path for path in (tmp_path / "a").rglob("*") if path.is_file()]
+
+
+def test_a_server_that_is_closed_gives_nothing(there, server):
+    server.close()
+    with pytest.raises(UsageError, match="cannot be copied to"):
+        had(there)
+    poll(lambda: not list(there.path.parent.glob("*")))
+
+
+def test_it_is_told_and_read_alike(server):
+    assert CheckpointPlace.read(server.place.told()) == server.place
+    assert CheckpointPlace.read(None) is None
