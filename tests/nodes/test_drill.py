@@ -28,7 +28,7 @@ def drilled(msrun: Launcher, *words: object) -> dict:
         (("--spare-nodes=1", "--kill=node=1,step=4"), "2 replaced"),
         (("--kill=agent=1,step=4",), "2 replaced"),
         (("--spare-nodes=1", "--poweroff=node=1,step=4"), "2 replaced"),
-        (("--cut=node=1,step=4,for=2",), ""),
+        (("--cut=node=0,step=4,for=9",), ""),
         (("--kill=rank=3,step=4",), "1 replaced"),
         (("--kill=controller,step=4",), "node 0 replaced 1x"),
     ],

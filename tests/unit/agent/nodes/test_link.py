@@ -11,7 +11,16 @@ import pytest
 
 from agent.nodes import link as links
 from agent.nodes.frames import FrameError, FrameReader
-from agent.nodes.line import Line, Loss, LossKind, bytes_of, loss_of, plain_address, set_options
+from agent.nodes.line import (
+    TCP_RTO_MAX_MS,
+    Line,
+    Loss,
+    LossKind,
+    bytes_of,
+    loss_of,
+    plain_address,
+    set_options,
+)
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import Beats, Ended, ShownStatus
 
@@ -309,6 +318,17 @@ def test_the_kernel_watches_for_silence(limit_s, count, user_ms):
             socket.TCP_USER_TIMEOUT: user_ms,
         }
         assert {name: connection.getsockopt(tcp, name) for name in wanted} == wanted
+
+
+def test_unacknowledged_data_is_sent_again_each_second():
+    """Else a cable that is back after seven seconds is noticed behind the limit of ten alone."""
+    with socket.socket() as connection:
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 2000)
+        except OSError:
+            pytest.skip("Linux before 6.15 cannot be told")
+        set_options(connection)
+        assert connection.getsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS) == 1000
 
 
 def test_an_ipv4_address_is_shown_as_one():
