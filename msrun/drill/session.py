@@ -77,7 +77,7 @@ def drill(
     world_size = request.job.world_size
     fault_options.check(drills, world_size, size.nodes)
     if size.nodes > 1 and (why := refusal()):
-        raise UsageError(f"msrun drill: {why}")
+        raise UsageError(f"msrun drill: {why}, or leave out --nodes")
     if not request.job.dump.restarts_explicit:
         command = command._replace(options=(*command.options, f"--max-restarts={RESTARTS}"))
     return in_folder(
