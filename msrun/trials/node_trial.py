@@ -139,7 +139,7 @@ class NodesTrial:
             self._watch.look()
             self._strike_due(cluster)
             self._mend_due()
-            awaited = [part for part in self._parts if not part.is_struck]
+            awaited = [part for part in self._parts if not part.is_struck] or self._parts
             codes = [part.code for part in awaited]
             if None not in codes:
                 break
@@ -204,6 +204,8 @@ class NodesTrial:
             case NodeDeed.CUT:
                 node.cut()
                 self._mends.append((time.monotonic() + fault.for_s, node))
+                if not fault.disturbs_nobody:
+                    self._has_spare(fault.node)
                 return
         if not self._has_spare(fault.node):
             self._start_again(node)

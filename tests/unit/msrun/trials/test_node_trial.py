@@ -1,0 +1,91 @@
+"""What a drill does with nodes that are struck; the nodes here only remember what befell them."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from msrun.trials import node_trial
+from msrun.trials.node_fault import NodeDeed, NodeFault, NodesOfDrill
+from msrun.trials.node_trial import NodesTrial
+from msrun.trials.trial import Command
+
+LONG = {"deed": NodeDeed.CUT, "delay": 0.0, "for_s": 30.0}  # nobody waits so long
+
+
+class PlayedNode:
+    """Its msruns run until they have been looked at so often, and end with these codes."""
+
+    def __init__(self, index, codes):
+        self.index, self.name, self.init = index, f"node{index}", object()
+        self.codes, self.befell, self.words = codes, [], []
+
+    def run(self, argv, **_):
+        looks = iter([None] * 5)
+        code = self.codes[len(self.words)]
+        self.words.append(argv)
+        process = SimpleNamespace(poll=lambda: next(looks, code))
+        return SimpleNamespace(process=process, signal=lambda _: None)
+
+    def kill(self):
+        self.befell.append("kill")
+        self.init = None
+
+    def cut(self):
+        self.befell.append("cut")
+
+    def mend(self):
+        self.befell.append("mend")
+
+    def boot(self):
+        self.init = object()
+
+    def processes(self):
+        return {}
+
+
+@pytest.fixture
+def play(monkeypatch, tmp_path):
+    """Run a trial of two nodes that train to step 8 at once, whose msruns end with these codes."""
+
+    def run(codes, faults, spares=0):
+        nodes = [PlayedNode(index, each) for index, each in enumerate(codes)]
+
+        class PlayedCluster:
+            def __init__(self, *_):
+                self.nodes = nodes
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *_):
+                pass
+
+        monkeypatch.setattr(node_trial, "Cluster", PlayedCluster)
+        command = Command((), ("train.py",))
+        trial = NodesTrial(tmp_path / "trial", command, NodesOfDrill(2, spares), faults)
+        lines = [{"life": 0}, *({"commit": step, "at": step / 1000} for step in range(1, 9))]
+        trace = tmp_path / "trial/traces/rank_0.jsonl"
+        trace.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        return nodes, trial.run({}, 60)
+
+    return run
+
+
+def test_where_all_nodes_are_cut_off_for_long_the_job_has_not_ended(play):
+    """Nothing was awaited, and a job without an end was judged."""
+    faults = [NodeFault(node, 3, **LONG) for node in range(2)]
+    nodes, ended = play([[1, 0], [1, 0]], faults)
+    assert [each.exit_code for each in ended.departures] == [1, 0]
+    assert all("--resume" in node.words[1] and "mend" in node.befell for node in nodes)
+
+
+def test_a_node_that_comes_back_too_late_is_not_awaited(play):
+    nodes, ended = play([[0], [1]], [NodeFault(1, 3, **LONG)])
+    assert (ended.exit_code, nodes[1].befell) == (0, ["cut"])
+
+
+def test_a_fault_strikes_the_spare_node_that_has_the_place_of_one_cut_off_for_long(play):
+    faults = [NodeFault(1, 3, **LONG), NodeFault(1, 4, delay=0.0)]
+    nodes, _ = play([[0], [1], [0, 0]], faults, spares=1)
+    assert [node.befell for node in nodes] == [[], ["cut"], ["kill"]]
