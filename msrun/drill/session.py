@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from agent.spec.job_spec import UsageError
 from agent.workers.processes import become_subreaper
-from msrun.cluster.namespaces import refusal
+from msrun.cluster.namespaces import ClusterError, refusal
 from msrun.drill import fault_options, table
 from msrun.drill.fault_options import FaultOrder
 from msrun.drill.random_faults import RandomFaults, draw
@@ -138,7 +138,11 @@ class _Session(NamedTuple):
         with table.DrillBar() as bar:
             bar.doing("the undisturbed run")
             trial = self._trial(self.folder / "reference")
-            ended = trial.run(self.environ, self.options.timeout_s)
+            try:
+                ended = trial.run(self.environ, self.options.timeout_s)
+            except ClusterError as error:
+                why = f"msrun drill: the nodes of this drill cannot be made: {error}"
+                raise UsageError(why) from error
             reference = read(trial.folder)
             trouble = check_reference(reference, ended.exit_code, self.world_size)
             orders = () if trouble else tuple(self._orders(reference.last_step))

@@ -6,10 +6,12 @@ import pytest
 from click.testing import CliRunner
 
 from agent.spec.job_spec import UsageError
+from msrun.cluster.namespaces import ClusterError
+from msrun.drill import session
 from msrun.drill.command import drill
 from msrun.drill.fault_options import FaultOrder, check, read_file, read_words
 from msrun.drill.random_faults import ON_NODES, RandomFaults, draw
-from msrun.trials.node_fault import NodeDeed, NodeFault
+from msrun.trials.node_fault import NodeDeed, NodeFault, NodesOfDrill
 from worker_hooks.drill.plan import Fault
 
 KILL, OFF, CUT, MSRUN = NodeDeed.KILL, NodeDeed.POWEROFF, NodeDeed.CUT, NodeDeed.KILL_MSRUN
@@ -115,3 +117,18 @@ def test_options_that_exclude_each_other_are_a_sentence(words, sentence):
     refused = CliRunner().invoke(drill, words.split())
     assert isinstance(refused.exception, UsageError)
     assert sentence in str(refused.exception)
+
+
+def test_a_machine_that_refuses_in_the_end_is_a_sentence(tmp_path, monkeypatch):
+    (tmp_path / "t.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(session, "refusal", str)
+
+    def refuse(*_):
+        raise ClusterError("no switch: too many open files")
+
+    monkeypatch.setattr(session.NodesTrial, "run", refuse)
+    options = session.DrillOptions(("--worker_num=4", "t.py"), size=NodesOfDrill(2))
+    with pytest.raises(UsageError, match="cannot be made: no switch: too many open files"):
+        session.drill([read_words("node=1,step=3", "kill")], options, {})
