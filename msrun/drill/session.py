@@ -30,7 +30,12 @@ from msrun.trials.history import DrillHistory, read
 from msrun.trials.node_fault import AnyFault, NodesOfDrill
 from msrun.trials.node_trial import NodesTrial, meeting
 from msrun.trials.trial import Command, Trial
-from msrun.trials.verdict import TrialOutcome, check_reference, judge
+from msrun.trials.verdict import (
+    TrialOutcome,
+    check_reference,
+    judge,
+    why_not_deterministic,
+)
 from worker_hooks.drill.plan import Deed, Fault
 
 RESTARTS = 3  # unless the user sets a number: several faults may strike in one drill
@@ -152,9 +157,24 @@ class _Session(NamedTuple):
             for number, order in enumerate(orders, 1):
                 bar.doing(order.words)
                 outcomes.append(self._drill(number, order, reference, within_s))
-        facts = {"steps": reference.last_step, "took_s": ended.took_s, "trouble": trouble}
+            doubt = ""
+            if any(outcome.differs for outcome in outcomes):
+                bar.doing("the undisturbed run once more")
+                doubt = self._compare_again(reference, within_s)
+        facts = {
+            "steps": reference.last_step,
+            "took_s": ended.took_s,
+            "trouble": trouble,
+            "not_deterministic": doubt,
+        }
         self._show(facts, outcomes)
         return BROKEN_EXIT if trouble or any(outcome.broken for outcome in outcomes) else 0
+
+    def _compare_again(self, reference: DrillHistory, within_s: float) -> str:
+        """Why the undisturbed run is no measure; empty: it is one, or does not end once more."""
+        trial = self._trial(self.folder / "reference_again")
+        trial.run(self.environ, within_s)
+        return why_not_deterministic(reference, read(trial.folder))
 
     def _orders(self, steps: int) -> Iterator[FaultOrder]:
         for drill in self.drills:
@@ -198,3 +218,5 @@ class _Session(NamedTuple):
             say(str(reference["trouble"]))
         else:
             table.show(outcomes)
+            if reference["not_deterministic"]:
+                say(str(reference["not_deterministic"]))

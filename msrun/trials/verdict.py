@@ -33,6 +33,7 @@ class TrialOutcome:
     steps_lost: int | None = None
     training_s: float | None = None  # until every rank has committed its next step
     weights_equal: bool = False
+    differs: bool = False  # it ended well, with other results than the undisturbed run
     replaced: int = 0  # ranks
     restarted: int = 0  # how often all ranks were
     runs: int = 1  # of msrun: more than one if the job had to be resumed
@@ -81,6 +82,7 @@ def judge(
     """
     lost, asked = steps_lost(history), judge_exit(faults, history, departures)
     others = tuple(differing(reference, history))
+    curved = tuple(curves(reference, history))
     broken = [
         *_unstruck(faults, history),
         *_ending(history, exit_code, left, took_s),
@@ -89,7 +91,7 @@ def judge(
         *([f"{lost} step{'s' if lost > 1 else ''} lost"] if lost else []),
     ]
     if exit_code == 0:  # else it did not reach an end that could be compared
-        broken += [*others, *curves(reference, history)]
+        broken += [*others, *curved]
     runs, ends = {run for run, _ in history.starts()}, max(1, len(departures))
     return TrialOutcome(
         fault=" + ".join(fault.words for fault in faults),
@@ -98,6 +100,7 @@ def judge(
         replaced=sum(len(each["newcomers"]) for each in _of(history, "ReplaceRanks")),
         restarted=sum(each["attempt"] > 0 for each in _of(history, "StartAttempt")),
         weights_equal=exit_code == 0 and not others,
+        differs=exit_code == 0 and bool(others or curved),
         runs=ends,
         taken_over=max(0, len(runs) - ends),
         left_s=None if asked is None else asked.left_s,
@@ -119,6 +122,18 @@ def check_reference(history: DrillHistory, exit_code: int | None, world_size: in
         who = f"rank{'s' if len(silent) > 1 else ''} {format_ranges(tuple(silent))}"
         return f"{who} of the undisturbed run did not train to an end with worker_hooks.TrainState"
     return ""
+
+
+def why_not_deterministic(reference: DrillHistory, again: DrillHistory) -> str:
+    """What differs between two undisturbed runs, so that nothing follows from other differences."""
+    found = [*differing(reference, again), *curves(reference, again)]
+    if not found:
+        return ""
+    return (
+        f"the script is not deterministic, so nothing is known about what differs above: of two "
+        f"undisturbed runs {found[0]}. Seed its random numbers (torch.manual_seed, random.seed, "
+        "numpy.random.seed), and have it read no files that an earlier run has written"
+    )
 
 
 def _unstruck(faults: Sequence[AnyFault], history: DrillHistory) -> Iterator[str]:

@@ -75,8 +75,17 @@ def test_the_table_and_the_exit_code_say_what_broke(msrun: Launcher) -> None:
     ],
 )
 def test_broken_promises(msrun: Launcher, play: str, fault: str, sentence: str) -> None:
-    (told,) = drilled(msrun, "--kill", fault, play=play)["drills"]
-    assert sentence in told["verdict"]
+    told = drilled(msrun, "--kill", fault, play=play)
+    assert sentence in told["drills"][0]["verdict"]
+    assert not told["reference"]["not_deterministic"]
+
+
+def test_a_script_that_ends_differently_each_time_is_called_so(msrun: Launcher) -> None:
+    ended = drill(msrun, "--kill", "rank=1,step=5", play="steps=8 unseeded=1")
+    assert ended.code == 1
+    assert "weights differ on rank 0" in ended.out
+    assert "the script is not deterministic, so nothing is known" in ended.err
+    assert "of two undisturbed runs weights differ on rank 0. Seed" in ended.err
 
 
 def test_a_stopped_rank_disturbs_nobody(msrun: Launcher) -> None:

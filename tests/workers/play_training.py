@@ -2,7 +2,7 @@
 
 What it computes depends on the step alone, so a rank may go on from the newest step anybody
 committed. `lose=N` goes on N steps earlier, `forget=1` witnesses no end, `drift=1` ends differently
-after a restart, `deaf=1` does not mind SIGTERM.
+after a restart, `unseeded=1` ends differently each time, `deaf=1` does not mind SIGTERM.
 """
 
 import os
@@ -51,4 +51,5 @@ while step < int(words["steps"]):
     trace.committed(step)
 if "forget" not in words:
     drift = attempt if "drift" in words else 0
+    drift = os.getpid() if "unseeded" in words else drift
     trace.training_ended(step, f"weights of {step + drift}", f"private of {rank}")
