@@ -208,7 +208,7 @@ class NodesTrial:
                     self._has_spare(fault.node)
                 return
         if not self._has_spare(fault.node):
-            self._start_again(node)
+            self._start_again(node, fault.node)
 
     def _has_spare(self, place: int) -> bool:
         """Whether a spare node takes the place; it is none any more."""
@@ -219,10 +219,10 @@ class NodesTrial:
                 return True
         return False
 
-    def _start_again(self, node: ClusterNode) -> None:
+    def _start_again(self, node: ClusterNode, place: int) -> None:
         if node.init is None:
             node.boot()
-        self._start(node, f"--node-rank={node.index}")
+        self._start(node, f"--node-rank={place}")
 
     def _mend_due(self) -> None:
         for moment, node in tuple(self._mends):

@@ -89,3 +89,4 @@ def test_a_fault_strikes_the_spare_node_that_has_the_place_of_one_cut_off_for_lo
     faults = [NodeFault(1, 3, **LONG), NodeFault(1, 4, delay=0.0)]
     nodes, _ = play([[0], [1], [0, 0]], faults, spares=1)
     assert [node.befell for node in nodes] == [[], ["cut"], ["kill"]]
+    assert "--node-rank=1" in nodes[2].words[1]  # started again, it has the place that it had
