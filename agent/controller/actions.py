@@ -18,13 +18,15 @@ MEMORY = -1  # a place: the agent's memory, from which lost ranks are replaced
 class StartAttempt:
     """Start every rank with a fresh store; ``resume``: the checkpoint folder to resume from.
 
-    ``devices``: what the ranks see; empty: what msrun sees.
+    ``devices``: what the ranks see; empty: what msrun sees. ``shadow``: the optimizer step at which
+    all go on from their shadows; -1: their scripts begin.
     """
 
     attempt: int
     reason: str
     resume: str | None = None
     devices: tuple[str, ...] = ()
+    shadow: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from agent.controller import actions as do
 from agent.controller import events as ev
-from agent.controller.job import Attempt, ExitProgress, Job, SinceRestart
+from agent.controller.job import NEVER, Attempt, ExitProgress, Job, SinceRestart
 from agent.controller.restart_policy import decide_restart
 from agent.controller.states import Condition, JobState, RankState, next_state
 from agent.ranks.rank_states import RankStates
@@ -52,7 +52,7 @@ def begin(job: Job, reason: str) -> Decision:
         since_restart=SinceRestart(),
     )
     deadline = do.SetDeadline(JobState.STARTING, job.attempt, job.policy.timeouts.start_s)
-    start = do.StartAttempt(job.attempt, reason, job.resume, job.devices.visible)
+    start = do.StartAttempt(job.attempt, reason, job.resume, job.devices.visible, job.shadows.step)
     return Decision(begun, (*given_up, start, deadline))
 
 
@@ -129,10 +129,12 @@ def all_gone(job: Job, event: ev.Event) -> Decision:
     job, condition, reason = decide_restart(job)
     moved = move(job, event, condition)
     if condition is Condition.BUDGET_LEFT:
-        again = moved._replace(
-            attempt=job.attempt + 1, restarts=job.restarts + 1, failed=job.now.failure or ""
-        )
-        begun = begin(again, reason)
+        again = moved._replace(attempt=job.attempt + 1, failed=job.now.failure or "")
+        if job.shadows.step != NEVER:
+            begun = begin(again._replace(replaced=again.replaced + 1), reason)
+            aged = do.RemindReplaced(job.policy.replace.period_s)
+            return Decision(begun.job, (do.Sweep(reason), *begun.actions, aged))
+        begun = begin(again._replace(restarts=job.restarts + 1), reason)
         return Decision(begun.job, (do.Sweep(reason), *begun.actions))
     return Decision(moved, (do.Sweep(reason), do.Finish(moved.state, _exit_code(job), reason)))
 

@@ -43,7 +43,7 @@ from agent.controller.drain import (
     interrupt_hold,
     rank_lost,
 )
-from agent.controller.job import Job
+from agent.controller.job import NEVER, Job
 from agent.controller.messages import sentence, tone
 from agent.controller.replaceable import blame_left_amid, note_own_failure
 from agent.controller.restart_policy import describe_outcome
@@ -145,6 +145,8 @@ def _is_stale(job: Job, event: ev.Event) -> bool:  # noqa: C901, PLR0912  a row 
             return is_older or job.state in {*DRAINING, JobState.REPLACING}
         case ev.StartRefused():
             return job.state not in {JobState.STARTING, JobState.RUNNING}
+        case ev.ShadowsChanged():
+            return False
         case ev.StateCopied():
             return job.state not in _OPEN or not replication.is_newer_copy(job, event)
 
@@ -180,6 +182,9 @@ def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as a
             return Decision(after._replace(now=after.now._replace(outcome=outcome)))
         case ev.StateCopied():
             return Decision(replication.note_copy(job, event))
+        case ev.ShadowsChanged():
+            shadows = job.shadows._replace(step=event.step, why_not=event.why)
+            return Decision(job._replace(shadows=shadows))
         case ev.StartRefused():
             return _start_refused(job, event)
         case ev.RankHung():
@@ -306,7 +311,9 @@ def _rank_failed(
         if replication.unsaved_copy(job) is not None:
             return give_up(job, event)
     if job.alive():
-        return stop(move(job, event, Condition.RANK_FAILED), signals.SIGTERM, reason)
+        # a rank that goes on from its shadow repeats what it does now: it must not do more of it
+        signum = signals.SIGTERM if job.shadows.step == NEVER else signals.SIGKILL
+        return stop(move(job, event, Condition.RANK_FAILED), signum, reason)
     return all_gone(job, event)
 
 

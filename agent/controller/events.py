@@ -214,6 +214,15 @@ class RankHung:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowsChanged:
+    """All ranks can go on from their shadows of optimizer step ``step``; -1: no longer, ``why``."""
+
+    attempt: int
+    step: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StateCopied:
     """Every rank's state as of ``step`` is in the agent's memory, or will never be there.
 
@@ -253,7 +262,7 @@ AgentEvent = (
     LaunchRequested | WorkerStarted | StartFailed | WorkerExited | StopRequested
     | ExitRequestedByFile | SignalReceived | DeadlinePassed | CheckpointFound | StartRefused
     | RankUnreachable | RankExiting | DumpProgressed | DumpCommitted | CommitFailed | RankHung
-    | ReplacementAged | StateCopied | CheckpointWritten
+    | ReplacementAged | StateCopied | CheckpointWritten | ShadowsChanged
 )
 # fmt: on
 Event = AgentEvent | RankMessage

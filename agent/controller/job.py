@@ -176,6 +176,15 @@ class SinceRestart(NamedTuple):
     copies: Copies = Copies()
 
 
+class Shadowed(NamedTuple):
+    """Sleeping copies of all ranks, of one optimizer step, from which all can go on."""
+
+    step: int = NEVER  # all of them are of this one
+    why_not: str = ""  # there are none
+    woken: int = NEVER  # the step from which all went on last
+    times: int = 0  # in a row that they did so from there
+
+
 class StopRequests(NamedTuple):
     """Who asked the job to stop, and how often."""
 
@@ -216,6 +225,7 @@ class Job(NamedTuple):
     diverged: str = ""  # what differed after a replacement; empty: nothing ever did
     differing: frozenset[str] = frozenset()  # values of the script's own, with their prefixes
     devices: DevicePlan = DevicePlan()  # the list for ranks that start now
+    shadows: Shadowed = Shadowed()
 
     def alive(self) -> RankSet:
         """Ranks that exist or may come to exist."""

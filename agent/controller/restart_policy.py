@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from agent.controller.job import Job
+from agent.controller.job import NEVER, Job, Shadowed
 from agent.controller.states import Condition
-from agent.text.wording import signal_name
+from agent.text.wording import signal_name, times
 
 
 class RestartVerdict(NamedTuple):
@@ -22,6 +22,11 @@ def decide_restart(job: Job) -> RestartVerdict:
     if job.stop.why:
         reason = f"{_describe_stop(job)}{describe_outcome(job)}"
         return RestartVerdict(job, Condition.STOP_WANTED, reason)
+    if job.shadows.step != NEVER:
+        if not (why_not := _why_not_woken(job)):
+            return _woken(job)
+        job = job._replace(shadows=Shadowed(why_not=why_not))
+        job = job._replace(now=job.now._replace(not_replaced=why_not))
     job = _counted(job)
     policy, failure, outcome = job.policy, job.now.failure or "unknown", describe_outcome(job)
     if job.now.refusal:
@@ -45,6 +50,29 @@ def decide_restart(job: Job) -> RestartVerdict:
         reason = f"{failure}, before the first commit, {same}: {hint}"
         return _give_up(job, f"nothing was committed yet, {same}: {hint}", reason)
     reason = f"restart {job.restarts + 1} of {policy.max_restarts}: {failure}{outcome}"
+    return RestartVerdict(job, Condition.BUDGET_LEFT, reason)
+
+
+def _why_not_woken(job: Job) -> str:
+    """Why the ranks do not go on from their shadows; empty: they do."""
+    shadows, replace = job.shadows, job.policy.replace
+    if shadows.step == shadows.woken and shadows.times >= replace.deaths:
+        return f"the ranks went on {times(shadows.times)} from their shadows of one step, in vain"
+    if job.replaced >= replace.max_replacements:
+        within = f"within {replace.period_s:g} s"
+        return f"all {replace.max_replacements} replacements {within} are spent"
+    return ""
+
+
+def _woken(job: Job) -> RestartVerdict:
+    """All ranks go on from their shadows."""
+    shadows = job.shadows
+    again = shadows.times + 1 if shadows.step == shadows.woken else 1
+    job = job._replace(shadows=shadows._replace(woken=shadows.step, times=again))
+    reason = (
+        f"{job.now.failure or 'unknown'}: all ranks go on from their shadows of optimizer step "
+        f"{shadows.step}, no step is lost"
+    )
     return RestartVerdict(job, Condition.BUDGET_LEFT, reason)
 
 

@@ -24,6 +24,7 @@ from agent.forkserver import (
     child,
     fast_exit,
     preload_imports,
+    shadow_start,
     store_host,
     tolerant_streams,
     unload,
@@ -31,6 +32,7 @@ from agent.forkserver import (
 from agent.forkserver.orphans import end_orphans, live_sessions
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.atomic_file import describe_os_error
+from worker_hooks.contract.env import SHADOWS
 from worker_hooks.distributed import ddp_release, rehearsal
 
 # Ignored: a batch system may signal every process of a job, but ranks need the store to save.
@@ -93,6 +95,7 @@ def serve_warm(text: str, root: str) -> None:
     child.adopt(order)
     if rehearsal.is_wanted(os.environ):
         _rehearse()
+    shadow_start.begin(root)
     if order.stdout or order.stderr:
         tolerant_streams.make_tolerant()
     unload.unload_ours(root, orders.preload)
@@ -122,7 +125,7 @@ def serve_cold(text: str) -> None:
     for signum in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(signum, signal.SIG_DFL)  # Python ignores them, and exec would pass that on
     environ = {**os.environ, **order.environ}
-    if orders.site is not None and (order.stdout or order.stderr):
+    if orders.site is not None and (order.stdout or order.stderr or SHADOWS in environ):
         pythonpath = environ.get("PYTHONPATH")
         environ["MSRUN_STREAMS"] = "" if pythonpath is None else f"={pythonpath}"
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, (orders.site, pythonpath)))

@@ -8,14 +8,32 @@ from __future__ import annotations
 
 import os
 
-from agent.launch.warm_imports import entry, look, search_path_of, uses_torch_unprotected
-from agent.spec.job_spec import JobSpec
+from agent.launch.warm_imports import (
+    entry,
+    is_python_of_ours,
+    look,
+    search_path_of,
+    uses_torch_unprotected,
+)
+from agent.spec.job_spec import JobSpec, ProgramKind, ProtectMode
 
 HELP = "msrun help protect"
 
 
+def why_no_shadows(spec: JobSpec) -> str:
+    """Why no process of this job can have a shadow; empty: it may."""
+    if spec.program.kind is ProgramKind.PROGRAM or not is_python_of_ours(spec):
+        return (
+            "--protect=shadow needs a Python script in msrun's own interpreter: if a rank dies, "
+            "all ranks begin anew, or the job ends"
+        )
+    return ""
+
+
 def unprotected(spec: JobSpec) -> str:
     """Why a rank's death costs this job its steps, as one sentence; empty: that is not known."""
+    if spec.protect is ProtectMode.SHADOW:  # the running job says what holds
+        return why_no_shadows(spec)
     source = entry(spec.program)
     if source is None or "$" in spec.program.name:
         return ""

@@ -14,6 +14,8 @@ from typing import NamedTuple
 from agent.spec.device_plan import DevicePlan
 from worker_hooks.contract.env import AUDIT_SHARE
 
+SHADOW_EVERY = 10  # optimizer steps
+
 
 class UsageError(Exception):
     """The request is wrong: one sentence that says what to do instead; exit code 2."""
@@ -101,6 +103,13 @@ class CopyMode(Enum):
     AUTO = "auto"  # where no other rank holds what one has
     COPY = "copy"  # always
     OFF = "off"
+
+
+class ProtectMode(Enum):
+    """``--protect``: what keeps the state of the ranks."""
+
+    HOOKS = "hooks"  # the TrainState of a script that has one
+    SHADOW = "shadow"  # copies of the processes; the script needs nothing
 
 
 class DumpSpec(NamedTuple):
@@ -249,6 +258,7 @@ class JobSpec(NamedTuple):
     master_port: int | None = None  # None: a free port is taken
     max_restarts: int = 0
     start_method: StartMethod = StartMethod.AUTO
+    protect: ProtectMode = ProtectMode.HOOKS
     preload: tuple[str, ...] = ()
     timeouts: Timeouts = Timeouts()
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
@@ -273,6 +283,12 @@ class JobSpec(NamedTuple):
             replace = replace._replace(near=here, has_nodes=True)
         dump = self.dump._replace(restarts_from_memory=self.nnodes == 1)
         return Policy(ranks, self.max_restarts, self.timeouts, dump, replace)
+
+    @property
+    def shadow_every(self) -> int:
+        """Optimizer steps from one shadow to the next; 0: there are none."""
+        is_wanted = self.protect is ProtectMode.SHADOW
+        return (self.dump.copy_every or SHADOW_EVERY) if is_wanted else 0
 
     @property
     def nnodes(self) -> int:

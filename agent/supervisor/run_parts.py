@@ -12,6 +12,7 @@ from signal import SIGKILL
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.failure.own_end import own_end_in
+from agent.hooks.listener import name_of
 from agent.launch import rank_plan
 from agent.launch.prepare import Prepared, StartedForkserver
 from agent.launch.unprotected import unprotected
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from agent.failure.post_mortem import (
         PostMortem,  # what a failure needs is imported when there is one
     )
+    from agent.shadows.shadows import Shadows
 
 CONSOLE_PATIENCE_S = 10.0  # for a console that takes nothing: the lines are in the files
 # its link, its status page, its share of a checkpoint in memory, twice, and two files of each copy
@@ -55,6 +57,7 @@ class RunParts(NamedTuple):
     starter: Starter
     requests: Requests
     post_mortem: Callable[[], PostMortem]
+    shadows: Shadows | None = None
 
     def last_words(self, worker: Worker) -> str:
         """What an ended rank wrote about its failure; of a killed one, why it did that itself."""
@@ -79,6 +82,7 @@ class RunParts(NamedTuple):
             last_words=self.last_words,
             device_fault=lambda worker: self.post_mortem().device_fault(worker),
             spared=spared,
+            shadows=self.shadows,
         )
 
     def finish_output(self, say: Callable[[str], None]) -> None:
@@ -136,7 +140,17 @@ def make_parts(
         starter=Starter(forkserver, prepared.listener, journal, console.say, ignited.ordered),
         requests=Requests(spec, notes, facts.started, console.say),
         post_mortem=post_mortem,
+        shadows=_shadows(spec, ignited, journal),
     )
+
+
+def _shadows(spec: JobSpec, ignited: StartedForkserver, journal: Journal) -> Shadows | None:
+    """Who talks to the ranks' shadows, if there are to be any."""
+    if not spec.shadow_every:
+        return None
+    from agent.shadows.shadows import Shadows  # other jobs start without it
+
+    return Shadows(name_of(ignited.hooks_listener), spec.ranks_here, journal)
 
 
 def take_apart(prepared: Prepared, ignited: StartedForkserver) -> None:

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -28,6 +28,9 @@ from agent.workers.replacements import Replacements
 from agent.workers.starter import Starter
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
+
+if TYPE_CHECKING:
+    from agent.shadows.shadows import Shadows
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
 KILLED_AT_EXIT = "was killed by SIGKILL on its way out, after the end of its script: all is done"
@@ -51,6 +54,7 @@ class Supervisor:
         last_words: Callable[[Worker], str],
         device_fault: Callable[[Worker], str],
         spared: Callable[[], frozenset[int]],
+        shadows: Shadows | None = None,
     ) -> None:
         """Take the parts; nothing starts before :meth:`run`.
 
@@ -67,6 +71,7 @@ class Supervisor:
             last_words: reads the last line that a worker which exited wrote about its failure.
             device_fault: reads how the device of a worker which exited has failed, if it has.
             spared: children that are no workers, nor left by any.
+            shadows: sleeping copies of the ranks, if there are any.
         """
         self._spec = spec
         self._plan = plan
@@ -79,6 +84,7 @@ class Supervisor:
         self._last_words = last_words
         self._device_fault = device_fault
         self._spared = spared
+        self._shadows = shadows
         self._workers: dict[int, Worker] = {}
         self._ranks_by_pid: dict[int, int] = {}
         self._unclaimed: dict[int, int] = {}  # pid -> exit code: ended before it was announced
@@ -106,6 +112,10 @@ class Supervisor:
         self._hooks.attach(loop, agent or self)
         try:
             self._starter.attach(loop, self._on_answer, self._refuse_start)
+            if self._shadows is not None:
+                self._shadows.attach(
+                    loop, self._on_answer, self.post, lambda: controller.view.attempt
+                )
             controller.begin()
             self.settle()  # a worker that was ordered early may have ended already
             self._show_awaited_in(SLOW_START_S, SLOW_START_S)
@@ -257,6 +267,8 @@ class Supervisor:
                 self._start_attempt(action)
             case do.CancelStarts():
                 self._starter.cancel(action.reason, now=action.now)
+                if self._shadows is not None:
+                    self._shadows.cancel(action.reason)
             case do.SignalRanks():
                 self._signal(action)
             case do.Sweep():
@@ -354,7 +366,12 @@ class Supervisor:
         }
         self._ended = 0
         self._output.begin(action.attempt, orders)
-        self._starter.start(action.attempt, orders)
+        is_woken = self._shadows is not None and action.shadow >= 0
+        self._starter.start(action.attempt, () if is_woken else orders)
+        if self._shadows is not None and is_woken:
+            self._shadows.wake(action.attempt, orders, self._starter.port)
+        elif self._shadows is not None:
+            self._shadows.forget()
 
     def _replace(self, action: do.ReplaceRanks) -> None:
         """Survivors come first: they have more to do until all meet than newcomers have."""
@@ -401,7 +418,10 @@ class Supervisor:
         self._starter.end_attempt()
         self._replacements.clear()
         self._hooks.end_attempt()
-        killed = processes.end_adopted(self._starter.spared | self._spared(), SWEEP_S)
+        spared = self._starter.spared | self._spared()
+        if self._shadows is not None:
+            spared |= self._shadows.pids
+        killed = processes.end_adopted(spared, SWEEP_S)
         if killed:
             self._journal.event("LeftoversKilled", pids=killed)
         self._unclaimed.clear()
@@ -432,6 +452,8 @@ class Supervisor:
         if self._awaiting is not None:
             self._awaiting.cancel()
         self._starter.close()
+        if self._shadows is not None:
+            self._shadows.close()
         self._hooks.close()
         self._requests.close()
         self.loop.remove_signal_handler(signal.SIGCHLD)

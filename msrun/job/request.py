@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from agent.records.run_record import new_record_id
-from agent.spec.job_spec import ClusterSpec, JobSpec, StartMethod, UsageError
+from agent.spec.job_spec import ClusterSpec, JobSpec, ProtectMode, StartMethod, UsageError
 from msrun import __version__
 from msrun.job.resume_point import ResumeOrigin
 from msrun.options import dialects
@@ -288,6 +288,7 @@ def _job(layers: _Layers, environ: Mapping[str, str], warnings: list[str]) -> Jo
         master_port=master.port,
         max_restarts=max_restarts,
         start_method=_start_method(settings),
+        protect=ProtectMode(settings.text("protect")),
         preload=_preload(settings.of("preload")),
         timeouts=timeouts,
         signals=_signals(settings.of("signals_to_handle"), warnings),
@@ -325,6 +326,9 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
         UsageError: it asks for what needs one node.
     """
     found = job.cluster
+    if found is not None and job.protect is ProtectMode.SHADOW:
+        shown = settings.of("protect").shown
+        raise UsageError(f"{shown} works on one node only: remove it, or the options of nodes")
     if found is None:
         if (settings.integer("node_rank") or 0) > 0:
             warnings.append(f"{settings.of('node_rank').shown} is ignored, there is only one node.")

@@ -243,9 +243,14 @@ OPTIONS: tuple[Option, ...] = (
            "memory again and again; if no rank can save it any more, the newest copy is saved. "
            "auto: where no other rank holds what one has.",
            default="auto", metavar="auto|copy|off", choices=("auto", "copy", "off"), origin=_OUR),
+    Option("protect", _S.RECOVERY,
+           "hooks: what a script registers (TrainState) is kept when a rank dies. shadow: scripts "
+           "stay as they are; each rank is a process that is copied now and then (fork), and the "
+           "copies of all ranks go on when one dies. On one node, on CPUs, with gloo.",
+           default="hooks", metavar="hooks|shadow", choices=("hooks", "shadow"), origin=_OUR),
     Option("protect-every", _S.RECOVERY,
            "Steps from one such copy to the next; 0: as often as takes 1 % of the time, "
-           "and at most every 2 s.",
+           "and at most every 2 s. From one shadow to the next; 0: 10.",
            default="0", kind=_K.INT, metavar="N", low=0, origin=_OUR),
     Option("dump-timeout", _S.RECOVERY,
            "Seconds without a byte of progress after which msrun gives up a rank's part of a dump.",

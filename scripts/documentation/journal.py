@@ -123,6 +123,18 @@ NOTES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "This rank takes longer of its own for a step than its peers, in seconds.",
         {"rank": int, "own_s": float, "peers_s": float, "reason": str},
     ),
+    "ShadowRefused": (
+        "A rank's process cannot be copied at this optimizer step.",
+        get_type_hints(protocol.ShadowRefused),
+    ),
+    "ShadowsDiffer": (
+        "Shadows of this optimizer step do not belong together, and are given up.",
+        {"step": int, "why": str},
+    ),
+    "ShadowsWoken": (
+        "All ranks go on from their shadows of this optimizer step, made in an earlier attempt.",
+        {"attempt": int, "of_attempt": int, "step": int},
+    ),
     "StragglerEnded": ("The rank is no longer slower than its peers.", {"rank": int}),
 }
 """What the journal holds besides the controller's events and actions: meaning and fields."""

@@ -13,13 +13,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
-    "worker_hooks": "contract machine storage rng device distributed drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
-    "agent": "forkserver text spec machine ranks controller nodes accounting records workers hooks launch arrivals health dump failure notify supervisor",
+    "worker_hooks": "contract machine storage rng device distributed shadows drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
+    "agent": "forkserver text spec machine ranks controller nodes accounting records workers hooks shadows launch arrivals health dump failure notify supervisor",
     "msrun": "options launchers cluster terminal runs report checkpoints job top doctor bugreport completion trials drill function",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
     "worker_hooks.rng": "generators randomness",
     "worker_hooks.distributed": "abort communicators cut_tensors ddp_reducers ddp_release kept_groups process_group rehearsal stacks store_connection",
+    "worker_hooks.shadows": "cuts image",
     "worker_hooks.state": "committed_state device_state mismatch module private registry replication scaler snapshot",
     "worker_hooks.changes": "observer",
     "worker_hooks.script": "for_loops growing kept library notice own source unregistered values",
@@ -32,6 +33,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.forkserver": "",  # runs in a process of its own
     "agent.controller": "actions attempts decide drain events job messages protection replication restart_policy states",
     "agent.launch": "doors job_token meeting prepare rank_plan recover_arg scheduler_watch signals succession team unprotected warm_imports",
+    "agent.shadows": "shadows",
     "agent.health": "monitor stopped",
     "agent.dump": "executor flush node_copies node_memory target",
     "agent.failure": "evidence evidence_json own_end post_mortem resume_advice",
@@ -58,6 +60,7 @@ PURE = {  # packages and modules without effects
     *("agent.notify.notice", "agent.notify.metrics"),
     *("agent.nodes.codec", "agent.nodes.frames", "agent.nodes.messages", "agent.nodes.roster"),
     "agent.nodes.vocabulary",
+    "agent.shadows.cut_board",
     *("agent.nodes.alike", "agent.arrivals.places", "agent.arrivals.resize", "agent.launch.search"),
     *("agent.health.hang", "agent.health.stall", "agent.health.stragglers"),
     *(
@@ -88,9 +91,17 @@ SHARED = (
     "worker_hooks.drill.plan",
     "worker_hooks.distributed.ddp_release",
     "worker_hooks.distributed.rehearsal",
+    "worker_hooks.shadows",
 )
 ENTRY_POINTS = {"__init__.py", "__main__.py", "cli.py", "commands.py", "py.typed"}
-ASYNCIO = {"agent.arrivals", "agent.nodes", "agent.workers", "agent.hooks", "agent.supervisor"}
+ASYNCIO = {
+    "agent.arrivals",
+    "agent.nodes",
+    "agent.workers",
+    "agent.hooks",
+    "agent.shadows",
+    "agent.supervisor",
+}
 MOST_LINES = 600  # of a file
 MOST_FILES = 16  # of a package
 

@@ -39,6 +39,9 @@ AUDIT_SHARE = 0.005
 STRICT = "MSRUN_STRICT"
 """``1``: a script does not train if some of its variables cannot be restored."""
 
+SHADOWS = "MSRUN_SHADOWS"
+"""Optimizer steps from one shadow of the rank to the next; not set: it makes none."""
+
 REHEARSE = "MSRUN_REHEARSE"
 """``1``: a new rank whose peers live on; its groups only pretend until it calls ``run``."""
 
@@ -93,6 +96,8 @@ class JobEnv(NamedTuple):
     """The controller's record id, if that is on another node."""
     interface: str = ""
     """The network interface at which other nodes are reached; empty: there are none."""
+    shadows: int = 0
+    """Optimizer steps from one shadow to the next; 0: there are none."""
 
     def environ(self, inherited: Mapping[str, str], record_id: str) -> dict[str, str]:
         """Variables that are the same on all ranks; ``inherited`` is the agent's environment."""
@@ -127,6 +132,8 @@ class JobEnv(NamedTuple):
             environ[name] = inherited.get(name, self.interface)
         if self.is_strict:
             environ[STRICT] = "1"
+        if self.hooks and self.shadows:
+            environ[SHADOWS] = str(self.shadows)
         if self.rank_table_file is not None:
             environ["RANK_TABLE_FILE"] = self.rank_table_file
         if sets_omp_threads(self.local_world_size, inherited):
@@ -223,6 +230,11 @@ def meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
     """Address and port of the store at which the ranks meet."""
     port = environ.get("MASTER_PORT", "")
     return environ.get("MASTER_ADDR", ""), int(port) if port.isdecimal() else 0
+
+
+def shadows_socket(hooks: str) -> str:
+    """The agent's socket for shadows; ``hooks``: that for hooks."""
+    return f"{hooks}-shadows"
 
 
 def rejoined(attempt: int, port: int) -> dict[str, str]:

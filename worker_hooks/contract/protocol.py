@@ -10,6 +10,8 @@ that import a forkserver is ready 20 ms earlier.
                            Progress, Rejoining, Stack, VoteOpened, Copied
     agent -> hooks         Welcome, Hold, Proceed, Freeze, Save, Leave, Release, Dismiss, Rejoin,
                            GoOn, Inspect, PeerPages, Replicated, OpenVote, Copy, SaveAlone
+    shadows -> agent       ShadowMade, ShadowRefused, Forked, ForkFailed
+    agent -> shadows       WakeShadow
 """
 
 from __future__ import annotations
@@ -457,6 +459,35 @@ class Stack(NamedTuple):
     is_at_prompt: bool = False  # in a debugger, or for input: it waits for a person
 
 
+class ShadowMade(NamedTuple):
+    """A sleeping copy of a rank exists, as the rank was after an optimizer step."""
+
+    rank: int
+    attempt: int
+    step: int  # optimizer steps since the script began
+    pid: int
+    collectives: dict[str, int]  # that the rank has begun, by the name of their group
+    seconds: float  # that the rank needed before the copy was made
+
+
+class ShadowRefused(NamedTuple):
+    """No copy of a rank can be made at an optimizer step."""
+
+    rank: int
+    attempt: int
+    step: int
+    why: str
+
+
+class WakeShadow(NamedTuple):
+    """Fork the rank's process of a new attempt, which answers Forked."""
+
+    attempt: int
+    environ: dict[str, str]  # what changes in it
+    stdout: str  # a path to append to; empty: the stream it has
+    stderr: str
+
+
 Message = (
     StartWorkers
     | StartStore
@@ -500,4 +531,7 @@ Message = (
     | Copied
     | Inspect
     | Stack
+    | ShadowMade
+    | ShadowRefused
+    | WakeShadow
 )

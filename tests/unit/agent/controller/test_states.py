@@ -169,6 +169,7 @@ def test_the_table_names_real_events():
         "CheckpointFound",
         "CheckpointWritten",
         "ReplacementAged",
+        "ShadowsChanged",
         "StateCopied",
         "VoteOpened",
     }

@@ -1,0 +1,84 @@
+"""Scripts that know nothing of msrun end as if no rank had died, by shadows of their processes."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from support.jobs import WORKERS, Ended, Launcher, poll
+
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
+SCRIPT = WORKERS / "train_unhooked.py"
+PROTECTED = "protected: each rank has a shadow"
+
+
+def run(launcher: Launcher, name: str, *words: object, ranks: int = 3) -> Ended:
+    folder = launcher.tmp / name
+    folder.mkdir()
+    options = [word for word in words if str(word).startswith("--protect")]
+    rest = [word for word in words if word not in options]
+    told = (f"--worker-num={ranks}", *options, SCRIPT, *rest)
+    return launcher.run(*told, log_dir=folder / "logs", cwd=folder)
+
+
+def results(ended: Ended) -> list[str]:
+    assert ended.code == 0, ended
+    found = sorted(re.findall(r"result of rank .*", ended.out))
+    assert found, ended
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(launcher: Launcher) -> list[str]:
+    return results(run(launcher, "undisturbed"))
+
+
+def test_ranks_die_in_all_parts_of_a_step_and_all_go_on_from_a_common_one(launcher, expected):
+    deaths = ("1:2:stepped", "0:5:forward", "2:5:backward", "0:7:validated", "1:9:data")
+    words = ("--protect=shadow", "--protect-every=2", "--die", *deaths)
+    ended = run(launcher, "killed", *words)
+    assert results(ended) == expected
+    assert len([*(launcher.tmp / "killed").glob("died-*")]) == len(deaths)
+    assert ended.err.count("go on from their shadows") == len(deaths), ended.err
+    assert ended.err.splitlines()[0].startswith(f"msrun: {PROTECTED}"), ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--odd=thread",), "a copy of the process would lack its threads: writer"),
+        (("--workers=1",), "workers of a DataLoader"),
+    ],
+)
+def test_what_cannot_be_copied_is_said(launcher, words, reason):
+    ended = run(launcher, reason.split()[-1], "--protect=shadow", *words)
+    assert ended.code == 0, ended
+    (line,) = [line for line in ended.err.splitlines() if "protected" in line]
+    assert line.startswith("msrun: not protected: no shadows: ")
+    assert reason in line
+
+
+def test_a_death_without_shadows_is_no_success(launcher):
+    words = ("--protect=shadow", "--odd=thread", "--die", "1:3:stepped")
+    ended = run(launcher, "lost", *words)
+    assert ended.code == 1, ended
+    assert "go on from their shadows" not in ended.err
+
+
+def test_shadows_end_with_msrun(launcher):
+    folder = launcher.tmp / "orphans"
+    folder.mkdir()
+    words = ("--worker-num=2", "--protect=shadow", SCRIPT, "--epochs=100", "--pause=0.05")
+    job = launcher.start(*words, log_dir=folder / "logs", cwd=folder)
+    job.await_seen("ShadowsChanged")
+    assert shadows(launcher)
+    job.signal(signal.SIGKILL)
+    job.wait()
+    poll(lambda: not launcher.marked())
+
+
+def shadows(launcher: Launcher) -> list[int]:
+    names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in launcher.marked()}
+    return [pid for pid, name in names.items() if name == "msrun-shadow\n"]

@@ -1,0 +1,36 @@
+"""What a copy of a process would lack is refused, each with its reason."""
+
+import pytest
+
+from worker_hooks.shadows.refusals import Facts, why_not
+
+FINE = Facts(world_size=2, has_groups=True, backends=frozenset({"gloo"}), need=10, free=20)
+
+
+def test_a_plain_training_on_cpus_can_be_copied():
+    assert not why_not(FINE)
+    assert not why_not(Facts())  # one rank needs no group
+    assert not why_not(FINE._replace(free=None))  # the kernel shows no limit
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"is_guarded": True}, "the script has a TrainState"),
+        ({"is_main_thread": False}, "a thread that is not the main one"),
+        ({"devices": ("cuda",)}, "the script uses cuda"),
+        ({"threads": ("writer", "sender")}, "lack its threads: writer, sender"),
+        ({"children": 2}, "2 child processes"),
+        ({"children": 1}, "1 child process,"),
+        ({"shared": ("/dev/shm/a",)}, "memory that other processes share: /dev/shm/a"),
+        ({"has_groups": False}, "no process group"),
+        ({"backends": frozenset({"gloo", "nccl"})}, "process groups of nccl"),
+        ({"is_sharded": True}, "sharded (FSDP, DTensor)"),
+        ({"has_sent": True}, "sends from rank to rank"),
+        ({"pending": 1}, "has begun and not ended"),
+        ({"openmp": "libomp.so cannot end its threads"}, "libomp.so cannot"),
+        ({"need": 5 << 20, "free": 3 << 20}, "5 MiB of memory may be needed"),
+    ],
+)
+def test_each_of_these_is_refused(change, reason):
+    assert reason in why_not(FINE._replace(**change))

@@ -1,0 +1,113 @@
+"""An ordinary training that knows nothing of msrun; ``--die=RANK:STEP:MOMENT`` kills a rank once.
+
+What it prints at its end shows whether a run was like another one: weights, the optimizer, random
+numbers, variables of its own, the lines that it read.
+"""
+
+import argparse
+import hashlib
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--die", nargs="*", default=[])
+parser.add_argument("--threads", type=int, default=1)
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--odd", default="", help="what cannot be copied: thread, child, send, shared")
+parser.add_argument("--pause", type=float, default=0.0, help="seconds in each step")
+options = parser.parse_args()
+
+torch.set_num_threads(options.threads)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+pair = dist.new_group(list(range(dist.get_world_size())))
+random.seed(rank)
+torch.manual_seed(0)
+net = nn.Sequential(
+    nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10)
+)
+model = DistributedDataParallel(net)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+numbers = torch.Generator().manual_seed(1)
+data = TensorDataset(
+    torch.randn(160, 32, generator=numbers), torch.randint(0, 10, (160,), generator=numbers)
+)
+sampler = DistributedSampler(data)
+loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=options.workers)
+torch.manual_seed(100 + rank)
+
+own = Path(f"lines-{rank}.txt")
+own.write_text("".join(f"line {number}\n" for number in range(4000)))
+lines = own.open()
+kept = []  # what must not be collected
+
+
+def die(step: int, moment: str) -> None:
+    mark = Path(f"died-{rank}-{step}-{moment}")
+    if f"{rank}:{step}:{moment}" in options.die and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def be_odd(kind: str) -> None:
+    if kind == "thread":
+        kept.append(threading.Thread(target=time.sleep, args=(60,), name="writer", daemon=True))
+        kept[-1].start()
+    elif kind == "shared":
+        kept.append(torch.zeros(4).share_memory_())
+    elif kind == "send" and rank < 2:
+        dist.send(torch.ones(1), 1) if rank == 0 else dist.recv(torch.ones(1), 0)
+    elif kind == "pending":
+        kept.append(dist.all_reduce(torch.ones(1), async_op=True) if rank == 0 else None)
+    elif kind == "uneven" and rank == 0:
+        optimizer.step()
+
+
+be_odd(options.odd)
+step, running = 0, 0.0
+for epoch in range(options.epochs):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        die(step, "data")
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        die(step, "forward")
+        loss.backward()
+        die(step, "backward")
+        optimizer.step()
+        schedule.step()
+        step += 1
+        die(step, "stepped")
+        running += loss.item() * random.random()
+        running += int(lines.readline().split()[1])
+        if step % 5 == 0:
+            total = torch.tensor(loss.item())
+            dist.all_reduce(total, group=pair)
+            running += total.item()
+        time.sleep(options.pause)
+    with torch.no_grad():
+        right = sum(int((net.eval()(x).argmax(1) == y).sum()) for x, y in loader)
+        net.train()
+    die(step, "validated")
+    dist.barrier()
+digest = hashlib.sha256(repr((step, running, right)).encode())
+for tensor in (
+    *net.state_dict().values(),
+    *(value for state in optimizer.state.values() for value in state.values()),
+    torch.get_rng_state(),
+):
+    digest.update(tensor.numpy().tobytes())
+print(f"result of rank {rank}: {digest.hexdigest()[:12]}", flush=True)
+dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""Sleeping copies of a rank that knows nothing of msrun, and what wakes them."""
