@@ -45,11 +45,24 @@ def test_ranks_die_in_all_parts_of_a_step_and_all_go_on_from_a_common_one(launch
     assert ended.err.splitlines()[0].startswith(f"msrun: {PROTECTED}"), ended.err
 
 
+def test_threads_of_openmp_and_a_lock_that_the_dead_rank_held(launcher):
+    words = ("--threads=2", "--odd=lock")
+    plain = run(launcher, "threads", *words, ranks=2)
+    deaths = ("0:3:forward", "1:6:forward")
+    told = ("--protect=shadow", "--protect-every=1", *words, "--die", *deaths)
+    ended = run(launcher, "locked", *told, ranks=2)
+    assert results(ended) == results(plain)
+    assert ended.err.count("go on from their shadows") == len(deaths), ended.err
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (("--odd=thread",), "a copy of the process would lack its threads: writer"),
         (("--workers=1",), "workers of a DataLoader"),
+        (("--odd=shared",), "memory that other processes share"),
+        (("--odd=send",), "sends from rank to rank"),
+        (("--odd=uneven",), "have not begun the same number of collectives"),
     ],
 )
 def test_what_cannot_be_copied_is_said(launcher, words, reason):

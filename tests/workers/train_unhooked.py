@@ -5,7 +5,9 @@ numbers, variables of its own, the lines that it read.
 """
 
 import argparse
+import contextlib
 import hashlib
+import multiprocessing
 import os
 import random
 import signal
@@ -62,6 +64,8 @@ def die(step: int, moment: str) -> None:
 
 
 def be_odd(kind: str) -> None:
+    if kind == "lock":  # a rank dies while it holds it
+        kept.append(multiprocessing.RLock())
     if kind == "thread":
         kept.append(threading.Thread(target=time.sleep, args=(60,), name="writer", daemon=True))
         kept[-1].start()
@@ -83,7 +87,8 @@ for epoch in range(options.epochs):
         die(step, "data")
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
-        die(step, "forward")
+        with kept[0] if options.odd == "lock" else contextlib.nullcontext():
+            die(step, "forward")
         loss.backward()
         die(step, "backward")
         optimizer.step()

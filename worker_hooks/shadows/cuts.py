@@ -90,6 +90,7 @@ def _regroup(kept_groups: Any) -> None:
         for device in group.group._device_types:  # noqa: SLF001  no public one
             _keep_for_ever(group.group._get_backend(device))  # noqa: SLF001  the same
     _keep_for_ever([*collectives.stores()])
+    collectives.end_present_backends_only()
     kept_groups.join(groups, is_first=False)
 
 

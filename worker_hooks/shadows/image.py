@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from worker_hooks.contract import protocol, wire
-from worker_hooks.shadows import files
+from worker_hooks.shadows import files, shared_memory
 
 _PDEATHSIG, _NAME = 1, 15  # PR_SET_* of linux/prctl.h
 NAME = b"msrun-shadow"
@@ -65,12 +65,13 @@ def fork(agent: Agent, made: protocol.ShadowMade) -> Woken | None:
     """
     _flush()
     drawn = _random_state()
-    positions = files.positions()
+    positions, locks = files.positions(), shared_memory.locks()
     if not _fork_adopted():
         return None
     try:
         order = _sleep(agent, made)
         _wake(agent, made.rank, order, positions)
+        shared_memory.put_back(locks)
         _set_random_state(drawn)
     except BaseException:  # noqa: BLE001  whatever it is, the script must not go on
         traceback.print_exc()
@@ -180,3 +181,6 @@ def _wake(
         if path:
             files.append_to(path, stream)
     os.environ.update(order.environ)
+    # what libraries end at exit may wait for threads that were not copied; last-in, first-out
+    _libc.on_exit(_libc._exit, None)  # noqa: SLF001  C's name for it
+    _libc.on_exit(_libc.fcloseall, None)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from worker_hooks.contract.process_stat import children
 from worker_hooks.machine.free_memory import free_bytes
-from worker_hooks.shadows import collectives, openmp
+from worker_hooks.shadows import collectives, openmp, shared_memory
 
 HARMLESS = ("TMonitor",)  # tqdm's: they only redraw a bar
 _MIB = 1 << 20
@@ -94,7 +94,9 @@ def look(world_size: int, local_world_size: int, is_guarded: bool) -> Facts:
     )
     if why_not(facts):
         return facts
-    return facts._replace(shared=_shared(), need=_own_bytes() * local_world_size, free=free_bytes())
+    return facts._replace(
+        shared=shared_memory.unknown(), need=_own_bytes() * local_world_size, free=free_bytes()
+    )
 
 
 def is_sharded(optimizer: Any) -> bool:
@@ -115,13 +117,6 @@ def _devices(torch: Any) -> tuple[str, ...]:
         if module is not None and getattr(module, "is_initialized", bool)():
             used.append(name)
     return tuple(used)
-
-
-def _shared() -> tuple[str, ...]:
-    """Writable mappings that a copy would share with the process, by their files' names."""
-    with open("/proc/self/maps") as maps:
-        paths = [line.split(maxsplit=5)[-1].strip() for line in maps if " rw-s " in line]
-    return tuple(dict.fromkeys(paths))
 
 
 def _own_bytes() -> int:
