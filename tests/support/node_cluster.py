@@ -175,6 +175,7 @@ class Cluster:
             prepared=SimpleNamespace(spec=spec),
             roster=SimpleNamespace(nodes=facts),
             settings={},
+            checkpoint=None,
             security=PLAIN,
         )
         self.all = AllNodes(own, self.others, self.hooks, self.controller, met, self.said.append)

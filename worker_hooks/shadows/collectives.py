@@ -69,9 +69,10 @@ def pending() -> int:
     rest = [work for work in _begun if not _has_ended(work)]
     _begun.clear()
     _begun.extend(rest)
-    registry = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)  # noqa: SLF001
-    size = getattr(registry, "_get_work_registry_size", int)  # of functional collectives
-    return len(rest) + int(size())
+    if C10D not in sys.modules:
+        return len(rest)
+    registry = sys.modules["torch"]._C._distributed_c10d  # noqa: SLF001  no public one
+    return len(rest) + int(registry._get_work_registry_size())  # noqa: SLF001  functional ones
 
 
 def has_sent() -> bool:

@@ -111,6 +111,7 @@ def install(every: int, agent: image.Agent) -> None:
         if sys.modules["torch"].distributed.is_available():
             groups = import_module("worker_hooks.distributed.kept_groups")
             collectives.watch()
+            collectives.pending()  # raises here and now if this torch does not tell
         register = import_module(OPTIMIZER).register_optimizer_step_post_hook
         register(_Cuts(every, agent, groups).stepped)
     except Exception as error:  # noqa: BLE001  the script must not notice

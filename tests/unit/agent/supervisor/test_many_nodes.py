@@ -77,6 +77,7 @@ class Job:
             prepared=SimpleNamespace(spec=spec),
             roster=SimpleNamespace(nodes=facts),
             settings={},
+            checkpoint=None,
             security=PLAIN,
         )
         self.all = AllNodes(own, others, FakeHooks(), self.controller, met, lambda _: None)

@@ -53,6 +53,10 @@ REPLACED = {  # what has a fall-back where it is used, and what that is
         ),
         "no rank is replaced alone beside groups of the script's own; the first line says so",
     ),
+    **dict.fromkeys(
+        ("_distributed_c10d", "_get_work_registry_size"),
+        "no shadows are made; the first line says so",
+    ),
     "_handle": "every FullyShardedDataParallel counts as one that cuts its parameters",
     "_get_root_mesh": "a strategy file has the parts of the ranks of the tensor's own mesh",
     "_step_count": "a scheduler is known by its epoch alone",
