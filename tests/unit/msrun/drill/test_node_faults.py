@@ -124,6 +124,7 @@ def test_a_machine_that_refuses_in_the_end_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(session, "refusal", str)
+    monkeypatch.setattr(session, "become_subreaper", lambda: None)  # orphans of other tests
 
     def refuse(*_):
         raise ClusterError("no switch: too many open files")
