@@ -143,6 +143,22 @@ def _unstruck(faults: Sequence[AnyFault], history: DrillHistory) -> Iterator[str
             which = "the fault" if len(faults) == 1 else f"fault {index + 1} of {len(faults)}"
             beyond = f": training ended with step {history.last_step}" if history.finals else ""
             yield f"broken drill, {which} never struck ({fault.words}{beyond})"
+    for strike in history.strikes:
+        fault = faults[strike.number]
+        if fault.deed is Deed.RAISE and _first(_bad_after(strike, history), _NOTICED) is None:
+            yield (
+                f"broken drill, nothing was injected: the {fault.words} had no effect, as whatever "
+                "it interrupted caught or ignored it"
+            )
+
+
+def _bad_after(strike: Strike, history: DrillHistory) -> list[Mapping[str, Any]]:
+    """The events from a strike on, but for ranks that succeeded."""
+    return [
+        event
+        for event in history.events
+        if event["time"] >= strike.time and event.get("exit_code") != 0
+    ]
 
 
 def _ending(
@@ -206,11 +222,12 @@ def _timings(faults: Sequence[AnyFault], history: DrillHistory) -> dict[str, Any
     strike = history.strikes[0]
     fault = faults[strike.number]
     after = [event for event in history.events if event["time"] >= strike.time]
-    bad = [event for event in after if event.get("exit_code") != 0]  # 0: it succeeded
     if fault.deed in REQUESTS:
         noticed = noticed_at(history, strike)
     else:  # a death is often noticed by a peer's error, a stop by nobody
-        noticed = _first(bad, _NOTICED) if fault.deed is not Deed.STOP else None
+        noticed = (
+            _first(_bad_after(strike, history), _NOTICED) if fault.deed is not Deed.STOP else None
+        )
     times: dict[str, Any] = {
         "noticed_s": None if noticed is None else noticed - strike.time,
         "training_s": _training_again(history, strike),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -214,6 +215,20 @@ def test_a_fault_beyond_the_end_is_a_broken_drill():
     assert "broken drill, the fault never struck" in outcome.verdict
     assert "training ended with step 6" in outcome.verdict
     assert outcome.training_s is None
+
+
+def test_an_exception_without_any_effect_was_none():
+    """One that a destructor or a library swallowed says nothing about what msrun can do."""
+    fault = (Fault(1, 4, deed=Deed.RAISE),)
+    unharmed = DrillHistory(REFERENCE.lives, finals(), (STRIKE,), EVENTS[:1])
+    succeeded = {"time": 106.0, "event": "WorkerExited", "rank": 1, "exit_code": 0}
+    for history in (unharmed, replace(unharmed, events=(*EVENTS[:1], succeeded))):
+        assert judged(history, fault).verdict == (
+            "broken drill, nothing was injected: the exception in rank 1 at step 4 + 0.50 had no "
+            "effect, as whatever it interrupted caught or ignored it"
+        )
+    raised = {"time": 104.002, "event": "Raised", "rank": 1}
+    assert judged(killed(events=(raised, *EVENTS)), fault).verdict == "nothing lost"
 
 
 @pytest.mark.parametrize(
