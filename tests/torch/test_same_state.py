@@ -72,7 +72,7 @@ def undisturbed(launcher: Launcher, warm_python: WarmPython) -> Undisturbed:
 
 @pytest.mark.parametrize(
     ("kind", "ranks"),
-    [("tensor_parallel", 2), ("fsdp1", 2), ("fsdp1_orig", 4), ("fsdp1_hybrid", 4)],
+    [("tensor_parallel", 2), ("fsdp1", 2), ("fsdp1_orig", 4), ("fsdp1_hybrid", 4), ("zero", 2)],
 )
 def test_parts_of_the_ranks_are_not_mixed_up(
     launcher: Launcher, undisturbed: Undisturbed, kind: str, ranks: int
@@ -83,13 +83,14 @@ def test_parts_of_the_ranks_are_not_mixed_up(
     assert ended.code == 0, ended
     assert weights(folder, kind, ranks) == expected
     said = ended.err
-    is_copied = not kind.startswith("fsdp1")
+    is_copied = kind == "tensor_parallel"
     level = "partly" if is_copied else "not"
     assert said.index(f"{level} protected: ") < said.index("rank 1 was killed by SIGKILL"), said
     assert "corrupts data" not in said
     (again,) = of(job, "StartAttempt")[1:]
     if not is_copied:
-        assert "not protected: the script uses FullyShardedDataParallel, whose parameters" in said
+        why = "trained by ZeroR" if kind == "zero" else "the script uses FullyShardedDataParallel"
+        assert why in said[said.index("not protected: ") :].partition("\n")[0]
         assert again.get("resume") is None
     assert not of(job, "ReplaceRanks")
 

@@ -2,6 +2,7 @@
 
 `train_parts.py KIND STEPS`: `tensor_parallel`, each rank has a slice of the weight; `copies`, two copies of two
 slices; `fsdp1`, torch's FullyShardedDataParallel, and `fsdp1_orig`, the same with the model's own parameters, and `fsdp1_hybrid`, two copies of its parts;
+`zero`, DDP whose optimizer, torch's ZeroRedundancyOptimizer, is not registered;
 `fsdp1_inside`, `fsdp2_inside`, `tp_inside`: the model is sharded within `train`, as FSDP and as DTensors;
 `refused`, what is sharded before `TrainState`;
 `rate_by_hand`, the learning rate follows a counter where msrun does not look; `drifts`, equal until a step.
@@ -93,15 +94,19 @@ if options.kind == "refused":
     sys.exit()
 
 optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+registered = {"optimizer": optimizer}
+if options.kind == "zero":
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.05, momentum=0.9)
+    registered = {}
 checkpoints = []
 if options.every:
     config = CheckpointConfig(
         save_checkpoint_steps=options.every, integrated_save=not options.whole, async_save=False
     )
     checkpoints = [ModelCheckpoint("parts", "periodic", config)]
-state = TrainState(
-    model=net, optimizer=optimizer, ckpt_save_path="checkpoints", callbacks=checkpoints
-)
+state = TrainState(model=net, ckpt_save_path="checkpoints", callbacks=checkpoints, **registered)
 
 
 class Steps:
@@ -122,7 +127,7 @@ def train(state):  # noqa: C901  a few lines for each kind
         groups = [dist.new_group(ranks) for ranks in ((0, 1), (2, 3), (0, 2), (1, 3))]
     model = net
     trained = optimizer
-    if options.kind in {"rate_by_hand", "drifts"}:
+    if options.kind in {"rate_by_hand", "drifts", "zero"}:
         model = DistributedDataParallel(net)
     if options.kind.endswith("_inside"):
         model = sharded(net, options.kind.removesuffix("_inside"))

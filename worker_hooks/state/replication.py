@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from worker_hooks.contract.fingerprint import PART, bundled
 from worker_hooks.device.side_stream import HOST, DeviceAccess
@@ -27,7 +29,7 @@ from worker_hooks.state.scheduler import SchedulerPiece
 from worker_hooks.tensors import state_json
 from worker_hooks.tensors.device_digest import add_tensor
 from worker_hooks.tensors.fast_digest import FastDigest
-from worker_hooks.tensors.placements import Box, part_of
+from worker_hooks.tensors.placements import TRAINED_BY_ZERO, Box, is_zero, part_of
 from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.tensor_bytes import entry_of
 
@@ -92,6 +94,7 @@ class Replication:
         self._resumed_rates: list[float] = []  # until the next commit
         self._schedules = [each for each in pieces if isinstance(each, SchedulerPiece)]
         self._resumed_schedules: list[Any] = []
+        self._watch_of_updates: RemovableHandle | None = None
 
     def resumed(self) -> None:
         """The state of a checkpoint is restored: the next commit shows what the script sets."""
@@ -130,6 +133,29 @@ class Replication:
         """
         if problem := self._why_not_saved() or why:
             self._report(step, {}, False, problem, "")
+        self._watch_updates(step)
+
+    def _watch_updates(self, step: int) -> None:
+        """Report before the first commit if an optimizer that nobody can save trains the state.
+
+        ZeRO's cannot be registered. Ranks look alike all the same, as they exchange what each has
+        updated; only what comes after a death would be other weights.
+        """
+        modules = [module for piece in self._pieces for module in piece.modules]
+        held = {id(each) for module in modules for each in module.parameters()}
+
+        def updated(optimizer: Optimizer, *_: Any) -> None:
+            groups = optimizer.param_groups if is_zero(optimizer) else ()
+            if any(id(each) in held for group in groups for each in group["params"]):
+                self._report(step, {}, False, TRAINED_BY_ZERO, "")
+
+        self._end_watch()
+        self._watch_of_updates = register_optimizer_step_post_hook(updated)
+
+    def _end_watch(self) -> None:
+        if self._watch_of_updates is not None:
+            self._watch_of_updates.remove()
+            self._watch_of_updates = None
 
     def _why_not_saved(self) -> str:
         held = {name: each for piece in self._pieces for name, each in piece.tensors().items()}
@@ -164,6 +190,8 @@ class Replication:
             return
         is_late, self._size = not self._left, size
         self._left = max(0, self._left - 1)
+        if not self._left:
+            self._end_watch()
         try:
             texts = fingerprint(
                 self._pieces, self._known if is_late else frozenset(), self._access()

@@ -267,6 +267,11 @@ ZERO = (
     "it: use an optimizer of torch.optim, with fully_shard where memory is short"
 )
 
+TRAINED_BY_ZERO = (
+    "the model is trained by ZeroRedundancyOptimizer, whose state msrun cannot save (use an "
+    "optimizer of torch.optim, with fully_shard where memory is short)"
+)
+
 
 def is_zero(optimizer: object) -> bool:
     """Whether it is torch's optimizer that cuts its state over the ranks."""

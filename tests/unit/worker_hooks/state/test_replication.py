@@ -3,10 +3,13 @@
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks as optimizer_hooks
 
 from worker_hooks.contract.fingerprint import differences
+from worker_hooks.state import replication
 from worker_hooks.state.registry import pieces_of
 from worker_hooks.state.replication import COMMITS, Replication, fingerprint
+from worker_hooks.tensors.placements import TRAINED_BY_ZERO
 
 
 class Training:
@@ -115,6 +118,27 @@ def test_a_model_that_lost_its_parameters_is_reported_before_the_first_step():
         problem
         == "model.0.weight is replaced in the model, but not in the optimizer that was given"
     )
+
+
+@pytest.mark.parametrize("is_of_the_model", [True, False])
+def test_a_model_that_zero_trains_is_reported_before_the_first_commit(monkeypatch, is_of_the_model):
+    class Zero(torch.optim.SGD):
+        """As ``ZeroRedundancyOptimizer``, which needs process groups."""
+
+    monkeypatch.setattr(replication, "is_zero", lambda each: isinstance(each, Zero))
+    training = Training()
+    other = nn.Linear(4, 4)
+    zero = Zero((training.net if is_of_the_model else other).parameters(), lr=0.1)
+    training.replication.training_begins(0, "")
+    hooks = len(optimizer_hooks)
+    for each in (training.net[0], other):
+        each.weight.grad = torch.ones(4, 4)
+    zero.step()
+    problems = [problem for _, _, _, problem, _ in training.reports]
+    assert problems == ([TRAINED_BY_ZERO] if is_of_the_model else [])
+    for _ in range(COMMITS):
+        training.step()
+    assert len(optimizer_hooks) == hooks - 1  # nothing is left of the watch
 
 
 def test_what_cannot_be_read_is_a_problem_and_no_exception():
