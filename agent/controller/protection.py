@@ -23,6 +23,8 @@ BY_SHADOWS = (
 
 NO_SHADOWS = Shadowed()
 
+GROUPS_TOLD = 4
+
 ONE_RANK = "there is one rank only, and no other holds its state"
 ONE_RANK_LOST = (
     "if it is killed, training resumes from the newest ModelCheckpoint; a stop by a signal saves "
@@ -78,10 +80,8 @@ def protection(job: Job) -> Protection:
         return Protection(Level.UNKNOWN)  # a death could still leave parts of two steps
     checked = f" (checked: {known.holds})" if known.holds else ""
     if not (why := _why_not_replaced(job)):
-        return Protection(
-            Level.PROTECTED,
-            f"a rank that dies is replaced, no step is lost{checked}{_of_nodes(job)}",
-        )
+        replaced = f"a rank that dies is replaced, no step is lost{_of_groups(job)}"
+        return Protection(Level.PROTECTED, f"{replaced}{checked}{_of_nodes(job)}")
     if not job.policy.dump.after_failure:
         return Protection(Level.NOT_PROTECTED, f"{why}, {NOTHING_SAVED}")
     follows = "save and restart"
@@ -90,6 +90,19 @@ def protection(job: Job) -> Protection:
     cure = cure_of(why)
     cure = f". {cure[0].upper()}{cure[1:]}" if cure else ""
     return Protection(Level.PARTLY, f"{why}; a death means {follows}{checked}{cure}")
+
+
+def _of_groups(job: Job) -> str:
+    """Who has to live, where the state is cut into parts."""
+    groups = job.since_restart.comparison.groups
+    if not groups[1:]:
+        return ""
+    more = f"; {len(groups) - GROUPS_TOLD} more groups" if len(groups) > GROUPS_TOLD else ""
+    told = "; ".join(map(listed, groups[:GROUPS_TOLD]))
+    # on one node its death ends the job, and ranks that hold different parts save nothing alone
+    one = "one of" if job.policy.replace.has_nodes else "msrun and one of"
+    live = "lives" if job.policy.replace.has_nodes else "live"
+    return f" as long as {one} each replica group {live} ({told}{more})"
 
 
 def _of_shadows(shadows: Shadowed) -> Protection:

@@ -40,6 +40,20 @@ def test_parts_that_replica_groups_hold_are_protected_once_all_vote():
     assert protection(job).level is Level.PROTECTED
 
 
+def test_who_has_to_live_is_said_of_parts_before_anybody_dies():
+    """Two ranks that die at once may have been all of a replica group."""
+    job = play(groups.MEMORY_TOO, groups.TRAINING)
+    assert str(protection(job)).startswith(
+        "protected: a rank that dies is replaced, no step is lost as long as msrun and one of each "
+        "replica group live (ranks 0, 2; ranks 1, 3)"
+    )
+    assert "replica group" not in str(protection(play(THREE, EQUAL)))
+    since, many = job.since_restart, tuple((rank, rank + 9) for rank in range(9))
+    comparison = since.comparison._replace(groups=many)
+    said = str(protection(job._replace(since_restart=since._replace(comparison=comparison))))
+    assert "(ranks 0, 9; ranks 1, 10; ranks 2, 11; ranks 3, 12; 5 more groups)" in said
+
+
 def test_a_model_that_was_sharded_inside_of_training_is_partly_protected():
     job = play(groups.MEMORY_TOO, groups.TRAINING[:-1])
     why = process_group.CUT_INSIDE
