@@ -60,6 +60,7 @@ class Replication:
         self,
         pieces: Sequence[Piece],
         report: Report,
+        distrust: Callable[[str], None],
         own_values: Callable[[], Mapping[str, str]] = dict,
         own_count: Callable[[], int] = int,
         access: Callable[[], DeviceAccess] = lambda: HOST,
@@ -69,6 +70,7 @@ class Replication:
         Args:
             pieces: of the registered state.
             report: sends it to the agent.
+            distrust: takes the reason why no save of this state is ever worth anything.
             own_values: returns texts of values of the script's own that would be unknown if this
                 rank died before its commit, unless they are equal on all ranks.
             own_count: returns how many values of the script's own are saved.
@@ -79,6 +81,7 @@ class Replication:
         self._own_values = own_values
         self._own_count = own_count
         self._report = report
+        self._distrust = distrust
         self._optimizers = [each for piece in pieces for each in piece.optimizers]
         updated = {id(tensor) for tensor in self._updated()}
         self._registered = {
@@ -148,6 +151,7 @@ class Replication:
             groups = optimizer.param_groups if is_zero(optimizer) else ()
             if any(id(each) in held for group in groups for each in group["params"]):
                 self._report(step, {}, False, TRAINED_BY_ZERO, "")
+                self._distrust(TRAINED_BY_ZERO)
 
         self._end_watch()
         self._watch_of_updates = register_optimizer_step_post_hook(updated)

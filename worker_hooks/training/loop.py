@@ -111,6 +111,7 @@ class DataLoop:
         self._replication = Replication(
             committed.pieces,
             guard.report_fingerprint,
+            guard.distrust,
             self._late_values,
             lambda: committed.private.script.count,
             committed.reading.queued,
@@ -504,8 +505,7 @@ class DataLoop:
 
     def _make_page(self, feed: Feed) -> None:
         env = self._guard.env
-        has_others = env.nodes > 1  # which keep copies of the page
-        self.tracker.page_written = self._guard.tell_page if has_others else None
+        self.tracker.page_written = self._guard.tell_page if env.nodes > 1 else None  # others copy
         page = self._committed.open(env.rank, env.attempt, feed, self._position())
         self._guard.register(page, self._committed.step)
         os.close(page)

@@ -21,7 +21,10 @@ class Training:
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.1)
         self.pieces = pieces_of({"model": self.net, "optimizer": self.optimizer, **more})
         self.reports = []
-        self.replication = Replication(self.pieces, lambda *told: self.reports.append(told))
+        self.distrusts = []
+        self.replication = Replication(
+            self.pieces, lambda *told: self.reports.append(told), self.distrusts.append
+        )
         self.count = 0
 
     def step(self):
@@ -135,7 +138,7 @@ def test_a_model_that_zero_trains_is_reported_before_the_first_commit(monkeypatc
         each.weight.grad = torch.ones(4, 4)
     zero.step()
     problems = [problem for _, _, _, problem, _ in training.reports]
-    assert problems == ([TRAINED_BY_ZERO] if is_of_the_model else [])
+    assert problems == training.distrusts == ([TRAINED_BY_ZERO] if is_of_the_model else [])
     for _ in range(COMMITS):
         training.step()
     assert len(optimizer_hooks) == hooks - 1  # nothing is left of the watch
