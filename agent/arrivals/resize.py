@@ -38,14 +38,17 @@ class Resize:
         self.request = f"{who} {have} come: the job goes on with {self.expected} nodes"
         return self.request
 
-    def shrink(self, left: int) -> str:
-        """Nobody takes the place of a lost node: a sentence if the job goes on without it.
+    def shrink(self, left: int, why_not: str = "") -> str:
+        """Nobody takes the place of a lost node: what that means for the size, as a clause.
 
         Args:
             left: the nodes that are there.
+            why_not: why the job keeps its size in any case; empty: it does not.
         """
         if not 0 < self._least <= left:
             return ""
+        if why_not:
+            return f"the job keeps its size, as {why_not}"
         self.expected = left
         return f"the job goes on with {left} node{'' if left == 1 else 's'}"
 

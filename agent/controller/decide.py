@@ -41,6 +41,7 @@ from agent.controller.drain import (
     give_up,
     hear_of_dump,
     interrupt_hold,
+    is_stale,
     rank_lost,
 )
 from agent.controller.job import NEVER, Job
@@ -109,11 +110,11 @@ def _is_stale(job: Job, event: ev.Event) -> bool:  # noqa: C901, PLR0912  a row 
     if isinstance(
         event, dump.DumpEvent
     ):  # no two dumps have the same id: it tells the attempt, too
-        return dump.is_stale(job, event)
+        return is_stale(job, event)
     match event:
         case ev.LaunchRequested() | ev.StopRequested() | ev.SignalReceived() | ev.ReplacementAged():
             return False
-        case ev.CheckpointWritten():
+        case ev.CheckpointWritten() | ev.FolderApart():
             return False
         case _ if event.attempt != job.attempt:
             return True
@@ -182,6 +183,8 @@ def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as a
             return Decision(after._replace(now=after.now._replace(outcome=outcome)))
         case ev.StateCopied():
             return Decision(replication.note_copy(job, event))
+        case ev.FolderApart():
+            return Decision(job._replace(apart=job.apart or event.why))
         case ev.ShadowsChanged():
             shadows = job.shadows._replace(step=event.step, why_not=event.why)
             return Decision(job._replace(shadows=shadows))

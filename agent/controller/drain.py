@@ -12,7 +12,7 @@ from agent.controller import dump, graceful_exit, replacement
 from agent.controller import events as ev
 from agent.controller.attempts import Decision, all_gone, leave, move, stop, succeed
 from agent.controller.dump import Turn, extend_deadline
-from agent.controller.job import Job, MemoryState
+from agent.controller.job import DumpProgress, Job, MemoryState
 from agent.controller.replaceable import blame_left_amid
 from agent.controller.replication import unsaved_copy
 from agent.controller.restart_policy import describe_outcome
@@ -46,6 +46,52 @@ def rank_lost(job: Job, event: ev.WorkerExited) -> Decision:
             return apply(event, dump.note_loss(job, event.rank, how))
         case _:
             return Decision(move(job, event, Condition.ALWAYS))
+
+
+def is_stale(job: Job, event: dump.DumpEvent) -> bool:  # noqa: C901  a row for each kind of event
+    """Whether an event is of another dump, not awaited (any more), or already known."""
+    known, state = job.dump, job.state
+    if known is None or event.dump_id != known.id:
+        return True
+    is_due = False
+    match event:
+        case ev.DumpCommitted():
+            # a dump on disk that completes after it was given up is as good as any other
+            is_awaited = state is JobState.COMMITTING or known.place != do.MEMORY
+            is_known = known.is_committed or event.path == known.memory
+            is_due = known.is_ordered and is_awaited and not is_known
+        case ev.CommitFailed():
+            is_due = state is JobState.COMMITTING
+        case protocol.Standing(rank=rank):
+            is_known = job.now.exit is None or rank in job.now.exit.standing
+            is_due = state is JobState.HOLDING and rank in known.asked and not is_known
+        case protocol.Frozen():
+            is_due = _is_awaited(known, state, event)
+        case ev.DumpProgressed() if state is JobState.COMMITTING:
+            is_due = True
+        case protocol.Progress() if state is JobState.COMMITTING:
+            is_due = event.attempt == job.attempt  # the dump may be that of an earlier attempt
+        case ev.DumpProgressed():
+            is_due = state is JobState.DUMPING and bool(known.writing)
+        case protocol.Progress(rank=rank):
+            is_due = state is JobState.DUMPING and rank in known.writing | known.digesting
+        case protocol.Written(rank=rank) | protocol.SaveFailed(rank=rank) if rank in known.writing:
+            is_due = state is JobState.DUMPING and event.round == known.round
+        case protocol.Digested(rank=rank) | protocol.SaveFailed(rank=rank):
+            is_awaited = rank in known.digesting and event.round >= known.since
+            is_due = state is JobState.DUMPING and is_awaited
+        case protocol.Written():
+            pass
+    return not is_due
+
+
+def _is_awaited(known: DumpProgress, state: JobState, event: protocol.Frozen) -> bool:
+    """Whether a rank says so for the first time, or once more because it was let go on."""
+    if event.rank in known.behind:
+        return state is JobState.FREEZING and event.limit >= known.reach
+    # a late one may still stand in for another
+    is_open = state in {JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
+    return is_open and event.rank in known.asked and event.rank not in known.answers
 
 
 def hear_of_dump(job: Job, event: dump.DumpEvent) -> Decision:

@@ -27,6 +27,7 @@ from agent.controller.replication import (
     Said,
     enough,
     has_all,
+    has_writers,
     has_written,
     held_too_early,
     holders,
@@ -41,6 +42,7 @@ from agent.controller.replication import (
     why_no_holder,
     why_not_covered,
     why_not_whole,
+    writable,
 )
 from agent.controller.restart_policy import decide_restart
 from agent.controller.states import Condition, JobState
@@ -73,52 +75,6 @@ DumpEvent = (
     | ev.DumpCommitted
     | ev.CommitFailed
 )
-
-
-def is_stale(job: Job, event: DumpEvent) -> bool:  # noqa: C901  a row for each kind of event
-    """Whether an event is of another dump, not awaited (any more), or already known."""
-    dump, state = job.dump, job.state
-    if dump is None or event.dump_id != dump.id:
-        return True
-    is_due = False
-    match event:
-        case ev.DumpCommitted():
-            # a dump on disk that completes after it was given up is as good as any other
-            is_awaited = state is JobState.COMMITTING or dump.place != do.MEMORY
-            is_known = dump.is_committed or event.path == dump.memory
-            is_due = dump.is_ordered and is_awaited and not is_known
-        case ev.CommitFailed():
-            is_due = state is JobState.COMMITTING
-        case protocol.Standing(rank=rank):
-            is_known = job.now.exit is None or rank in job.now.exit.standing
-            is_due = state is JobState.HOLDING and rank in dump.asked and not is_known
-        case protocol.Frozen():
-            is_due = _is_awaited(dump, state, event)
-        case ev.DumpProgressed() if state is JobState.COMMITTING:
-            is_due = True
-        case protocol.Progress() if state is JobState.COMMITTING:
-            is_due = event.attempt == job.attempt  # the dump may be that of an earlier attempt
-        case ev.DumpProgressed():
-            is_due = state is JobState.DUMPING and bool(dump.writing)
-        case protocol.Progress(rank=rank):
-            is_due = state is JobState.DUMPING and rank in dump.writing | dump.digesting
-        case protocol.Written(rank=rank) | protocol.SaveFailed(rank=rank) if rank in dump.writing:
-            is_due = state is JobState.DUMPING and event.round == dump.round
-        case protocol.Digested(rank=rank) | protocol.SaveFailed(rank=rank):
-            is_awaited = rank in dump.digesting and event.round >= dump.since
-            is_due = state is JobState.DUMPING and is_awaited
-        case protocol.Written():
-            pass
-    return not is_due
-
-
-def _is_awaited(dump: DumpProgress, state: JobState, event: protocol.Frozen) -> bool:
-    """Whether a rank says so for the first time, or once more because it was let go on."""
-    if event.rank in dump.behind:
-        return state is JobState.FREEZING and event.limit >= dump.reach
-    # a late one may still stand in for another
-    is_open = state in {JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
-    return is_open and event.rank in dump.asked and event.rank not in dump.answers
 
 
 # --- freezing -------------------------------------------------------------------------------------
@@ -278,7 +234,7 @@ def drop_writers(job: Job, dump: DumpProgress, ranks: Iterable[int], why: str) -
 
 def reassign(job: Job, dump: DumpProgress) -> Turn:
     """A write order has failed: its other writers write everything, or else other holders do."""
-    pools, able = pools_of(job), holders(job, dump)
+    pools, able = pools_of(job), writable(job, dump)
     if len(pools) > 1:  # who has written is not asked again: that would replace its file
         able = tuple(rank for rank in able if dump.digests.get(rank) not in dump.written)
     writers: list[int] = []
@@ -300,7 +256,9 @@ def _lose(job: Job, dump: DumpProgress) -> Turn:
     """Nobody is left to write the part of a replica group here: what others write is no use."""
     if dump.place == do.MEMORY:
         return leave_memory(job, dump, problems(dump))
-    return give_up(job, dump, f"{problems(dump)}; {why_no_holder(job)}")
+    if _may_detour(job, dump):
+        return _detour(job, dump, problems(dump))
+    return give_up(job, dump, f"{problems(dump)}; {why_no_holder(job) or job.apart}")
 
 
 def advance(job: Job, dump: DumpProgress) -> Turn:
@@ -325,7 +283,7 @@ def _compare(job: Job, dump: DumpProgress) -> Turn:
 
 def _settle(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
     """What the ranks hold is known: have written what is not, or commit."""
-    able = {rank: place for place, rank in enumerate(holders(job, dump))}
+    able = {rank: place for place, rank in enumerate(writable(job, dump))}
     writers, why = _next_writers(job, dump, found, able)
     if writers:
         return order(job, dump, writers, why)
@@ -343,7 +301,7 @@ def _settle(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
         most = None if is_stuck(job, dump) else 1
         writers = tuple(rank for ranks in unknown for rank in ranks[:most])
         return order(job, dump, writers, problems(dump))
-    if dump.place == do.MEMORY or len(found) > 1:
+    if dump.place == do.MEMORY or len(found) > 1 or _may_detour(job, dump):
         return _lose(job, dump)
     before = "those that held the majority's state are gone; " if dump.written else ""
     return give_up(job, dump, f"{before}{problems(dump)}")
@@ -370,15 +328,44 @@ def _next_writers(
 
 def order_all(job: Job, dump: DumpProgress, why: str) -> Turn:
     """The first order in a place: the quickest write, and the other holders send digests."""
+    if _may_detour(job, dump) and not has_writers(job, dump):
+        dump = _to_memory(dump)
     writers = _first_writers(job, dump)
     others = tuple(rank for rank in holders(job, dump) if rank not in writers)
     return order(job, dump, writers, why, others)
 
 
+def _may_detour(job: Job, dump: DumpProgress) -> bool:
+    """Whether the dump may go to memory first, because not every rank can write to its folder.
+
+    What ranks of other nodes write there comes to this node, which writes it to its disk.
+    """
+    return bool(job.apart) and dump.place != do.MEMORY and not dump.has_left_memory
+
+
+def _to_memory(dump: DumpProgress) -> DumpProgress:
+    return dump._replace(
+        place=do.MEMORY,
+        digesting=RankSet(),
+        digests=RankMap(),
+        written={},
+        is_slow=False,
+        since=dump.round + 1,
+    )
+
+
+def _detour(job: Job, dump: DumpProgress, why: str) -> Turn:
+    """No rank that could write to the folder is left; others hold the state."""
+    dump = _to_memory(dump._replace(full=(*dump.full, why)))
+    if lost := why_not_covered(job, dump):
+        return give_up(job, dump, f"{why}; {lost}")
+    return order_all(job, dump, why)
+
+
 def _first_writers(job: Job, dump: DumpProgress) -> tuple[int, ...]:
     """Those of each replica group whose state is not written yet; of all, if none is known."""
     pools = pools_of(job)
-    of = list(zip(pools, shared_out(holders(job, dump), pools), strict=True))
+    of = list(zip(pools, shared_out(writable(job, dump), pools), strict=True))
     left = [able for pool, able in of if not has_written(dump, pool)] or [able for _, able in of]
     return tuple(rank for able in left for rank in enough(job, dump, able))
 
@@ -453,6 +440,7 @@ def leave_memory(job: Job, dump: DumpProgress, why: str) -> Turn:
         digests=RankMap(),
         written={},
         is_slow=False,
+        has_left_memory=True,
         since=dump.round + 1,
     )
     if job.is_saved(dump.step):
@@ -463,6 +451,8 @@ def leave_memory(job: Job, dump: DumpProgress, why: str) -> Turn:
         return give_up(job, dump, f"{why}; no rank is left to write")
     if lost := why_not_covered(job, dump):
         return give_up(job, dump, f"{why}; {lost}")
+    if job.apart and not has_writers(job, dump):
+        return give_up(job, dump, f"{why}; the ranks of the first node do not hold it: {job.apart}")
     return order_all(job, dump, why)
 
 

@@ -239,6 +239,16 @@ class StateCopied:
 
 
 @dataclass(frozen=True, slots=True)
+class FolderApart:
+    """The nodes do not share the folder into which ranks save; ``why``: a sentence that says so.
+
+    It is a fact about the machines, of no attempt.
+    """
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReplacementAged:
     """One replacement is so old that it no longer counts against the budget."""
 
@@ -262,7 +272,7 @@ AgentEvent = (
     LaunchRequested | WorkerStarted | StartFailed | WorkerExited | StopRequested
     | ExitRequestedByFile | SignalReceived | DeadlinePassed | CheckpointFound | StartRefused
     | RankUnreachable | RankExiting | DumpProgressed | DumpCommitted | CommitFailed | RankHung
-    | ReplacementAged | StateCopied | CheckpointWritten | ShadowsChanged
+    | ReplacementAged | StateCopied | CheckpointWritten | ShadowsChanged | FolderApart
 )
 # fmt: on
 Event = AgentEvent | RankMessage

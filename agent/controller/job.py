@@ -44,6 +44,7 @@ class DumpProgress(NamedTuple):
     written: Mapping[str, tuple[int, ...]] = _EMPTY  # in this place, by digest
     failed: RankMap[str] = RankMap()  # never asked again; why
     is_slow: bool = False  # a writer was stuck in this place
+    has_left_memory: bool = False  # nothing more is tried there
     has_waited: bool = False  # for the ranks to report why replicas differ
     full: tuple[str, ...] = ()  # why places could not be written
     is_ordered: bool = False  # everything is written and its commit was ordered
@@ -222,6 +223,7 @@ class Job(NamedTuple):
     has_hooks: bool = False  # some rank's state could be saved, ever
     gave_up: str = ""  # why the job ended with restarts left
     lost_node: str = ""  # why a node is lost; empty: all are there
+    apart: str = ""  # why nodes save into different folders; empty: they do not, or unknown
     diverged: str = ""  # what differed after a replacement; empty: nothing ever did
     differing: frozenset[str] = frozenset()  # values of the script's own, with their prefixes
     devices: DevicePlan = DevicePlan()  # the list for ranks that start now

@@ -139,7 +139,8 @@ def _of_protection(before: Job, after: Job) -> str:
     is_new = after.restarts == 0 or after.best_step == 0  # else it was said before the restart
     is_known = is_first and is_new and now.level is not Level.UNKNOWN
     is_lost = now.level is Level.NOT_PROTECTED and was is not Level.NOT_PROTECTED
-    return str(now) if is_known or is_lost else ""
+    is_apart = bool(after.apart) and not before.apart and was is not Level.UNKNOWN
+    return str(now) if is_known or is_lost or is_apart else ""
 
 
 def _of_own_values(before: Job, after: Job) -> str:

@@ -81,7 +81,9 @@ def protection(job: Job) -> Protection:
     checked = f" (checked: {known.holds})" if known.holds else ""
     if not (why := _why_not_replaced(job)):
         replaced = f"a rank that dies is replaced, no step is lost{_of_groups(job)}"
-        return Protection(Level.PROTECTED, f"{replaced}{checked}{_of_nodes(job)}")
+        return Protection(
+            Level.PROTECTED, f"{replaced}{checked}{_of_nodes(job)}{_of_folders(job)}"
+        )
     if not job.policy.dump.after_failure:
         return Protection(Level.NOT_PROTECTED, f"{why}, {NOTHING_SAVED}")
     follows = "save and restart"
@@ -89,7 +91,8 @@ def protection(job: Job) -> Protection:
         follows = "save, and the end of the job (--max-restarts=1 restarts it)"
     cure = cure_of(why)
     cure = f". {cure[0].upper()}{cure[1:]}" if cure else ""
-    return Protection(Level.PARTLY, f"{why}; a death means {follows}{checked}{cure}")
+    cost = f"a death means {follows}{checked}{_of_folders(job)}"
+    return Protection(Level.PARTLY, f"{why}; {cost}{cure}")
 
 
 def _of_groups(job: Job) -> str:
@@ -122,6 +125,9 @@ def _of_copies(job: Job, why: str, lost: str) -> Protection:
         return Protection(Level.NOT_PROTECTED, f"{why}; {lost}; {HINT}")
     if not dump.after_failure:
         return Protection(Level.NOT_PROTECTED, f"{why}, {NOTHING_SAVED}")
+    if job.apart:
+        no_copy = f"it is not copied, as nodes could not save their parts together: {job.apart}"
+        return Protection(Level.NOT_PROTECTED, f"{why}, and {no_copy}; {lost}")
     if copies.why_not:
         return Protection(
             Level.NOT_PROTECTED, f"{why}, and it is not copied: {copies.why_not}; {lost}"
@@ -159,9 +165,24 @@ def _of_nodes(job: Job) -> str:
             "; likewise a worker's msrun, once it is started again; without the scheduler the "
             "ranks train on"
         )
+    if job.apart:
+        return "; likewise a node other than node 0, once another takes its place"
     return (
         "; likewise a node, once another takes its place (if it is node 0, all ranks start again "
         "from that step)"
+    )
+
+
+def _of_folders(job: Job) -> str:
+    """What is different where each node saves into a folder of its own."""
+    if not job.apart:
+        return ""
+    head, costs = "the scheduler", "without it no step is saved"
+    if job.policy.replace.near:
+        head, costs = "node 0", "if that dies, the job ends and its step is not saved"
+    return (
+        f"; what is saved is on the disk of {head} alone, other nodes copy it as they resume, and "
+        f"{costs} ({job.apart})"
     )
 
 

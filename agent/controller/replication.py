@@ -160,7 +160,7 @@ def unsaved_copy(job: Job) -> MemoryState | None:
     one that has what was added to the state and is not compared yet.
     """
     copy, known = job.since_restart.copies.newest, job.since_restart.comparison
-    if copy is None or job.is_saved(copy.step) or not job.saves():
+    if copy is None or job.apart or job.is_saved(copy.step) or not job.saves():
         return None
     is_doubtful = known.unprotected or any(step <= copy.step for step in known.late)
     parts = sides_of_copy(job, copy.variants)
@@ -174,9 +174,12 @@ def sides_of_copy(job: Job, variants: Groups) -> Groups:
 
 
 def are_copies_wanted(job: Job) -> bool:
-    """Whether the state is to be copied: always, or as a death may leave nobody who holds it."""
+    """Whether the state is to be copied: always, or as a death may leave nobody who holds it.
+
+    Each node would write what its ranks have copied to the folder that all nodes share.
+    """
     mode = job.policy.dump.copies
-    if not job.policy.dump.after_failure or mode is CopyMode.OFF:
+    if not job.policy.dump.after_failure or mode is CopyMode.OFF or job.apart:
         return False
     known = job.since_restart.comparison
     is_lone = len(job.ranks) == 1 or bool(lone_ranks(job))
@@ -304,6 +307,20 @@ def holders(job: Job, dump: DumpProgress) -> tuple[int, ...]:
     return tuple(sorted(found, key=dump.digesting.__contains__))
 
 
+def writable(job: Job, dump: DumpProgress) -> tuple[int, ...]:
+    """Those of :func:`holders` that can write to the dump's place.
+
+    Without a common folder, ranks of other nodes would write to the disks of these.
+    """
+    able = holders(job, dump)
+    return _near(job, able) if job.apart and dump.place != do.MEMORY else able
+
+
+def has_writers(job: Job, dump: DumpProgress) -> bool:
+    """Whether the whole state can be written to the dump's place."""
+    return all(shared_out(writable(job, dump), pools_of(job)))
+
+
 def shared_out(ranks: Iterable[int], groups: Groups) -> list[tuple[int, ...]]:
     """For each of these groups those of its ranks that are among some, in their order."""
     group_of = {rank: index for index, group in enumerate(groups) for rank in group}
@@ -406,7 +423,7 @@ def has_all(job: Job, dump: DumpProgress) -> bool:
 
 def enough(job: Job, dump: DumpProgress, able: tuple[int, ...]) -> tuple[int, ...]:
     """Of those that are able, the ones that write."""
-    if dump.place == do.MEMORY:
+    if dump.place == do.MEMORY or not job.policy.dump.split:
         able = _near(job, able) or able
     if job.policy.dump.split or is_stuck(job, dump):
         return able
@@ -417,7 +434,7 @@ def enough(job: Job, dump: DumpProgress, able: tuple[int, ...]) -> tuple[int, ..
 
 
 def _near(job: Job, able: tuple[int, ...]) -> tuple[int, ...]:
-    """Of these ranks those whose node has the controller's memory: nothing has to travel there."""
+    """Of these ranks those of the controller's node: nothing they write has to travel."""
     there = job.policy.replace.near
     return tuple(rank for rank in able if rank in there)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -70,6 +71,8 @@ class Handshake:
         self._refusal = ""
         self._paths: dict[int, str] = {}
         self._breakpoints: dict[int, tuple[Path, str]] = {}
+        self.checkpoints: set[str] = set()
+        """Where ranks save by themselves, each its part."""
         self._waiting: list[int] = []  # for the search
 
     def begin(self, attempt: int, resume: str, memory: str = "") -> None:
@@ -123,6 +126,8 @@ class Handshake:
         if self._joining:
             self._welcome(hello.rank, self._joining)
             return
+        if hello.checkpoints:
+            self.checkpoints.add(os.path.abspath(hello.checkpoints))
         places = [place for place in (hello.ckpt_save_path, hello.checkpoints) if place]
         for place in dict.fromkeys(places or [str(self._fallback)]):
             self._keep(place)

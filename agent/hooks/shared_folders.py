@@ -17,6 +17,11 @@ LOOK_S = 1.0  # between two looks: a network's file system may show a new file l
 NOT_SHARED = (
     "{folder} is not one folder for all nodes: what {node} writes there is not seen on the first"
 )
+NEVER_COMPLETE = (
+    "a ModelCheckpoint in {folder} cannot become complete, as the ranks of {node} write their "
+    "parts to another disk: its first save waits half an hour for them, and fails. Give it a "
+    "folder that all nodes share, or leave it out"
+)
 
 
 class FolderMarks:

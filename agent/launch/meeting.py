@@ -19,7 +19,12 @@ from agent.launch.job_token import JobToken
 from agent.launch.past import LOST, adopting, going_on
 from agent.launch.prepare import Prepared, StartedForkserver, prepare, start_early
 from agent.launch.scheduler_watch import Dial
-from agent.nodes.checkpoint_copy import CheckpointPlace, CheckpointServer, have_checkpoint
+from agent.nodes.checkpoint_copy import (
+    SEEN_S,
+    CheckpointPlace,
+    CheckpointServer,
+    have_checkpoint,
+)
 from agent.nodes.gather import MissingNodesError, Past, Succession, gather
 from agent.nodes.join import (
     JoinedNode,
@@ -49,7 +54,6 @@ OPEN_DOOR = (
     "the nodes have no token: whoever reaches port {} may join the job (set {}, or --token-file)"
 )
 REGATHER_S = 10.0  # for the nodes of a job that goes on with others, which have just ended it
-SEEN_S = 3.0  # until a file server shows everywhere what was saved on one node, as a rule
 LATE_S = 30.0  # until a file server shows everywhere what was saved on one node
 
 

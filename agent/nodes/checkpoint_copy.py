@@ -1,4 +1,7 @@
-"""The checkpoint that a job resumes from comes to nodes that do not have it, from node 0.
+"""The checkpoint that ranks resume from comes to nodes that do not have it, from node 0.
+
+As a job begins all nodes are told which one it is; for later attempts, and for what a script asks
+for itself, a rank of another node hears of it once it is there.
 
 Nodes may share the folder of the checkpoints, or each has a disk of its own: then what node 0 has
 saved is nowhere else. All nodes are told the checksum of its manifest, so no node takes another
@@ -8,14 +11,16 @@ checksums, and completes the folder under the same path as on node 0.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from agent.nodes.tls import PLAIN, Security
 from agent.nodes.transfer import MemoryServer, dialled, fill, received
@@ -27,6 +32,10 @@ from worker_hooks.storage.manifest import Manifest
 
 MOST_BYTES = 1 << 30  # of a manifest
 LOOK_S = 0.2  # between two looks for it
+SEEN_S = 3.0  # until a file server shows everywhere what was saved on one node, as a rule
+
+CallSoon = Callable[..., Any]
+"""The loop's method that another thread may call."""
 
 
 class _OtherError(Exception):
@@ -91,6 +100,118 @@ class CheckpointServer:
     def close(self) -> None:
         """Send it to nobody any more."""
         self._server.close()
+
+
+class CheckpointOffers:
+    """Node 0: what ranks of an attempt resume from can be had here. Files are read in threads."""
+
+    def __init__(self, call_soon: CallSoon, security: Security) -> None:
+        """``security``: of the connections."""
+        self._call_soon = call_soon
+        self._security = security
+        self._servers: dict[str, CheckpointServer | None] = {}  # None: it cannot be read
+        self._waiting: dict[str, list[Callable[[CheckpointPlace | None], object]]] = {}
+        self._is_closed = False
+
+    def begin(self) -> None:
+        """Another attempt: what has a path now may be another checkpoint."""
+        for server in filter(None, self._servers.values()):
+            server.close()
+        self._servers.clear()
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """The job is over."""
+        self.begin()
+        self._is_closed = True
+
+    def place(self, path: str, told: Callable[[CheckpointPlace | None], object]) -> None:
+        """``told`` takes where this checkpoint is to be had; ``None``: it cannot be read."""
+        if path in self._servers:
+            told(_place(self._servers[path]))
+        elif path in self._waiting:
+            self._waiting[path].append(told)
+        else:
+            waiting = self._waiting[path] = [told]
+
+            def read() -> None:
+                try:
+                    server = CheckpointServer(Path(path), self._security)
+                except (OSError, ValueError):
+                    server = None
+                with contextlib.suppress(RuntimeError):  # the job is just over
+                    self._call_soon(self._known, path, waiting, server)
+
+            threading.Thread(target=read, name="msrun-offer", daemon=True).start()
+
+    def _known(
+        self,
+        path: str,
+        waiting: list[Callable[[CheckpointPlace | None], object]],
+        server: CheckpointServer | None,
+    ) -> None:
+        if self._waiting.get(path) is not waiting or self._is_closed:
+            if server is not None:
+                server.close()
+            return
+        del self._waiting[path]
+        self._servers[path] = server
+        for told in waiting:
+            told(_place(server))
+
+
+def _place(server: CheckpointServer | None) -> CheckpointPlace | None:
+    return None if server is None else server.place
+
+
+class CheckpointFetcher:
+    """Another node: has what its ranks resume from brought here, in threads."""
+
+    def __init__(self, call_soon: CallSoon, security: Security, say: Callable[[str], None]) -> None:
+        """``security``: of the connections; ``say`` prints one sentence for people."""
+        self._call_soon = call_soon
+        self._security = security
+        self._say = say
+        self._waiting: dict[CheckpointPlace, list[Callable[[str], object]]] = {}
+
+    def have(
+        self, place: CheckpointPlace, host: str, patience_s: float, done: Callable[[str], object]
+    ) -> None:
+        """Have a checkpoint on this node.
+
+        Args:
+            place: which it is, and where it is to be had.
+            host: address of node 0.
+            patience_s: until it may appear by itself.
+            done: takes why it cannot be had; empty: it is here.
+        """
+        if place in self._waiting:
+            self._waiting[place].append(done)
+            return
+        self._waiting[place] = [done]
+
+        def say(sentence: str) -> None:
+            self._tell(self._say, sentence)
+
+        def bring() -> None:
+            why = ""
+            try:
+                have_checkpoint(place, host, self._security, say, patience_s)
+            except UsageError as error:
+                why = str(error)
+            except Exception as error:  # noqa: BLE001  a rank waits for the answer
+                why = f"the checkpoint {place.path} cannot be copied: {error!r}"
+            self._tell(self._end, place, why)
+
+        threading.Thread(target=bring, name="msrun-checkpoint", daemon=True).start()
+
+    def _tell(self, method: Callable[..., object], *about: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the job is just over
+            self._call_soon(method, *about)
+
+    def _end(self, place: CheckpointPlace, why: str) -> None:
+        for done in self._waiting.pop(place):
+            done(why)
 
 
 def have_checkpoint(

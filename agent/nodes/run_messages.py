@@ -157,6 +157,16 @@ class ToRank(NamedTuple):
     message: dict[str, object]  # as :func:`pack_said`
 
 
+class ResumeFrom(NamedTuple):
+    """A rank's Welcome, which names a checkpoint: it gets it once that is on its node's disk."""
+
+    rank: int
+    attempt: int
+    message: dict[str, object]  # protocol.Welcome
+    place: dict[str, object]  # as agent.nodes.checkpoint_copy.CheckpointPlace
+    patience_s: float  # until it may be seen there by itself
+
+
 class FromRanks(NamedTuple):
     """Several :class:`FromRank` that differ in their ranks alone; without pages."""
 
@@ -259,7 +269,7 @@ RunMessage = (
     Fact | FromRank | FromRanks | PageSeen | PageNews | PagesTold | PagesKept | PagesLeft
     | UpdatesReady | UpdatesCleared | RankUnlinked | FolderMarked | Beats | SweptNode | MemoryTaken
     | JobKnown | NodesKnown | Order | ToRank | ToRanks | SaveFar | Wake | TakeMemory | WriteCopy
-    | CopyProgressed | CopyWritten | ShownStatus | Ended | ToldAgain
+    | CopyProgressed | CopyWritten | ShownStatus | Ended | ToldAgain | ResumeFrom
 )
 # fmt: on
 

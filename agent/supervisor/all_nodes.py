@@ -23,6 +23,7 @@ from agent.dump.node_copies import CopyGatherer
 from agent.dump.node_memory import MemoryInboxes, MemorySender
 from agent.failure.evidence import Evidence
 from agent.launch.meeting import Met, program_digest
+from agent.nodes.checkpoint_copy import SEEN_S, CheckpointOffers, CheckpointPlace
 from agent.nodes.line import Line, Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.messages import Join, Refused, Spare
@@ -120,6 +121,7 @@ class AllNodes:
         self._view, self._holders = JobView(), Holders()
         call_soon = own.loop.call_soon_threadsafe
         self._sender = MemorySender(call_soon, self._progressed, met.security)
+        self._offers = CheckpointOffers(call_soon, met.security)
         self._inboxes = MemoryInboxes(call_soon, self._progressed, hooks.take_memory, met.security)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -173,6 +175,8 @@ class AllNodes:
             for node in self._others:
                 node.adopt(action)
             return
+        if isinstance(action, do.StartAttempt):
+            self._offers.begin()
         for node in self._others:
             node.act(action, self._controller.view)
         self._give_up_unawaited()
@@ -263,6 +267,7 @@ class AllNodes:
             timer.cancel()
         self._sender.close()
         self._inboxes.close()
+        self._offers.close()
         if self.met.checkpoint is not None:
             self.met.checkpoint.close()
         end_s = self._loop.time() + CLOSE_S
@@ -387,6 +392,15 @@ class AllNodes:
         """
         return self._inboxes.order(rank, save)
 
+    def offer(self, path: str, told: Callable[[CheckpointPlace | None], object]) -> None:
+        """``told`` takes where a checkpoint on this node's disk is to be had."""
+        self._offers.place(path, told)
+
+    @property
+    def seen_s(self) -> float:
+        """How long what was saved here may be invisible on other nodes, if they share it."""
+        return 0.0 if self._holders.apart else SEEN_S
+
     def memory_taken(self, node: int, path: str, why_not: str) -> None:
         """A node has the checkpoint in memory, or has not because of ``why_not``."""
         self._sender.hear(node, path, why_not)
@@ -423,6 +437,7 @@ class AllNodes:
         if (
             not (comers and is_calm and is_known and self._hooks.newest_step())
             or self._places.vacant
+            or self._holders.apart  # nodes that meet again look for the step on their own disks
         ):
             return
         if why := self._resize.grow(comers):
@@ -503,7 +518,7 @@ class AllNodes:
         if not why:
             why = f"no node came in the place of {node.name} within {duration(self._wait_s)}"
             left = 1 + sum(other.is_there for other in self._others)
-            if self._view.has_hooks and (said := self._resize.shrink(left)):
+            if self._view.has_hooks and (said := self._resize.shrink(left, self._holders.apart)):
                 why = f"{why}: {said}"
         for event in node.give_up(why, is_lost=True):
             self._controller.post(event)

@@ -87,6 +87,7 @@ class HooksBridge:
         self._guarding: Guarding | None = None  # no rank has hooks yet
         self._state = JobState.NEW
         self._attempt = 0
+        self._began = 0  # the attempt in which all ranks were started last
         self._resume = ""
         self._steps: dict[int, int] = {}  # rank -> its step when it registered
         self._training: set[int] = set()  # registered, and neither gone nor about to exit
@@ -144,6 +145,7 @@ class HooksBridge:
     def begin(self, attempt: int, resume: str) -> None:
         """An attempt begins; ``resume``: the checkpoint that it resumes from, or empty."""
         self._attempt, self._resume = attempt, resume
+        self._began = attempt
         self._links.begin(attempt)
         if self._guarding is not None:
             memory = self._guarding.dumps.in_memory(resume)
@@ -213,10 +215,10 @@ class HooksBridge:
         self._state = state
         if state is JobState.RUNNING:
             self._votes.open(self._attempt, self._steps, is_cut=holders.is_cut)
-        known = self._holders
-        if (holders.why_none, holders.alike) != (known.why_none, known.alike):
+        known, why_not = self._holders, _why_not_alone(holders)
+        if (why_not, holders.alike) != (_why_not_alone(known), known.alike):
+            told = [protocol.Replicated(why_not, list(each)) for each in holders.alike]
             self._holders = holders
-            told = [protocol.Replicated(holders.why_none, list(each)) for each in holders.alike]
             self._alike = {rank: each for each in told for rank in each.alike}
             for rank in self._steps:
                 self._links.send(rank, self._replicated(rank))
@@ -335,10 +337,10 @@ class HooksBridge:
     def folder_marked(
         self, message: FolderMarked, node: str, looks: int = shared_folders.LOOKS
     ) -> None:
-        """A rank of another node saves where this file was made: it must be seen here, too."""
+        """A rank of another node saves where this file was made: look whether it is seen here."""
 
         def looked(is_seen: bool | Exception) -> None:
-            if is_seen is True or message.attempt != self._attempt:
+            if is_seen is True or message.attempt < self._began:  # it is marked again since
                 return
             if looks > 1:
                 again = partial(self.folder_marked, message, node, looks - 1)
@@ -346,8 +348,11 @@ class HooksBridge:
                 return
             folder = encodable(os.path.dirname(message.path))
             why = shared_folders.NOT_SHARED.format(folder=folder, node=node)
-            rank, step = message.rank, self._steps.get(message.rank, 0)
-            self._agent.post(protocol.Fingerprinted(rank, self._attempt, step, {}, problem=why))
+            self._agent.post(ev.FolderApart(why))
+            within = () if self._guarding is None else self._guarding.handshake.checkpoints
+            if place := next((each for each in within if Path(each).is_relative_to(folder)), ""):
+                lost = shared_folders.NEVER_COMPLETE.format(folder=encodable(place), node=node)
+                self._say(lost)
 
         self._services.files.do(lambda: shared_folders.take(message.path), looked)
 
@@ -499,7 +504,7 @@ class HooksBridge:
 
     def _replicated(self, rank: int) -> protocol.Replicated:
         known = self._alike.get(rank)
-        return protocol.Replicated(self._holders.why_none) if known is None else known
+        return protocol.Replicated(_why_not_alone(self._holders)) if known is None else known
 
     def _leave(self, rank: int, *, is_done: bool) -> None:
         self._training.discard(rank)
@@ -527,3 +532,11 @@ class HooksBridge:
     def _note_unreachable(self, rank: int, attempt: int) -> None:
         if attempt == self._attempt and self._agent.worker(rank).exit_code is None:
             self._agent.post(ev.RankUnreachable(rank, attempt))
+
+
+def _why_not_alone(holders: Holders) -> str:
+    """Why no rank saves the state of others without a controller; empty: it may.
+
+    Ranks agree by notes in the folder into which all save.
+    """
+    return holders.why_none or holders.apart

@@ -220,6 +220,7 @@ class JobController:
         return Holders(
             why_no_holder(job),
             alike=known_groups(job),
+            apart=job.apart,
             is_cut=bool(job.since_restart.comparison.groups),
             to_copy=groups_to_copy(job),
         )

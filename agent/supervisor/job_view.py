@@ -27,6 +27,7 @@ class Holders(NamedTuple):
 
     why_none: str = ""  # why not any rank may save the state of any other one; empty: it may
     alike: Groups = ()  # the replica groups; none: nobody knows them
+    apart: str = ""  # why nodes save into different folders; empty: they do not, or unknown
     is_cut: bool = False  # ranks hold different parts of the state
     to_copy: Groups = ()  # the replica groups of which each keeps copies of its part in memory
 

@@ -13,6 +13,7 @@ from agent.controller.states import JobState
 from agent.dump.node_memory import MemoryKeeper
 from agent.hooks.rank_links import Said
 from agent.launch.scheduler_watch import SchedulerWatch, may_train_on
+from agent.nodes.checkpoint_copy import CheckpointFetcher, CheckpointPlace
 from agent.nodes.codec import pack_event, unpack_action
 from agent.nodes.join import JoinedNode
 from agent.nodes.line import Loss, LossKind
@@ -24,21 +25,25 @@ from agent.nodes.run_messages import (
     NodeFacts,
     NodesKnown,
     Order,
+    ResumeFrom,
     ShownStatus,
     SweptNode,
     TakeMemory,
     ToldAgain,
     Wake,
+    unpack_said,
 )
 from agent.nodes.tls import PLAIN, Security
 from agent.supervisor.hooks_relay import ForHooks, HooksRelay
 from agent.supervisor.job_view import Holders, JobView
 from agent.supervisor.supervisor import Supervisor
+from agent.text.wording import duration
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
 SAVE_S = 1800.0  # for ranks that save by themselves; as the forkserver gives them on one node
 KILL_S = 30.0  # for killed ranks to be gone: a device may keep one for good
+BRING_S = 1500.0  # for a checkpoint to come here: a rank waits longer for the answer
 BEAT_S = 1.0  # how old what the controller's node knows of the ranks' progress may be
 ELSEWHERE_S = 60.0  # for ranks of other nodes to notice that one here died, and to save
 LOST = "a rank is lost, and no scheduler is there"
@@ -118,6 +123,7 @@ class RemoteController:
         self._memory = MemoryKeeper(
             self._host, loop.call_soon_threadsafe, self._link.send, self._security
         )
+        self._checkpoints = CheckpointFetcher(loop.call_soon_threadsafe, self._security, self._say)
 
     def begin(self) -> None:
         """The node is ready: hear what it is to do."""
@@ -155,7 +161,7 @@ class RemoteController:
         self._hooks.tell_beats()
         self._beats = self._loop.call_later(BEAT_S, self._tell_beats)
 
-    def _hear(self, message: object) -> None:
+    def _hear(self, message: object) -> None:  # noqa: C901  a row for each kind
         match message:
             case JobKnown():
                 state = JobState(message.state)
@@ -171,6 +177,8 @@ class RemoteController:
                 self._node.wake(message.rank)
             case TakeMemory():
                 self._memory.take(message)
+            case ResumeFrom():
+                self._bring(message)
             case ShownStatus():
                 self._shown, self._shown_step = message.status, message.step
                 self._show_status(message.status)
@@ -190,6 +198,27 @@ class RemoteController:
             self._hooks.forget_memory()
         else:
             self._node.act(action)
+
+    def _bring(self, order: ResumeFrom) -> None:
+        """Let a rank resume once this node has the checkpoint."""
+        place = CheckpointPlace.read(order.place)
+        assert place is not None
+        late = f"the checkpoint {place.path} has not come to this node within {duration(BRING_S)}"
+        is_answered = False
+
+        def answer(why: str) -> None:
+            nonlocal is_answered
+            if is_answered or order.attempt != self.view.attempt:
+                return
+            is_answered = True
+            timer.cancel()
+            if why:
+                self.post(ev.StartRefused(order.attempt, why, (order.rank,)))
+            else:
+                self._hooks.tell(order.rank, unpack_said(order.message))
+
+        timer = self._loop.call_later(BRING_S, answer, late)
+        self._checkpoints.have(place, self._host, order.patience_s, answer)
 
     def _lost(self, loss: Loss) -> None:
         """Without it nothing is decided; while nothing has to be, the ranks may go on."""
@@ -274,6 +303,7 @@ class RemoteController:
         self._link.open(joined.line)
         with suppress(OSError):  # it is lost again, as will be heard
             host = joined.line.connection.getpeername()[0]
+            self._host = host
             self._memory.move(host)
             self._hooks.move_memory(host)
         self.begin()

@@ -7,6 +7,7 @@ import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from agent.controller.events import renewed
 from agent.dump.node_memory import not_written
 from agent.failure.evidence import Evidence
 from agent.failure.evidence_json import as_heard, from_json
+from agent.nodes.checkpoint_copy import CheckpointPlace
 from agent.nodes.codec import pack_action, unpack_event
 from agent.nodes.line import Loss
 from agent.nodes.link import NodeLink
@@ -38,6 +40,7 @@ from agent.nodes.run_messages import (
     PagesLeft,
     PagesTold,
     RankUnlinked,
+    ResumeFrom,
     SaveFar,
     ShownStatus,
     SweptNode,
@@ -82,6 +85,13 @@ class JobPort(Protocol):
 
     def told_again(self, node: RemoteNode) -> None:
         """A node whose ranks trained already has told all that is true of them."""
+
+    def offer(self, path: str, told: Callable[[CheckpointPlace | None], object]) -> None:
+        """``told`` takes where a checkpoint on this node's disk is to be had."""
+
+    @property
+    def seen_s(self) -> float:
+        """How long what was saved on one node may be invisible on another, if they share it."""
 
     def memory_taken(self, node: int, path: str, why_not: str) -> None:
         """A node has the checkpoint in memory, or has not because of ``why_not``."""
@@ -288,9 +298,25 @@ class RemoteNode:
                         self._job.post(ev.RankUnreachable(rank, attempt, why))
                         return
                     message = _with_path(message, self._memory[path])
+                elif path and isinstance(message, protocol.Welcome):
+                    attempt = self.workers[rank].attempt
+                    self._job.offer(path, partial(self._welcome, rank, attempt, message))
+                    return
             case _:
                 pass
         self._link.send(ToRank(rank, self._job.packed(message)))
+
+    def _welcome(
+        self, rank: int, attempt: int, message: protocol.Welcome, place: CheckpointPlace | None
+    ) -> None:
+        """Have a rank resume once the checkpoint is on its node."""
+        if self._present(rank, attempt) is None:
+            return
+        packed = self._job.packed(message)
+        if place is None:  # it is for the ranks to say what is wrong with it
+            self._link.send(ToRank(rank, packed))
+        else:
+            self._link.send(ResumeFrom(rank, attempt, packed, place.told(), self._job.seen_s))
 
     def _save_far(self, rank: int, save: protocol.Save) -> None:
         """The controller's memory is here, the rank is not."""

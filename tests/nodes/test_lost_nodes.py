@@ -1,4 +1,4 @@
-"""Nodes of a job that are gone, silent, or without their msrun; and folders that are not shared."""
+"""Nodes of a job that are gone, silent, or without their msrun."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from support.cluster import Cluster
 from support.jobs import poll
 from support.node_jobs import NodeJobs, check_nothing_left, programs_on
-from support.node_trainings import RESTARTS, go, saved, train
+from support.node_trainings import go, saved, train
 
 Nodes = Callable[[int], Cluster]
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -106,30 +106,3 @@ def test_only_msrun_of_a_node_is_killed(jobs: NodeJobs, at: int) -> None:
     assert found.step == 2
     if at == 0:  # all ranks have lived, and agreed
         assert (found.without_private, found.stale_private, found.odd) == ((), (), ())
-
-
-@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "killed"])
-def test_a_folder_for_checkpoints_that_is_not_shared(jobs: NodeJobs, is_stopped: bool) -> None:
-    (folder := jobs.folder / "checkpoints").mkdir()
-    for node in jobs.cluster.nodes:
-        assert node.run(["mount", "-t", "tmpfs", "tmpfs", folder]).wait() == 0
-    job = train(jobs, RESTARTS, "--max-restarts=1", "/", "--wait=3:1", nproc=1)
-    job.await_lines("waits in step 3")
-    no = f"{folder} is not one folder for all nodes: what node 1 (node1) writes there is not seen"
-    job.head.await_error(f"msrun: not protected: {no} on the first; ")
-    if is_stopped:
-        job.parts[1].signal(signal.SIGTERM)
-        job.head.await_state("holding")
-        go(jobs)
-        assert [each.code for each in job.wait()] == [0, 0], job.told()
-        again = train(jobs, "--resume", "/", nproc=1)
-        again.succeed()
-        assert "tft_saved_checkpoints-step_3 is not on this node (node1)" in again.parts[1].errors
-        assert all("from step 3" in log for log in again.logs().values()), again.told()
-        return
-    job.kill_rank(0)
-    job.head.await_seen("StartAttempt", 2)
-    go(jobs)
-    job.succeed()
-    logs = job.logs().values()
-    assert all("from step 0" in log and "begins step 1\n" in log for log in logs), job.told()

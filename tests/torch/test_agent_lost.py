@@ -142,7 +142,7 @@ def test_nobody_saves_state_of_its_own_as_that_of_a_dead_rank(msrun, tmp_path):
     kill(job, msrun, 1)
     assert not list((tmp_path / "ckpt").glob("*[0-9]"))
     log = job.logs()["worker_0.log"]
-    assert "nothing is saved (rank 0: nobody holds the state of rank 1: " in log
+    assert "nothing is saved (rank 0: nobody saves the state of rank 1: " in log
 
 
 def test_the_lowest_rank_killed_with_msrun_leads_nobody(msrun, tmp_path):

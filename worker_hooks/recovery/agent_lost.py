@@ -315,6 +315,8 @@ class _DumpWithoutAgent:
                 log.exception("rank %d cannot save", self._rank)
                 break
             else:
+                if self._notes.mine.failed:  # nobody completes it
+                    shutil.rmtree(layout.unfinished, ignore_errors=True)
                 return
         self._notes.tell(failed=why or "no folder to save to")
 
@@ -349,7 +351,7 @@ class _DumpWithoutAgent:
             return
         own_state = set(range(env.world_size)) - {r for r, note in others.items() if note.digest}
         if own_state and guard.why_not_replicated:
-            why = f"nobody holds the state of rank {_listed(own_state)}: {guard.why_not_replicated}"
+            why = f"nobody saves the state of rank {_listed(own_state)}: {guard.why_not_replicated}"
             self._notes.tell(failed=why)
             log.error("step %d is not saved: %s", step, why)
             return

@@ -32,6 +32,11 @@ def test_it_goes_on_with_fewer_down_to_the_least():
     assert Resize(2, 4, 3).shrink(2) == "the job goes on with 2 nodes"
     assert Resize(1, 4, 2).shrink(1) == "the job goes on with 1 node"
     assert Resize(2, 4, 2).shrink(1) == ""
+    apart = Resize(2, 4, 3)
+    assert (
+        apart.shrink(2, "/d is not one folder") == "the job keeps its size, as /d is not one folder"
+    )
+    assert (apart.expected, Resize(0, 4, 4).shrink(3, "why")) == (0, "")
     assert Resize(0, 4, 4).shrink(3) == ""
 
 

@@ -168,6 +168,7 @@ def test_the_table_names_real_events():
     only_noted = {
         "CheckpointFound",
         "CheckpointWritten",
+        "FolderApart",
         "ReplacementAged",
         "ShadowsChanged",
         "StateCopied",

@@ -1,5 +1,6 @@
 """A checkpoint comes to a node that has it not, whole and under its path, and replaces nobody's."""
 
+import queue
 import shutil
 
 import pytest
@@ -7,7 +8,13 @@ from support import checkpoints
 from support.jobs import poll
 
 from agent.nodes import checkpoint_copy
-from agent.nodes.checkpoint_copy import CheckpointPlace, CheckpointServer, have_checkpoint
+from agent.nodes.checkpoint_copy import (
+    CheckpointFetcher,
+    CheckpointOffers,
+    CheckpointPlace,
+    CheckpointServer,
+    have_checkpoint,
+)
 from agent.nodes.tls import PLAIN
 from agent.spec.job_spec import UsageError
 from worker_hooks.contract.layout import REPLACED
@@ -132,3 +139,87 @@ def test_a_server_that_is_closed_gives_nothing(there, server):
 def test_it_is_told_and_read_alike(server):
     assert CheckpointPlace.read(server.place.told()) == server.place
     assert CheckpointPlace.read(None) is None
+
+
+# --- amid a job -----------------------------------------------------------------------------------
+
+
+class Turns:
+    """A loop that does what threads hand to it when the test says so."""
+
+    def __init__(self):
+        self.due = queue.Queue()
+
+    def call_soon(self, method, *about):
+        self.due.put((method, about))
+
+    def turn(self, count=1):
+        for _ in range(count):
+            method, about = self.due.get(timeout=60)
+            method(*about)
+
+
+def test_a_checkpoint_is_read_once_for_all_ranks_and_anew_in_the_next_attempt(saved):
+    turns, told = Turns(), []
+    offers = CheckpointOffers(turns.call_soon, PLAIN)
+    for _ in range(2):
+        offers.place(str(saved), told.append)
+    assert told == []
+    turns.turn()
+    offers.place(str(saved), told.append)
+    first, *same = told
+    assert same == [first, first]
+    assert had(first) == []
+
+    offers.begin()
+    other = manifest.read(saved)._replace(reason="saved once more")
+    manifest.write(saved, other)
+    offers.place(str(saved), told.append)
+    turns.turn()
+    assert told[-1].sha256 != first.sha256
+    offers.close()
+
+
+def test_what_was_read_for_an_attempt_that_is_over_is_told_to_nobody(saved):
+    turns, told = Turns(), []
+    offers = CheckpointOffers(turns.call_soon, PLAIN)
+    offers.place(str(saved), told.append)
+    offers.begin()
+    turns.turn()
+    assert told == []
+    offers.place(str(saved), told.append)
+    offers.close()
+    turns.turn()
+    assert told == []
+
+
+def test_what_cannot_be_read_has_no_place(tmp_path):
+    turns, told = Turns(), []
+    offers = CheckpointOffers(turns.call_soon, PLAIN)
+    offers.place(str(tmp_path / "none"), told.append)
+    turns.turn()
+    assert told == [None]
+
+
+def test_ranks_that_wait_for_one_checkpoint_have_it_brought_once(there):
+    turns, said, done = Turns(), [], []
+    fetcher = CheckpointFetcher(turns.call_soon, PLAIN, said.append)
+    for _ in range(2):
+        fetcher.have(there, "127.0.0.1", 0.0, done.append)
+    turns.turn(2)  # the sentence, and the end
+    assert done == ["", ""]
+    assert len(said) == 1
+    assert there.is_here()
+    fetcher.have(there, "127.0.0.1", 0.0, done.append)
+    turns.turn()
+    assert (done, len(said)) == ([""] * 3, 1)
+
+
+def test_what_cannot_be_had_is_said_to_each(there, server):
+    turns, said, done = Turns(), [], []
+    server.close()
+    fetcher = CheckpointFetcher(turns.call_soon, PLAIN, said.append)
+    fetcher.have(there, "127.0.0.1", 0.0, done.append)
+    turns.turn(2)
+    (why,) = done
+    assert why.startswith(f"the checkpoint {there.path} cannot be copied to ")

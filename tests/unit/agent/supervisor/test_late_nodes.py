@@ -138,6 +138,7 @@ ALIKE, CALM = Holders(), JobView(JobState.RUNNING, 1, has_hooks=True)
         (CALM, ALIKE, 5, True),
         (CALM, Holders("each has its part", is_cut=True), 5, True),
         (CALM, Holders("nobody knows who holds the same"), 5, False),
+        (CALM, Holders(apart="/data is not one folder for all nodes"), 5, False),
         (CALM, ALIKE, 0, False),  # nothing could be saved
         (CALM._replace(state=JobState.REPLACING), ALIKE, 5, False),
         (CALM._replace(is_asked=True), ALIKE, 5, False),

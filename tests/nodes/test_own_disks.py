@@ -1,0 +1,163 @@
+"""Each node has a disk of its own where the job saves: ranks and nodes are replaced from memory."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.cluster import Cluster
+from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left
+from support.node_trainings import RESTARTS, SCRIPT, check_weights, go, train, weights
+
+from worker_hooks.storage import manifest as manifests
+
+Nodes = Callable[[int], Cluster]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+WAITS = ("/", "--wait=5:1")
+PROTECTED = "msrun: protected: a rank that dies is replaced, no step is lost (checked: "
+APART = "is not one folder for all nodes: what node 1 (node1) writes there is not seen"
+
+
+def disk(jobs: NodeJobs, node: int) -> Path:
+    """What a node sees as the folder into which the job saves."""
+    return jobs.cluster.nodes[node].folder / "disk"
+
+
+def divide(jobs: NodeJobs) -> NodeJobs:
+    """Each node has a disk of its own."""
+    (folder := jobs.folder / "checkpoints").mkdir()
+    for at, node in enumerate(jobs.cluster.nodes):
+        disk(jobs, at).mkdir()
+        assert node.run(["mount", "--bind", disk(jobs, at), folder]).wait() == 0
+    return jobs
+
+
+@pytest.fixture
+def apart(jobs: NodeJobs) -> NodeJobs:
+    return divide(jobs)
+
+
+def steps(jobs: NodeJobs, node: int) -> list[int]:
+    """What is saved on a node's disk, verified."""
+
+    def found() -> Iterator[int]:
+        for path in disk(jobs, node).glob("tft_*step_[0-9]*"):
+            about = manifests.read(path)
+            assert manifests.verify(path, about) == []
+            assert (about.without_private, about.stale_private) == ((), ())
+            yield about.step
+
+    return sorted(found())
+
+
+def begun(jobs: NodeJobs, *words: str) -> NodesJob:
+    """A training that waits in step 5, and has said that disks are not shared."""
+    job = train(jobs, *words, *WAITS)
+    job.await_lines("waits in step 5")
+    job.head.await_error(APART)
+    return job
+
+
+def check_done(job: NodesJob, undisturbed: list[str], attempt: int) -> None:
+    ended = job.succeed()
+    check_weights(weights(job.logs().values()), undisturbed, ended[0].err)
+    assert job.head.seen("StartAttempt")[-1]["attempt"] == attempt
+    check_nothing_left(*(part.node for part in job.parts))
+
+
+DEATHS = {"on node 1": (3,), "all of node 0": (0, 1)}
+
+
+@pytest.mark.parametrize("case", DEATHS)
+def test_ranks_are_replaced(apart: NodeJobs, undisturbed: list[str], case: str) -> None:
+    job = begun(apart)
+    assert PROTECTED in job.head.errors
+    assert "likewise a node other than node 0, once another takes its place; " in job.head.errors
+    assert "not protected" not in job.head.errors
+    job.kill_rank(*DEATHS[case])
+    job.head.await_error("keep running")
+    go(apart)
+    job.head.await_error("training resumes at step 5, no step is lost")
+    check_done(job, undisturbed, 0)
+    assert steps(apart, 0) == steps(apart, 1) == []
+
+
+def test_a_spare_node_takes_the_place_of_a_lost_one(nodes: Nodes, undisturbed: list[str]) -> None:
+    jobs = divide(NodeJobs(nodes(3)))
+    where = ("--nnodes=2", "--nproc-per-node=2", "--master-addr=node0", f"--master-port={PORT}")
+    job = train(jobs, *WAITS)
+    spare = jobs.start_one(
+        jobs.cluster.nodes[2], "--spare-node", *where, SCRIPT, *WAITS[1:], nproc=2
+    )
+    job.await_lines("waits in step 5")
+    job.head.await_error(APART)
+    job.head.await_error("a spare node has come (node2)")
+    jobs.cluster.nodes[1].kill()
+    job.head.await_error("node 1 (node2) has come in the place of the lost one")
+    go(jobs)
+    job.parts[1], spare.rank = spare, 1
+    job.head.await_error("training resumes at step 5, no step is lost")
+    check_done(job, undisturbed, 0)
+
+
+@pytest.mark.parametrize("case", DEATHS)
+def test_all_ranks_restart(apart: NodeJobs, undisturbed: list[str], case: str) -> None:
+    job = begun(apart, RESTARTS, "--max-restarts=1")
+    assert "msrun: partly protected: " in job.head.errors
+    job.kill_rank(*DEATHS[case])
+    job.head.await_error("restart 1 of 1")
+    go(apart)
+    job.await_everywhere("from step 4")
+    check_done(job, undisturbed, 1)
+    assert steps(apart, 0) == steps(apart, 1) == [4]
+    assert "tft_saved_checkpoints-step_4 is not on this node (node1)" in job.parts[1].errors
+
+
+def test_a_stop_saves_and_a_resume_copies(apart: NodeJobs, undisturbed: list[str]) -> None:
+    job = begun(apart)
+    job.parts[1].signal(signal.SIGTERM)
+    job.head.await_state("holding")
+    go(apart)
+    assert [each.code for each in job.wait()] == [0, 0], job.told()
+    assert (steps(apart, 0), steps(apart, 1)) == ([5], [])
+    again = train(apart, "--resume", *WAITS)
+    ended = again.succeed()
+    assert "tft_saved_checkpoints-step_5 is not on this node (node1)" in ended[1].err
+    check_weights(weights(again.logs().values()), undisturbed, ended[0].err)
+
+
+def test_another_checkpoint_of_that_name_ends_the_job(apart: NodeJobs) -> None:
+    job = begun(apart, RESTARTS, "--max-restarts=1")
+    other = disk(apart, 1) / "tft_saved_checkpoints-step_4"
+    other.mkdir()
+    (other / "mine").touch()
+    job.kill_rank(3)
+    ended = job.wait()
+    assert [each.code for each in ended] == [2, 2], job.told()
+    why = f"{apart.folder}/checkpoints/{other.name} on node1 is not the checkpoint of node 0"
+    assert f"msrun: {why}, another run has saved it: move it away" in ended[0].err, job.told()
+    assert [path.name for path in other.iterdir()] == ["mine"]
+    check_nothing_left(*apart.cluster.nodes)
+
+
+def test_the_first_node_is_killed(apart: NodeJobs) -> None:
+    job = begun(apart)
+    apart.cluster.nodes[0].kill()
+    ended = job.parts[1].wait()
+    assert ended.code == 1, job.told()
+    assert "msrun: the job does not go on by itself: step 4 is not saved" in ended.err
+    assert APART in job.logs()["worker_2.log"], job.told()
+    assert steps(apart, 1) == []
+    check_nothing_left(apart.cluster.nodes[1])
+
+
+def test_parts_of_a_periodic_checkpoint_are_nowhere_together(apart: NodeJobs) -> None:
+    job = train(apart, "/", "--periodic=checkpoints/periodic")
+    job.head.await_error("cannot become complete, as the ranks of node 1 (node1) write their parts")
+    assert f"a ModelCheckpoint in {apart.folder}/checkpoints/periodic" in job.head.errors
+    for _ in range(3):
+        job.head.signal(signal.SIGTERM)
+    job.wait()
+    check_nothing_left(*apart.cluster.nodes)
