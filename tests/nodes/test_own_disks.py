@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support import sharded_trainings
 from support.cluster import Cluster
 from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left
 from support.node_trainings import RESTARTS, SCRIPT, check_weights, go, train, weights
+from support.sharded_trainings import undisturbed_digests
+from support.warm_python import WarmPython
 
 from worker_hooks.storage import manifest as manifests
 
@@ -25,9 +28,9 @@ def disk(jobs: NodeJobs, node: int) -> Path:
     return jobs.cluster.nodes[node].folder / "disk"
 
 
-def divide(jobs: NodeJobs) -> NodeJobs:
-    """Each node has a disk of its own."""
-    (folder := jobs.folder / "checkpoints").mkdir()
+def divide(jobs: NodeJobs, name: str = "checkpoints") -> NodeJobs:
+    """Each node has a disk of its own under this name."""
+    (folder := jobs.folder / name).mkdir()
     for at, node in enumerate(jobs.cluster.nodes):
         disk(jobs, at).mkdir()
         assert node.run(["mount", "--bind", disk(jobs, at), folder]).wait() == 0
@@ -126,6 +129,23 @@ def test_a_stop_saves_and_a_resume_copies(apart: NodeJobs, undisturbed: list[str
     ended = again.succeed()
     assert "tft_saved_checkpoints-step_5 is not on this node (node1)" in ended[1].err
     check_weights(weights(again.logs().values()), undisturbed, ended[0].err)
+
+
+def test_parts_that_the_first_node_has_lost_come_to_its_disk(
+    jobs: NodeJobs, tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython
+) -> None:
+    apart = divide(jobs, "dumps")
+    expected = undisturbed_digests(tmp_path_factory.mktemp("undisturbed"), warm_python, 14)("hsdp")
+    words = (sharded_trainings.SCRIPT, "hsdp", 14, "--pause=0.7")
+    job = apart.start(RESTARTS, "--max-restarts=1", *words, nproc=2)
+    job.head.await_error(APART)
+    job.kill_rank(0)  # rank 2 has the same part
+    job.succeed()
+    assert (apart.folder / "hsdp.sha").read_text() == expected, job.told()
+    assert "restart 1 of 1: rank 0 was killed" in job.head.errors
+    (step,) = steps(apart, 0)
+    assert step > 0
+    assert steps(apart, 1) == [step]
 
 
 def test_another_checkpoint_of_that_name_ends_the_job(apart: NodeJobs) -> None:
