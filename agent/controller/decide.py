@@ -186,7 +186,9 @@ def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as a
         case ev.FolderApart():
             return Decision(job._replace(apart=job.apart or event.why))
         case ev.ShadowsChanged():
-            shadows = job.shadows._replace(step=event.step, why_not=event.why)
+            shadows = job.shadows._replace(
+                step=event.step, why_not=event.why, every=event.every or job.shadows.every
+            )
             return Decision(job._replace(shadows=shadows))
         case ev.StartRefused():
             return _start_refused(job, event)

@@ -215,11 +215,15 @@ class RankHung:
 
 @dataclass(frozen=True, slots=True)
 class ShadowsChanged:
-    """All ranks can go on from their shadows of optimizer step ``step``; -1: no longer, ``why``."""
+    """All ranks can go on from their shadows of optimizer step ``step``; -1: no longer, ``why``.
+
+    ``every``: how many steps behind those before; 0: not known.
+    """
 
     attempt: int
     step: int
     why: str = ""
+    every: int = 0
 
 
 @dataclass(frozen=True, slots=True)

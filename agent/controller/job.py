@@ -184,6 +184,7 @@ class Shadowed(NamedTuple):
     why_not: str = ""  # there are none
     woken: int = NEVER  # the step from which all went on last
     times: int = 0  # in a row that they did so from there
+    every: int = 0  # steps from one to the next, as it was last; 0: not known
 
 
 class StopRequests(NamedTuple):

@@ -115,7 +115,8 @@ def _of_shadows(shadows: Shadowed) -> Protection:
         return (
             Protection(Level.NOT_PROTECTED, why) if shadows.why_not else Protection(Level.UNKNOWN)
         )
-    return Protection(Level.PROTECTED, BY_SHADOWS)
+    every = f"; a shadow about every {shadows.every} steps" if shadows.every > 1 else ""
+    return Protection(Level.PROTECTED, f"{BY_SHADOWS}{every}")
 
 
 def _of_copies(job: Job, why: str, lost: str) -> Protection:

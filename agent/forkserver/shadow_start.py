@@ -18,8 +18,9 @@ def begin(root: str) -> None:
         root: the folder of our packages, which is not on the script's path.
     """
     every = os.environ.get(SHADOWS, "")
-    if not every.isdecimal() or os.environ.get(HOOKS) is None:
+    if not every or os.environ.get(HOOKS) is None:
         return
+    steps = int(every) if every.isdecimal() else 0
     name, agent_pid = shadows_socket(os.environ[HOOKS]), os.getppid()
 
     def install() -> None:
@@ -29,7 +30,7 @@ def begin(root: str) -> None:
         try:
             from worker_hooks.shadows import cuts, image
 
-            cuts.install(int(every), image.Agent(agent_pid, name))
+            cuts.install(steps, image.Agent(agent_pid, name))
         finally:
             sys.path.remove(root)
         if not is_own:

@@ -76,7 +76,7 @@ def job_env(spec: JobSpec, port: int, hooks: str = "", interface: str = "") -> J
         is_strict=spec.dump.is_strict,
         job_id=spec.job_id,
         interface=interface,
-        shadows=spec.shadow_every,
+        shadows=spec.shadows,
     )
 
 

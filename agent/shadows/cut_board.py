@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from agent.text.wording import listed
 
+_MOST_AHEAD = 2  # cuts of which some ranks have no shadow yet: ranks are hardly further apart
+
 
 class Cut(NamedTuple):
     """A common point of the ranks: those of later attempts are newer, whatever their steps."""
@@ -58,8 +60,14 @@ class CutBoard(NamedTuple):
         return ""
 
     def outdated(self, ranks: Iterable[int]) -> list[tuple[Cut, int]]:
-        """Shadows that nobody needs any more: older than the newest cut."""
+        """Shadows that nobody needs any more: older than the newest cut.
+
+        Of those that wait for others' only the newest few are kept: a rank that cannot be copied,
+        or was past the step, has its peers' pile up.
+        """
         newest = self.newest(ranks)
-        if newest is None:
-            return []
-        return [(cut, rank) for cut, which in self.made.items() if cut < newest for rank in which]
+        rest = sorted(cut for cut in self.made if newest is None or cut > newest)
+        kept = {newest, *rest[-_MOST_AHEAD:]}
+        return [
+            (cut, rank) for cut, which in self.made.items() if cut not in kept for rank in which
+        ]

@@ -20,6 +20,7 @@ from agent.records.journal import Journal
 from agent.shadows.cut_board import Cut, CutBoard
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.env import rejoined, shadows_socket
+from worker_hooks.shadows import page
 
 _PEER = struct.Struct("3i")  # pid, user, group: SO_PEERCRED
 GONE = "its shadow has ended"
@@ -68,6 +69,7 @@ class Shadows:
         self._others: set[_Link] = set()
         self._waking: dict[int, _Waking] = {}  # by rank
         self._told: Cut | None = None
+        self._page = page.create()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(f"\0{shadows_socket(hooks)}")
         self._listener.listen(BACKLOG)
@@ -103,6 +105,7 @@ class Shadows:
             for order in orders:
                 self._answer(protocol.ForkFailed(order.rank, attempt, GONE))
             return
+        page.write(self._page, 0)  # what was told is the dead ones'
         self._journal.event("ShadowsWoken", attempt=attempt, of_attempt=cut.attempt, step=cut.step)
         for order in orders:
             link = self._links[cut, order.rank]
@@ -115,6 +118,7 @@ class Shadows:
         for cut, rank in tuple(self._links):
             self._end(cut, rank)
         self._told = None
+        page.write(self._page, 0)
 
     def cancel(self, why: str) -> None:
         """Starts that have not happened are not awaited any more."""
@@ -131,6 +135,7 @@ class Shadows:
             self._drop(link)
         self._links.clear()
         self._others.clear()
+        os.close(self._page)
 
     def receive(self) -> None:
         """Take in who has connected, and what they have said."""
@@ -165,6 +170,9 @@ class Shadows:
 
     def _hear(self, link: _Link, message: protocol.Message) -> None:
         match message:
+            case protocol.ShadowPageWanted():
+                with contextlib.suppress(OSError):  # it is gone
+                    wire.send(link.connection, protocol.ShadowPage(message.attempt), [self._page])
             case protocol.ShadowMade() if message.rank in self._ranks and link.made is None:
                 self._note(link, message)
             case protocol.ShadowRefused():
@@ -212,9 +220,17 @@ class Shadows:
         """Tell the controller what all ranks can go on from now, if that is news."""
         newest = self._board.newest(self._ranks)
         if newest != self._told or (why and newest is None):
+            every = self._steps_between(self._told, newest)
             self._told = newest
             step = -1 if newest is None else newest.step
-            self._post(ev.ShadowsChanged(self._attempt(), step, "" if newest else why))
+            self._post(ev.ShadowsChanged(self._attempt(), step, "" if newest else why, every))
+
+    @staticmethod
+    def _steps_between(before: Cut | None, newest: Cut | None) -> int:
+        """The present interval in optimizer steps; 0: not known."""
+        if before is None or newest is None or before.attempt != newest.attempt:
+            return 0
+        return newest.step - before.step
 
     def _end(self, cut: Cut, rank: int) -> None:
         link = self._links.pop((cut, rank), None)

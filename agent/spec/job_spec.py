@@ -14,8 +14,6 @@ from typing import NamedTuple
 from agent.spec.device_plan import DevicePlan
 from worker_hooks.contract.env import AUDIT_SHARE
 
-SHADOW_EVERY = 10  # optimizer steps
-
 
 class UsageError(Exception):
     """The request is wrong: one sentence that says what to do instead; exit code 2."""
@@ -285,10 +283,10 @@ class JobSpec(NamedTuple):
         return Policy(ranks, self.max_restarts, self.timeouts, dump, replace)
 
     @property
-    def shadow_every(self) -> int:
-        """Optimizer steps from one shadow to the next; 0: there are none."""
+    def shadows(self) -> str:
+        """Optimizer steps from one shadow to the next, or ``measured``; empty: there are none."""
         is_wanted = self.protect is ProtectMode.SHADOW
-        return (self.dump.copy_every or SHADOW_EVERY) if is_wanted else 0
+        return str(self.dump.copy_every or "measured") if is_wanted else ""
 
     @property
     def nnodes(self) -> int:

@@ -146,7 +146,7 @@ def make_parts(
 
 def _shadows(spec: JobSpec, ignited: StartedForkserver, journal: Journal) -> Shadows | None:
     """Who talks to the ranks' shadows, if there are to be any."""
-    if not spec.shadow_every:
+    if not spec.shadows:
         return None
     from agent.shadows.shadows import Shadows  # other jobs start without it
 

@@ -250,7 +250,8 @@ OPTIONS: tuple[Option, ...] = (
            default="hooks", metavar="hooks|shadow", choices=("hooks", "shadow"), origin=_OUR),
     Option("protect-every", _S.RECOVERY,
            "Steps from one such copy to the next; 0: as often as takes 1 % of the time, "
-           "and at most every 2 s. From one shadow to the next; 0: 10.",
+           "and at most every 2 s. From one shadow to the next; 0: as few as take about 2 % of the "
+           "time, at most a minute.",
            default="0", kind=_K.INT, metavar="N", low=0, origin=_OUR),
     Option("dump-timeout", _S.RECOVERY,
            "Seconds without a byte of progress after which msrun gives up a rank's part of a dump.",

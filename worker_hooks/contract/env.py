@@ -40,7 +40,10 @@ STRICT = "MSRUN_STRICT"
 """``1``: a script does not train if some of its variables cannot be restored."""
 
 SHADOWS = "MSRUN_SHADOWS"
-"""Optimizer steps from one shadow of the rank to the next; not set: it makes none."""
+"""Optimizer steps from one shadow of the rank to the next, or ``measured``: as few as cost little.
+
+Not set: it makes none.
+"""
 
 REHEARSE = "MSRUN_REHEARSE"
 """``1``: a new rank whose peers live on; its groups only pretend until it calls ``run``."""
@@ -96,8 +99,8 @@ class JobEnv(NamedTuple):
     """The controller's record id, if that is on another node."""
     interface: str = ""
     """The network interface at which other nodes are reached; empty: there are none."""
-    shadows: int = 0
-    """Optimizer steps from one shadow to the next; 0: there are none."""
+    shadows: str = ""
+    """Optimizer steps from one shadow to the next, or ``measured``; empty: there are none."""
 
     def environ(self, inherited: Mapping[str, str], record_id: str) -> dict[str, str]:
         """Variables that are the same on all ranks; ``inherited`` is the agent's environment."""
@@ -133,7 +136,7 @@ class JobEnv(NamedTuple):
         if self.is_strict:
             environ[STRICT] = "1"
         if self.hooks and self.shadows:
-            environ[SHADOWS] = str(self.shadows)
+            environ[SHADOWS] = self.shadows
         if self.rank_table_file is not None:
             environ["RANK_TABLE_FILE"] = self.rank_table_file
         if sets_omp_threads(self.local_world_size, inherited):

@@ -10,8 +10,8 @@ that import a forkserver is ready 20 ms earlier.
                            Progress, Rejoining, Stack, VoteOpened, Copied
     agent -> hooks         Welcome, Hold, Proceed, Freeze, Save, Leave, Release, Dismiss, Rejoin,
                            GoOn, Inspect, PeerPages, Replicated, OpenVote, Copy, SaveAlone
-    shadows -> agent       ShadowMade, ShadowRefused, Forked, ForkFailed
-    agent -> shadows       WakeShadow
+    shadows -> agent       ShadowPageWanted, ShadowMade, ShadowRefused, Forked, ForkFailed
+    agent -> shadows       ShadowPage, WakeShadow
 """
 
 from __future__ import annotations
@@ -459,6 +459,19 @@ class Stack(NamedTuple):
     is_at_prompt: bool = False  # in a debugger, or for input: it waits for a person
 
 
+class ShadowPageWanted(NamedTuple):
+    """A rank that makes copies asks where it is told at which steps."""
+
+    rank: int
+    attempt: int
+
+
+class ShadowPage(NamedTuple):
+    """The file that says that travels beside this message."""
+
+    attempt: int
+
+
 class ShadowMade(NamedTuple):
     """A sleeping copy of a rank exists, as the rank was after an optimizer step."""
 
@@ -531,6 +544,8 @@ Message = (
     | Copied
     | Inspect
     | Stack
+    | ShadowPageWanted
+    | ShadowPage
     | ShadowMade
     | ShadowRefused
     | WakeShadow

@@ -1,4 +1,4 @@
-"""At every so many optimizer steps each rank makes a shadow: all of one step are a common cut.
+"""Behind some optimizer steps all ranks make a shadow: those of one step are a common cut.
 
 Ranks take their optimizer steps in the same order, and their collectives, too. So the shadows of
 one step belong together without a message between the ranks; the agent compares how many
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import struct
 import sys
 import time
 from importlib import import_module
@@ -18,10 +19,54 @@ from typing import Any
 
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.env import RankEnv
-from worker_hooks.shadows import collectives, image, openmp, refusals
+from worker_hooks.shadows import collectives, image, interval, openmp, page, refusals
 
 OPTIMIZER = "torch.optim.optimizer"
 TRAIN_STATE = "worker_hooks.training.train_state"
+_ANSWER_S = 60.0  # within which the agent tells where the steps of copies are told
+
+
+class _Fixed:
+    """A shadow at every so many steps."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+
+    def is_due(self, step: int) -> bool:
+        return (step - 1) % self._every == 0
+
+    def cut(self, step: int, seconds: float | None) -> None:
+        """It was made."""
+
+
+class _Measured:
+    """As few as cost little: the first local rank measures, and tells its peers by the page."""
+
+    def __init__(self, page_fd: int, decides: bool) -> None:
+        self._page_fd = page_fd
+        self._interval = interval.Interval() if decides else None
+        self._went_on_s = 0.0
+
+    def is_due(self, step: int) -> bool:
+        if step == 1:  # of all
+            return True
+        if page.read(self._page_fd) == step:
+            return True
+        if self._interval is not None:
+            now_s = time.monotonic()
+            self._tell(self._interval.stepped(step, now_s, now_s - self._went_on_s))
+            self._went_on_s = now_s
+        return False
+
+    def cut(self, step: int, seconds: float | None) -> None:
+        """It was made, which took ``seconds``; ``None``: this is the shadow, woken."""
+        if self._interval is not None:
+            self._went_on_s = time.monotonic()
+            self._tell(self._interval.cut(step, self._went_on_s, seconds))
+
+    def _tell(self, step: int) -> None:
+        if step:
+            page.write(self._page_fd, step)
 
 
 class _Cuts:
@@ -29,6 +74,7 @@ class _Cuts:
 
     def __init__(self, every: int, agent: image.Agent, kept_groups: ModuleType | None) -> None:
         self._every = every
+        self._schedule: _Fixed | _Measured | None = _Fixed(every) if every else None
         self._kept_groups = kept_groups  # it cannot be imported any more; None: there are no groups
         self._agent = agent
         self._steps = 0
@@ -37,11 +83,36 @@ class _Cuts:
     def stepped(self, optimizer: Any, _args: object, _kwargs: object) -> None:
         """An optimizer of the script has finished a step."""
         self._steps += 1
-        if (self._steps - 1) % self._every == 0:
-            self._cut(optimizer)
+        try:
+            if self._schedule is None and self._steps == 1:
+                self._schedule = self._measured()
+            if self._schedule is None or not self._schedule.is_due(self._steps):
+                return
+            began = time.monotonic()
+            is_woken = self._cut(optimizer, began)
+            self._schedule.cut(self._steps, None if is_woken else time.monotonic() - began)
+        except (OSError, wire.ProtocolError, struct.error) as error:
+            self._schedule = None
+            self._refuse(f"msrun does not say when a copy is due: {error!r}")
 
-    def _cut(self, optimizer: Any) -> None:
-        began = time.monotonic()
+    def _measured(self) -> _Measured:
+        """Ask the agent for the page.
+
+        Raises:
+            OSError: it does not answer.
+        """
+        known = RankEnv.read(os.environ)
+        with self._agent.connect() as link:
+            link.settimeout(_ANSWER_S)
+            wire.send(link, protocol.ShadowPageWanted(known.rank, known.attempt))
+            answer, fds = wire.receive(link)
+        if not isinstance(answer, protocol.ShadowPage) or len(fds) != 1:
+            raise OSError("no page came")
+        return _Measured(fds[0], known.rank == 0)
+
+    def _cut(self, optimizer: Any, began: float) -> bool:
+        """Make a shadow, if it can be made; whether this is one that was woken."""
+        is_woken = False
         known = RankEnv.read(os.environ)
         facts = refusals.look(known.world_size, known.local_world_size, TRAIN_STATE in sys.modules)
         facts = facts._replace(is_sharded=refusals.is_sharded(optimizer))
@@ -58,12 +129,14 @@ class _Cuts:
                 time.monotonic() - began,
             )
             try:
-                if image.fork(self._agent, made) is not None:
+                is_woken = image.fork(self._agent, made) is not None
+                if is_woken:
                     self._regroup()
             except OSError as error:
                 why = f"no copy of the process can be made: {error.strerror or error}"
         if why != self._said:
             self._refuse(why)
+        return is_woken
 
     def _refuse(self, why: str) -> None:
         """Say once why there are no shadows."""

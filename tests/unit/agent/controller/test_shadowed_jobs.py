@@ -47,6 +47,15 @@ def test_all_go_on_from_shadows_without_a_restart_of_the_budget():
     assert do.RemindReplaced(3600.0) in after.actions
 
 
+def test_the_present_interval_is_told():
+    job = decide(begun(), ev.ShadowsChanged(0, 7)).job
+    after = decide(job, ev.ShadowsChanged(0, 47, every=40))
+    assert not after.say
+    assert protection(after.job).why.endswith("a shadow about every 40 steps")
+    woken = lose_all(after.job).job
+    assert protection(decide(woken, ev.ShadowsChanged(1, 48)).job).why.endswith("every 40 steps")
+
+
 def test_without_shadows_ranks_are_asked_to_stop_and_the_job_ends():
     job = decide(begun(), ev.ShadowsChanged(0, 7)).job
     job = decide(job, ev.ShadowsChanged(0, -1, "rank 0: a thread")).job

@@ -23,6 +23,15 @@ def test_a_cut_counts_once_every_rank_has_a_shadow_of_it():
     assert later.without(second, 0).newest(ALL) == first
 
 
+def test_shadows_of_a_rank_whose_peers_make_none_do_not_pile_up():
+    steps = [Cut(0, step) for step in range(1, 6)]
+    alone = board(*((cut, 0, cut.step) for cut in steps), (steps[0], 1, 1))
+    assert alone.newest(ALL) == steps[0]
+    assert alone.outdated(ALL) == [(steps[1], 0), (steps[2], 0)]
+    never = board(*((cut, 0, cut.step) for cut in steps))
+    assert never.outdated(ALL) == [(cut, 0) for cut in steps[:3]]
+
+
 def test_a_later_attempt_is_newer_although_it_repeats_steps():
     old, new = Cut(0, 9), Cut(1, 4)
     both = board((old, 0, 9), (old, 1, 9), (new, 0, 4), (new, 1, 4))

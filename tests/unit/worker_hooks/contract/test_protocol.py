@@ -84,6 +84,8 @@ MESSAGES = [
     protocol.Copied(3, 1, 40, 1 << 30, 4096, "ab" * 32, 2, 7, 0.25, "the state changed", True, 3),
     protocol.Inspect(1),
     protocol.Stack(3, 2, 1, is_in_collective=True, text="all_reduce"),
+    protocol.ShadowPageWanted(3, 1),
+    protocol.ShadowPage(1),
     protocol.ShadowMade(3, 1, 40, 4711, {"0": 42, "copies": 7}, 0.02),
     protocol.ShadowRefused(3, 1, 40, "the script uses cuda"),
     protocol.WakeShadow(2, {"RANK": "3"}, "/logs/worker_3.log", ""),
