@@ -60,6 +60,7 @@ def test_threads_of_openmp_and_a_lock_that_the_dead_rank_held(launcher):
     [
         (("--odd=thread",), "a copy of the process would lack its threads: writer"),
         (("--workers=1",), "workers of a DataLoader"),
+        (("--odd=native",), "a library has threads that a copy of the process would lack: python"),
         (("--odd=shared",), "memory that other processes share"),
         (("--odd=send",), "sends from rank to rank"),
         (("--odd=uneven",), "have not begun the same number of collectives"),

@@ -6,6 +6,7 @@ numbers, variables of its own, the lines that it read.
 
 import argparse
 import contextlib
+import ctypes
 import hashlib
 import multiprocessing
 import os
@@ -26,7 +27,7 @@ parser.add_argument("--die", nargs="*", default=[])
 parser.add_argument("--threads", type=int, default=1)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--odd", default="", help="what cannot be copied: thread, child, send, shared")
+parser.add_argument("--odd", default="", help="what cannot be copied: thread, native, send, shared")
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in each step")
 options = parser.parse_args()
 
@@ -69,6 +70,9 @@ def be_odd(kind: str) -> None:
     if kind == "thread":
         kept.append(threading.Thread(target=time.sleep, args=(60,), name="writer", daemon=True))
         kept[-1].start()
+    elif kind == "native":
+        libc, pthread = ctypes.CDLL(None), ctypes.c_ulong()
+        libc.pthread_create(ctypes.byref(pthread), None, libc.pause, None)
     elif kind == "shared":
         kept.append(torch.zeros(4).share_memory_())
     elif kind == "send" and rank < 2:

@@ -19,7 +19,15 @@ from typing import Any
 
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.env import RankEnv
-from worker_hooks.shadows import collectives, image, interval, openmp, page, refusals
+from worker_hooks.shadows import (
+    collectives,
+    image,
+    interval,
+    native_threads,
+    openmp,
+    page,
+    refusals,
+)
 
 OPTIMIZER = "torch.optim.optimizer"
 TRAIN_STATE = "worker_hooks.training.train_state"
@@ -119,6 +127,7 @@ class _Cuts:
         why = refusals.why_not(facts)
         if not why and not openmp.pause():
             why = "its threads of OpenMP do not end"
+        why = why or native_threads.why_not()
         if not why:
             made = protocol.ShadowMade(
                 known.rank,
