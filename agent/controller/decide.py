@@ -186,9 +186,8 @@ def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as a
         case ev.FolderApart():
             return Decision(job._replace(apart=job.apart or event.why))
         case ev.ShadowsChanged():
-            shadows = job.shadows._replace(
-                step=event.step, why_not=event.why, every=event.every or job.shadows.every
-            )
+            every = event.every or (job.shadows.every if event.step >= 0 else 0)
+            shadows = job.shadows._replace(step=event.step, why_not=event.why, every=every)
             return Decision(job._replace(shadows=shadows))
         case ev.StartRefused():
             return _start_refused(job, event)

@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from agent.spec.job_spec import JobSpec, ProgramKind, Std, UsageError
+from agent.spec.job_spec import JobSpec, ProgramKind, ProtectMode, Std, UsageError
 from agent.workers.order_batches import order_bytes
 from worker_hooks.contract.env import JobEnv, WorkerEnv, listed_devices, visible_devices
 from worker_hooks.contract.layout import RunLayout
@@ -71,7 +71,7 @@ def job_env(spec: JobSpec, port: int, hooks: str = "", interface: str = "") -> J
         max_restarts=spec.max_restarts,
         signals=spec.signals,
         rank_table_file=spec.rank_table_file,
-        hooks=hooks,
+        hooks="" if spec.protect is ProtectMode.OFF else hooks,
         audit=spec.dump.audit,
         is_strict=spec.dump.is_strict,
         job_id=spec.job_id,

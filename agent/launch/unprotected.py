@@ -25,21 +25,29 @@ def why_no_shadows(spec: JobSpec) -> str:
     if spec.program.kind is ProgramKind.PROGRAM or not is_python_of_ours(spec):
         return (
             "--protect=shadow needs a Python script in msrun's own interpreter: if a rank dies, "
-            "all ranks begin anew, or the job ends"
+            f"{_what_follows(spec)}"
         )
     return ""
 
 
+def _what_follows(spec: JobSpec) -> str:
+    return "all ranks begin anew" if spec.max_restarts else "the job ends"
+
+
 def unprotected(spec: JobSpec) -> str:
     """Why a rank's death costs this job its steps, as one sentence; empty: that is not known."""
-    if spec.protect is ProtectMode.SHADOW:  # the running job says what holds
-        return why_no_shadows(spec)
+    if spec.protect is ProtectMode.OFF:
+        return f"--protect=off: if a rank dies, {_what_follows(spec)}"
+    no_shadows = why_no_shadows(spec)
+    if spec.protect is ProtectMode.SHADOW:
+        return no_shadows
+    if spec.protect is ProtectMode.AUTO and not no_shadows:  # the running job says what holds
+        return ""
     source = entry(spec.program)
     if source is None or "$" in spec.program.name:
         return ""
     search_path = search_path_of(spec.program, source)
     if not uses_torch_unprotected(look(source, search_path), search_path):
         return ""
-    follows = "all ranks begin anew" if spec.max_restarts else "the job ends"
     name = os.path.basename(spec.program.name)
-    return f"{name} has no TrainState: if a rank dies, {follows}. To protect it: {HELP}"
+    return f"{name} has no TrainState: if a rank dies, {_what_follows(spec)}. To protect it: {HELP}"

@@ -177,7 +177,10 @@ class Shadows:
                 self._note(link, message)
             case protocol.ShadowRefused():
                 self._journal.event("ShadowRefused", **message._asdict())
-                self._post_change(f"rank {message.rank}: {message.why}")
+                if message.is_guarded:  # what its hooks make of it is said elsewhere
+                    self._give_up()
+                else:
+                    self._post_change(f"rank {message.rank}: {message.why}")
             case protocol.Forked() | protocol.ForkFailed():
                 self._hear_of_start(link, message)
             case _:
@@ -215,6 +218,13 @@ class Shadows:
         for cut, rank in self._board.outdated(self._ranks):
             self._end(cut, rank)
         self._post_change("")
+
+    def _give_up(self) -> None:
+        """The script protects itself: what shadows there were are not gone on from."""
+        was = self._told
+        self.forget()
+        if was is not None:
+            self._post(ev.ShadowsChanged(self._attempt(), -1))
 
     def _post_change(self, why: str) -> None:
         """Tell the controller what all ranks can go on from now, if that is news."""

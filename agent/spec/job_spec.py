@@ -108,6 +108,8 @@ class ProtectMode(Enum):
 
     HOOKS = "hooks"  # the TrainState of a script that has one
     SHADOW = "shadow"  # copies of the processes; the script needs nothing
+    AUTO = "auto"  # hooks of a script that has a TrainState, copies of any other
+    OFF = "off"  # nothing
 
 
 class DumpSpec(NamedTuple):
@@ -285,7 +287,7 @@ class JobSpec(NamedTuple):
     @property
     def shadows(self) -> str:
         """Optimizer steps from one shadow to the next, or ``measured``; empty: there are none."""
-        is_wanted = self.protect is ProtectMode.SHADOW
+        is_wanted = self.protect in {ProtectMode.SHADOW, ProtectMode.AUTO}
         return str(self.dump.copy_every or "measured") if is_wanted else ""
 
     @property

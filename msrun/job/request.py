@@ -319,6 +319,14 @@ def _cluster(layers: _Layers, size: dialects.JobSize) -> ClusterSpec | None:
     )
 
 
+def _protect_on_nodes(wanted: ProtectMode, settings: Settings) -> ProtectMode:
+    """What ``--protect`` means on several nodes, which have no shadows."""
+    if wanted is ProtectMode.SHADOW:
+        shown = settings.of("protect").shown
+        raise UsageError(f"{shown} works on one node only: remove it, or the options of nodes")
+    return ProtectMode.HOOKS if wanted is ProtectMode.AUTO else wanted
+
+
 def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpec:
     """The job on several nodes, and what it cannot do there yet; ranks are a guess until all came.
 
@@ -326,13 +334,11 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
         UsageError: it asks for what needs one node.
     """
     found = job.cluster
-    if found is not None and job.protect is ProtectMode.SHADOW:
-        shown = settings.of("protect").shown
-        raise UsageError(f"{shown} works on one node only: remove it, or the options of nodes")
     if found is None:
         if (settings.integer("node_rank") or 0) > 0:
             warnings.append(f"{settings.of('node_rank').shown} is ignored, there is only one node.")
         return job
+    job = job._replace(protect=_protect_on_nodes(job.protect, settings))
     if settings.boolean("standalone"):
         raise UsageError(f"{settings.of('standalone').shown} is for one node: leave it out")
     if found.is_spare and not settings.boolean("join"):

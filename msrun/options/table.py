@@ -246,8 +246,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("protect", _S.RECOVERY,
            "hooks: what a script registers (TrainState) is kept when a rank dies. shadow: scripts "
            "stay as they are; each rank is a process that is copied now and then (fork), and the "
-           "copies of all ranks go on when one dies. On one node, on CPUs, with gloo.",
-           default="hooks", metavar="hooks|shadow", choices=("hooks", "shadow"), origin=_OUR),
+           "copies of all ranks go on when one dies. On one node, on CPUs, with gloo. auto: hooks "
+           "for a script with a TrainState, shadow for any other. off: nothing is kept.",
+           default="hooks", metavar="hooks|shadow|auto|off",
+           choices=("hooks", "shadow", "auto", "off"), origin=_OUR),
     Option("protect-every", _S.RECOVERY,
            "Steps from one such copy to the next; 0: as often as takes 1 % of the time, "
            "and at most every 2 s. From one shadow to the next; 0: as few as take about 2 % of the "

@@ -49,7 +49,7 @@ def test_threads_of_openmp_and_a_lock_that_the_dead_rank_held(launcher):
     words = ("--threads=2", "--odd=lock")
     plain = run(launcher, "threads", *words, ranks=2)
     deaths = ("0:3:forward", "1:6:forward")
-    told = ("--protect=shadow", *words, "--die", *deaths)  # as often as is cheap
+    told = ("--protect=auto", *words, "--die", *deaths)  # as often as is cheap
     ended = run(launcher, "locked", *told, ranks=2)
     assert results(ended) == results(plain)
     assert ended.err.count("go on from their shadows") == len(deaths), ended.err
@@ -72,6 +72,23 @@ def test_what_cannot_be_copied_is_said(launcher, words, reason):
     (line,) = [line for line in ended.err.splitlines() if "protected" in line]
     assert line.startswith("msrun: not protected: no shadows: ")
     assert reason in line
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("auto", "msrun: protected: a rank that dies is replaced"),
+        ("off", "msrun: not protected: --protect=off: if a rank dies, the job ends"),
+    ],
+)
+def test_a_script_with_train_state_has_no_shadows(launcher, mode, said):
+    logs = launcher.tmp / mode / "logs"
+    told = ("--worker-num=2", f"--protect={mode}", WORKERS / "train_small.py", "--steps=4")
+    ended = launcher.run(*told, log_dir=logs)
+    assert ended.code == 0, ended
+    (line,) = [line for line in ended.err.splitlines() if "protected" in line]
+    assert line.startswith(said)
+    assert "ShadowsChanged" not in (logs / "events.jsonl").read_text()
 
 
 def test_a_death_without_shadows_is_no_success(launcher):

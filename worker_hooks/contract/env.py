@@ -129,6 +129,8 @@ class JobEnv(NamedTuple):
         }
         if self.hooks:
             environ[HOOKS] = self.hooks
+        elif HOOKS in inherited:  # of another msrun
+            environ[HOOKS] = ""
         if self.job_id or JOB in inherited:
             environ[JOB] = self.job_id
         for name in SOCKET_INTERFACES if self.interface else ():

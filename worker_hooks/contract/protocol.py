@@ -490,6 +490,7 @@ class ShadowRefused(NamedTuple):
     attempt: int
     step: int
     why: str
+    is_guarded: bool = False  # by the script's own TrainState
 
 
 class WakeShadow(NamedTuple):

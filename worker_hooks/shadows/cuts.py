@@ -98,7 +98,8 @@ class _Cuts:
                 return
             began = time.monotonic()
             is_woken = self._cut(optimizer, began)
-            self._schedule.cut(self._steps, None if is_woken else time.monotonic() - began)
+            if self._schedule is not None:
+                self._schedule.cut(self._steps, None if is_woken else time.monotonic() - began)
         except (OSError, wire.ProtocolError, struct.error) as error:
             self._schedule = None
             self._refuse(f"msrun does not say when a copy is due: {error!r}")
@@ -125,6 +126,8 @@ class _Cuts:
         facts = refusals.look(known.world_size, known.local_world_size, TRAIN_STATE in sys.modules)
         facts = facts._replace(is_sharded=refusals.is_sharded(optimizer))
         why = refusals.why_not(facts)
+        if facts.is_guarded:
+            self._schedule = None
         if not why and not openmp.pause():
             why = "its threads of OpenMP do not end"
         why = why or native_threads.why_not()
@@ -144,14 +147,14 @@ class _Cuts:
             except OSError as error:
                 why = f"no copy of the process can be made: {error.strerror or error}"
         if why != self._said:
-            self._refuse(why)
+            self._refuse(why, facts.is_guarded)
         return is_woken
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str, is_guarded: bool = False) -> None:
         """Say once why there are no shadows."""
         self._said = why
         if why:
-            _refuse(self._agent, self._steps, why)
+            _refuse(self._agent, self._steps, why, is_guarded)
 
     def _regroup(self) -> None:
         """In a copy that was woken: give its process groups new connections."""
@@ -176,10 +179,10 @@ def _regroup(kept_groups: Any) -> None:
     kept_groups.join(groups, is_first=False)
 
 
-def _refuse(agent: image.Agent, step: int, why: str) -> None:
+def _refuse(agent: image.Agent, step: int, why: str, is_guarded: bool = False) -> None:
     known = RankEnv.read(os.environ)
     with contextlib.suppress(OSError), agent.connect() as link:
-        wire.send(link, protocol.ShadowRefused(known.rank, known.attempt, step, why))
+        wire.send(link, protocol.ShadowRefused(known.rank, known.attempt, step, why, is_guarded))
 
 
 def _keep_for_ever(thing: object) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from agent.launch import warm_imports
 from agent.launch.unprotected import unprotected
-from agent.spec.job_spec import JobSpec, Program, ProgramKind
+from agent.spec.job_spec import JobSpec, Program, ProgramKind, ProtectMode
 
 PLAIN = "import torch\nimport torch.distributed as dist\n"
 SAYS = "train.py has no TrainState: if a rank dies, the job ends. To protect it: msrun help protect"
@@ -19,13 +19,14 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def said(folder, files, name="train.py", kind=ProgramKind.SCRIPT, restarts=0):
+def said(folder, files, name="train.py", kind=ProgramKind.SCRIPT, restarts=0, **job):
     files = {"train.py": files} if isinstance(files, str) else files
     for path, text in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     program = Program(name, (), kind, sys.executable)
-    return unprotected(JobSpec(program, 2, run_id="job", record_id="rec", max_restarts=restarts))
+    spec = JobSpec(program, 2, run_id="job", record_id="rec", max_restarts=restarts, **job)
+    return unprotected(spec)
 
 
 def test_a_training_without_train_state_is_not_protected(folder):
@@ -48,6 +49,17 @@ def test_a_training_without_train_state_is_not_protected(folder):
 )
 def test_of_others_nothing_is_said_before_the_job_shows_it(folder, files):
     assert said(folder, files) == ""
+
+
+def test_what_is_asked_for_is_said(folder):
+    off, auto, shadow = ProtectMode.OFF, ProtectMode.AUTO, ProtectMode.SHADOW
+    ends = "--protect=off: if a rank dies, the job ends"
+    assert said(folder, f"{PLAIN}import worker_hooks", protect=off) == ends
+    assert said(folder, PLAIN, protect=off, restarts=1).endswith("all ranks begin anew")
+    assert not said(folder, PLAIN, protect=auto)  # the running job shows it
+    assert "needs a Python script" in said(
+        folder, PLAIN, "./a", ProgramKind.PROGRAM, protect=shadow
+    )
 
 
 def test_packages_that_are_known_and_files_beside_the_script_hide_nothing(folder):

@@ -87,7 +87,7 @@ MESSAGES = [
     protocol.ShadowPageWanted(3, 1),
     protocol.ShadowPage(1),
     protocol.ShadowMade(3, 1, 40, 4711, {"0": 42, "copies": 7}, 0.02),
-    protocol.ShadowRefused(3, 1, 40, "the script uses cuda"),
+    protocol.ShadowRefused(3, 1, 40, "the script has a TrainState", True),
     protocol.WakeShadow(2, {"RANK": "3"}, "/logs/worker_3.log", ""),
 ]
 
