@@ -82,14 +82,20 @@ def check_kinds(kinds: Sequence[str], nodes: int) -> None:
 
 
 def draw(
-    lots: RandomFaults, world_size: int, steps: int, nodes: int = 1
+    lots: RandomFaults, world_size: int, steps: int, nodes: int = 1, *, has_shadows: bool = False
 ) -> tuple[tuple[AnyFault, ...], ...]:
     """The faults of each drill: any rank or node, any step but the last, any fraction of it.
 
-    The last step is left out: a late moment of it may be after the end of training.
+    The last step is left out: a late moment of it may be after the end of training. So are, with
+    shadows, the first ones, behind which all ranks have the first.
     """
     chance = random.Random(lots.seed)  # noqa: S311  it must be reproducible
-    return tuple(_draw(chance, lots.kinds, world_size, steps, nodes) for _ in range(lots.number))
+    drawn = [_draw(chance, lots.kinds, world_size, steps, nodes) for _ in range(lots.number)]
+    if not has_shadows:
+        return tuple(drawn)
+    return tuple(
+        tuple(each._replace(step=max(_SHARED, each.step)) for each in faults) for faults in drawn
+    )
 
 
 def _draw(

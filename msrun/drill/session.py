@@ -86,7 +86,9 @@ def drill(
     if not request.job.dump.restarts_explicit:
         command = command._replace(options=(*command.options, f"--max-restarts={RESTARTS}"))
     return in_folder(
-        lambda folder: _Session(folder, command, environ, world_size, drills, options).run(),
+        lambda folder: _Session(
+            folder, command, environ, world_size, drills, options, bool(request.job.shadows)
+        ).run(),
         is_kept=options.keep,
     )
 
@@ -137,6 +139,7 @@ class _Session(NamedTuple):
     world_size: int
     drills: Sequence[FaultOrder | RandomFaults]
     options: DrillOptions
+    has_shadows: bool = False
 
     def run(self) -> int:
         """Run all drills and show their results; the exit code."""
@@ -181,7 +184,9 @@ class _Session(NamedTuple):
             if isinstance(drill, FaultOrder):
                 yield drill
             else:
-                for faults in draw(drill, self.world_size, steps, self.options.size.nodes):
+                has_shadows = self.has_shadows
+                nodes = self.options.size.nodes
+                for faults in draw(drill, self.world_size, steps, nodes, has_shadows=has_shadows):
                     yield FaultOrder(faults)
 
     def _trial(self, folder: Path, faults: Sequence[AnyFault] = ()) -> Trial | NodesTrial:

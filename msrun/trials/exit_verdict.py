@@ -130,6 +130,8 @@ def _could_exit_gracefully(history: DrillHistory, strike: Strike) -> bool:
 
 
 def _lost(before: Round, after: Round) -> int:
+    if all(life.is_woken for life in after.values()):
+        return 0
     first = min(min(life.commits) for life in after.values() if life.commits)
     return max(0, _newest(before) + 1 - first)
 

@@ -27,6 +27,7 @@ class RankLife:
     losses: dict[int, list[str]] = field(default_factory=dict)
     commits: dict[int, float] = field(default_factory=dict)
     warnings: list[tuple[float, str]] = field(default_factory=list)  # by the hooks
+    is_woken: bool = False  # from a copy of the process: it repeats steps, and loses none
 
 
 Round = dict[int, RankLife]  # of one attempt, by rank
@@ -128,7 +129,7 @@ def _lives(path: Path) -> Iterator[RankLife]:
             case {"life": attempt, "run": run, "at": at}:
                 if life is not None:
                     yield life
-                life = RankLife(run, attempt, at)
+                life = RankLife(run, attempt, at, is_woken=bool(line.get("woken")))
             case {"loss": loss, "step": step} if life is not None:
                 life.losses.setdefault(step, []).append(loss)
             case {"commit": step, "at": at} if life is not None:

@@ -36,6 +36,7 @@ class TrialOutcome:
     differs: bool = False  # it ended well, with other results than the undisturbed run
     replaced: int = 0  # ranks
     restarted: int = 0  # how often all ranks were
+    woken: int = 0  # how often all went on from their shadows
     runs: int = 1  # of msrun: more than one if the job had to be resumed
     taken_over: int = 0  # how often the other nodes went on without node 0, as another run
     left_s: float | None = None  # until the msrun that got a request to exit was gone
@@ -49,6 +50,7 @@ class TrialOutcome:
         """What msrun did about the faults, as text; empty: nothing was needed."""
         done = [f"{self.replaced} replaced"] if self.replaced else []
         done += [f"{self.restarted}x restarted"] if self.restarted else []
+        done += [f"{self.woken}x from shadows"] if self.woken else []
         done += [f"node 0 replaced {self.taken_over}x"] if self.taken_over else []
         done += [f"{self.runs - 1}x resumed"] if self.runs > 1 else []
         return ", ".join(done)
@@ -92,13 +94,15 @@ def judge(
     ]
     if exit_code == 0:  # else it did not reach an end that could be compared
         broken += [*others, *curved]
+    starts = _of(history, "StartAttempt")
     runs, ends = {run for run, _ in history.starts()}, max(1, len(departures))
     return TrialOutcome(
         fault=" + ".join(fault.words for fault in faults),
         **_timings(faults, history),
         steps_lost=lost,
         replaced=sum(len(each["newcomers"]) for each in _of(history, "ReplaceRanks")),
-        restarted=sum(each["attempt"] > 0 for each in _of(history, "StartAttempt")),
+        restarted=sum(each["attempt"] > 0 and each.get("shadow", -1) < 0 for each in starts),
+        woken=sum(each.get("shadow", -1) >= 0 for each in starts),
         weights_equal=exit_code == 0 and not others,
         differs=exit_code == 0 and bool(others or curved),
         runs=ends,
@@ -120,7 +124,10 @@ def check_reference(history: DrillHistory, exit_code: int | None, world_size: in
     silent = [rank for rank in range(world_size) if rank not in history.finals]
     if silent:
         who = f"rank{'s' if len(silent) > 1 else ''} {format_ranges(tuple(silent))}"
-        return f"{who} of the undisturbed run did not train to an end with worker_hooks.TrainState"
+        return (
+            f"{who} of the undisturbed run did not train to an end with worker_hooks.TrainState, "
+            "nor with an optimizer of torch under --protect=shadow"
+        )
     return ""
 
 

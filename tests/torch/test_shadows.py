@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -89,6 +90,23 @@ def test_a_script_with_train_state_has_no_shadows(launcher, mode, said):
     (line,) = [line for line in ended.err.splitlines() if "protected" in line]
     assert line.startswith(said)
     assert "ShadowsChanged" not in (logs / "events.jsonl").read_text()
+
+
+def test_a_drill_kills_an_unchanged_script_and_compares_its_ends(launcher):
+    kills = ("1:5:forward", "0:8:update", "1:9:backward", "0:11:data")
+    words = [f"rank={r},step={s},phase={p}" for r, s, p in (each.split(":") for each in kills)]
+    told = (f"--kill={'+'.join([*words, 'rank=1,step=14,delay=0.7'])}", "--json", "--")
+    job = ("--worker-num=2", "--protect=shadow", "--protect-every=3", SCRIPT)
+    done = launcher.drill(*told, *job)
+    content = json.loads(done.out)
+    assert content["reference"] | {"took_s": 0} == {
+        "steps": 20,
+        "took_s": 0,
+        "trouble": "",
+        "not_deterministic": "",
+    }
+    (outcome,) = content["drills"]
+    assert (outcome["verdict"], outcome["woken"], outcome["restarted"]) == ("nothing lost", 5, 0)
 
 
 def test_a_death_without_shadows_is_no_success(launcher):

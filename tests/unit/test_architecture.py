@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
-    "worker_hooks": "contract machine storage rng device distributed shadows drill tensors script changes state data guard recovery checkpoint callbacks training adapters",
+    "worker_hooks": "contract machine storage rng device distributed drill shadows tensors script changes state data guard recovery checkpoint callbacks training adapters",
     "agent": "forkserver text spec machine ranks controller nodes accounting records workers hooks shadows launch arrivals health dump failure notify supervisor",
     "msrun": "options launchers cluster terminal runs report checkpoints job top doctor bugreport completion trials drill function",
 }

@@ -54,8 +54,19 @@ class FaultInjector(StepObserver):
         faults: Mapping[int, Fault],
         attempt: int,
         orders: Path | None = None,
+        *,
+        is_threaded: bool = True,
     ) -> None:
-        """``faults``: the rank's own, by their index. ``orders``: where others may appear."""
+        """Prepare.
+
+        Args:
+            layout: where strikes are marked.
+            faults: the rank's own, by their index.
+            attempt: the present one.
+            orders: where others may appear.
+            is_threaded: the process may have a thread; else the kernel sends signals in time.
+        """
+        self._is_threaded = is_threaded
         self._layout = layout
         self._orders = orders
         self._faults = dict(faults)
@@ -70,7 +81,7 @@ class FaultInjector(StepObserver):
         self._timers: list[threading.Timer] = []
 
     @staticmethod
-    def of(plan: DrillPlan, env: RankEnv) -> FaultInjector | None:
+    def of(plan: DrillPlan, env: RankEnv, *, is_threaded: bool = True) -> FaultInjector | None:
         """The injector for this rank; ``None`` if the plan has no fault left for it."""
         faults = {
             index: fault
@@ -83,11 +94,12 @@ class FaultInjector(StepObserver):
         orders = plan.layout.order(env.rank) if plan.takes_orders else None
         if not faults and orders is None:
             return None
-        return FaultInjector(plan.layout, faults, env.attempt, orders)
+        return FaultInjector(plan.layout, faults, env.attempt, orders, is_threaded=is_threaded)
 
     def attempt_begins(self, attempt: int) -> None:
         """Faults of this attempt strike from now on."""
         self._attempt = attempt
+        self._step_began = 0.0  # what went by meanwhile was no step
 
     def phase_begins(self, phase: Phase, step: int) -> None:
         """Strike if a fault is due here.
@@ -152,7 +164,14 @@ class FaultInjector(StepObserver):
 
     def _start_timer(self, index: int, fault: Fault) -> None:
         del self._faults[index]
-        timer = threading.Timer(fault.delay * self._step_s, self._strike_from_timer, (index, fault))
+        after_s = fault.delay * self._step_s
+        if not self._is_threaded and fault.deed is Deed.SIGNAL and fault.rank != LAUNCHER:
+            if self._claim(index, fault, os.getpid()):
+                self._correct(index, time.monotonic() + after_s)
+                _disable_core_dump()
+                _signal_after(fault.number, after_s)
+            return
+        timer = threading.Timer(after_s, self._strike_from_timer, (index, fault))
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
@@ -235,6 +254,27 @@ class FaultInjector(StepObserver):
         mark = json.loads(path.read_bytes())
         mark |= {"time": mark["time"] + at - mark["at"], "at": at}
         write_atomic(path, json.dumps(mark).encode(), durable=False)
+
+
+class _SignalEvent(ctypes.Structure):
+    """``struct sigevent`` of signal.h."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("number", ctypes.c_int),
+        ("notify", ctypes.c_int),  # SIGEV_SIGNAL is 0
+        ("rest", ctypes.c_char * 48),
+    )
+
+
+def _signal_after(number: int, seconds: float) -> None:
+    """Have the kernel send this process a signal; the timer is not inherited by its children."""
+    libc, timer = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p()
+    event = _SignalEvent(None, number, 0)
+    times = (ctypes.c_long * 4)(0, 0, int(seconds), max(1, int(seconds % 1 * 1e9)))
+    if libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
+        raise OSError(ctypes.get_errno(), "timer_create")
+    libc.timer_settime(timer, 0, times, None)
 
 
 def _disable_core_dump() -> None:

@@ -40,6 +40,10 @@ class TrainingTrace(StepObserver):
         """Write that the lines of another attempt follow."""
         self._write(life=attempt, run=self._run, at=time.monotonic())
 
+    def woken(self, attempt: int) -> None:
+        """The process goes on in another attempt as it was at an earlier step, to repeat some."""
+        self._write(life=attempt, run=self._run, at=time.monotonic(), woken=True)
+
     def backward_begins(self, step: int, loss: Any) -> None:
         """Write the loss: of a number itself, of a tensor the sum; nothing for ``None``.
 

@@ -189,6 +189,13 @@ def _keep_for_ever(thing: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
+def _drill() -> Any:
+    """What injects faults and records results, if this is a drill."""
+    if not RankEnv.read(os.environ).drill:
+        return None
+    return import_module("worker_hooks.shadows.drilled").Drilled(TRAIN_STATE)
+
+
 def install(every: int, agent: image.Agent) -> None:
     """Make shadows from now on; torch is imported already. Never raises."""
     try:
@@ -197,7 +204,12 @@ def install(every: int, agent: image.Agent) -> None:
             groups = import_module("worker_hooks.distributed.kept_groups")
             collectives.watch()
             collectives.pending()  # raises here and now if this torch does not tell
+        drill = _drill()
+        if drill is not None:
+            drill.begin()
         register = import_module(OPTIMIZER).register_optimizer_step_post_hook
         register(_Cuts(every, agent, groups).stepped)
+        if drill is not None:
+            drill.go_on()
     except Exception as error:  # noqa: BLE001  the script must not notice
         _refuse(agent, 0, f"this version of torch is not known ({error!r})")
