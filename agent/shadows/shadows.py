@@ -20,7 +20,7 @@ from agent.records.journal import Journal
 from agent.shadows.cut_board import Cut, CutBoard
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.env import rejoined, shadows_socket
-from worker_hooks.shadows import page
+from worker_hooks.shadows.page import Page
 
 _PEER = struct.Struct("3i")  # pid, user, group: SO_PEERCRED
 GONE = "its shadow has ended"
@@ -69,7 +69,7 @@ class Shadows:
         self._others: set[_Link] = set()
         self._waking: dict[int, _Waking] = {}  # by rank
         self._told: Cut | None = None
-        self._page = page.create()
+        self._page = Page.create()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(f"\0{shadows_socket(hooks)}")
         self._listener.listen(BACKLOG)
@@ -105,7 +105,7 @@ class Shadows:
             for order in orders:
                 self._answer(protocol.ForkFailed(order.rank, attempt, GONE))
             return
-        page.write(self._page, 0)  # what was told is the dead ones'
+        self._page.write(0)  # what was told is the dead ones'
         self._journal.event("ShadowsWoken", attempt=attempt, of_attempt=cut.attempt, step=cut.step)
         for order in orders:
             link = self._links[cut, order.rank]
@@ -118,7 +118,7 @@ class Shadows:
         for cut, rank in tuple(self._links):
             self._end(cut, rank)
         self._told = None
-        page.write(self._page, 0)
+        self._page.write(0)
 
     def cancel(self, why: str) -> None:
         """Starts that have not happened are not awaited any more."""
@@ -135,7 +135,7 @@ class Shadows:
             self._drop(link)
         self._links.clear()
         self._others.clear()
-        os.close(self._page)
+        os.close(self._page.fd)
 
     def receive(self) -> None:
         """Take in who has connected, and what they have said."""
@@ -170,9 +170,9 @@ class Shadows:
 
     def _hear(self, link: _Link, message: protocol.Message) -> None:
         match message:
-            case protocol.ShadowPageWanted():
+            case protocol.ShadowPageWanted(attempt=attempt):
                 with contextlib.suppress(OSError):  # it is gone
-                    wire.send(link.connection, protocol.ShadowPage(message.attempt), [self._page])
+                    wire.send(link.connection, protocol.ShadowPage(attempt), [self._page.fd])
             case protocol.ShadowMade() if message.rank in self._ranks and link.made is None:
                 self._note(link, message)
             case protocol.ShadowRefused():

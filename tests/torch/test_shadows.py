@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -125,6 +126,20 @@ def test_shadows_end_with_msrun_and_are_made_at_steps_that_are_measured(launcher
     assert shadows(launcher)
     job.signal(signal.SIGKILL)
     job.wait()
+    poll(lambda: not launcher.marked())
+
+
+def test_shadows_outlive_the_forkserver_and_no_job(launcher, expected):
+    folder = launcher.tmp / "forkserver"
+    folder.mkdir()
+    words = ("--worker-num=3", "--protect=shadow", SCRIPT, "--pause=0.2")
+    job = launcher.start(*words, log_dir=folder / "logs", cwd=folder)
+    job.await_seen("ShadowsChanged")
+    os.kill(job.forkserver(), signal.SIGKILL)
+    os.kill(job.pids()[1], signal.SIGKILL)
+    ended = job.wait()
+    assert results(ended) == expected
+    assert ended.err.count("go on from their shadows") == 1, ended.err
     poll(lambda: not launcher.marked())
 
 

@@ -50,15 +50,15 @@ class _Fixed:
 class _Measured:
     """As few as cost little: the first local rank measures, and tells its peers by the page."""
 
-    def __init__(self, page_fd: int, decides: bool) -> None:
-        self._page_fd = page_fd
+    def __init__(self, told: page.Page, decides: bool) -> None:
+        self._page = told
         self._interval = interval.Interval() if decides else None
         self._went_on_s = 0.0
 
     def is_due(self, step: int) -> bool:
         if step == 1:  # of all
             return True
-        if page.read(self._page_fd) == step:
+        if self._page.read() == step:
             return True
         if self._interval is not None:
             now_s = time.monotonic()
@@ -74,7 +74,7 @@ class _Measured:
 
     def _tell(self, step: int) -> None:
         if step:
-            page.write(self._page_fd, step)
+            self._page.write(step)
 
 
 class _Cuts:
@@ -117,7 +117,7 @@ class _Cuts:
             answer, fds = wire.receive(link)
         if not isinstance(answer, protocol.ShadowPage) or len(fds) != 1:
             raise OSError("no page came")
-        return _Measured(fds[0], known.rank == 0)
+        return _Measured(page.Page(fds[0]), known.rank == 0)
 
     def _cut(self, optimizer: Any, began: float) -> bool:
         """Make a shadow, if it can be made; whether this is one that was woken."""

@@ -17,23 +17,48 @@ import struct
 _NUMBER = struct.Struct("=q")
 
 
-def create() -> int:
-    """A page that says nothing yet; the caller closes it.
+class Page:
+    """An open page; it is closed with its process."""
 
-    Raises:
-        OSError: there can be no more files.
-    """
-    fd = os.memfd_create("msrun-next-shadow", os.MFD_CLOEXEC)
-    write(fd, 0)
-    return fd
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._file = self._identity()
 
+    @staticmethod
+    def create() -> Page:
+        """A page that says nothing yet.
 
-def read(fd: int) -> int:
-    """The optimizer step of the next copy; 0: it is not known yet."""
-    found: int = _NUMBER.unpack(os.pread(fd, _NUMBER.size, 0))[0]
-    return found
+        Raises:
+            OSError: there can be no more files.
+        """
+        page = Page(os.memfd_create("msrun-next-shadow", os.MFD_CLOEXEC))
+        page.write(0)
+        return page
 
+    def read(self) -> int:
+        """The optimizer step of the next copy; 0: it is not known yet.
 
-def write(fd: int, step: int) -> None:
-    """Tell the optimizer step of the next copy."""
-    os.pwrite(fd, _NUMBER.pack(step), 0)
+        Raises:
+            OSError: the script has closed the file.
+        """
+        self._check()
+        found: int = _NUMBER.unpack(os.pread(self.fd, _NUMBER.size, 0))[0]
+        return found
+
+    def write(self, step: int) -> None:
+        """Tell the optimizer step of the next copy.
+
+        Raises:
+            OSError: the script has closed the file.
+        """
+        self._check()
+        os.pwrite(self.fd, _NUMBER.pack(step), 0)
+
+    def _identity(self) -> tuple[int, int]:
+        found = os.fstat(self.fd)
+        return found.st_dev, found.st_ino
+
+    def _check(self) -> None:
+        """A script may close descriptors that it does not know, and get the number anew."""
+        if self._identity() != self._file:
+            raise OSError("its file was closed by the script")
