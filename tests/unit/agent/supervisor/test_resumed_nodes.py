@@ -12,11 +12,12 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.nodes.checkpoint_copy import CheckpointPlace
 from agent.nodes.codec import unpack_event
-from agent.nodes.run_messages import Fact, JobKnown, ResumeFrom, ToRank, pack_said, unpack_said
+from agent.nodes.run_messages import Fact, JobKnown, ToRank, pack_said, unpack_said
 from agent.supervisor import remote_controller as module
 from agent.supervisor.job_view import Holders, JobView
 from agent.supervisor.remote_controller import RemoteController
 from worker_hooks.contract import protocol
+from worker_hooks.storage import manifest
 
 
 def turn_until(loop, said):
@@ -56,15 +57,19 @@ def test_it_is_for_the_rank_to_say_that_there_is_none(cluster, saved):
     assert isinstance(cluster.links[0].said.pop(), ToRank)
 
 
-def test_a_rank_of_a_later_attempt_hears_nothing_of_it(cluster, saved):
+def test_the_next_attempt_may_find_another_checkpoint_under_that_path(cluster, saved):
     cluster.start(2, 3, 4)
-    link = cluster.links[0]
-    cluster.all.offer(str(saved), lambda _: None)
-    cluster.hooks.send(3, protocol.Welcome(str(saved)))
+    first = welcomed(cluster, 3, saved)
+    cluster.hooks.send(4, protocol.Welcome(str(saved)))
+    cluster.links[0].said.clear()
+    cluster.hooks.send(3, protocol.Welcome(str(saved / "none")))  # its answer comes too late
     cluster.all.act(do.StartAttempt(1, "again"))
-    link.said.clear()
-    assert isinstance(welcomed(cluster, 3, saved), ResumeFrom)
-    assert link.said == []
+    cluster.links[0].said.clear()
+    manifest.write(saved, manifest.read(saved)._replace(reason="saved once more"))
+    again = welcomed(cluster, 3, saved)
+    assert (first.attempt, again.attempt) == (0, 1)
+    assert first.place["sha256"] != again.place["sha256"]
+    assert cluster.links[0].said == []
     cluster.all.finish()
 
 
