@@ -81,9 +81,7 @@ def protection(job: Job) -> Protection:
     checked = f" (checked: {known.holds})" if known.holds else ""
     if not (why := _why_not_replaced(job)):
         replaced = f"a rank that dies is replaced, no step is lost{_of_groups(job)}"
-        return Protection(
-            Level.PROTECTED, f"{replaced}{checked}{_of_nodes(job)}{_of_folders(job)}"
-        )
+        return Protection(Level.PROTECTED, f"{replaced}{checked}{_of_nodes(job)}{_of_folders(job)}")
     if not job.policy.dump.after_failure:
         return Protection(Level.NOT_PROTECTED, f"{why}, {NOTHING_SAVED}")
     follows = "save and restart"
