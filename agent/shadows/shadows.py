@@ -20,7 +20,7 @@ from agent.records.journal import Journal
 from agent.shadows.cut_board import Cut, CutBoard
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.env import rejoined, shadows_socket
-from worker_hooks.shadows.page import Page
+from worker_hooks.shadows.page import DuePage
 
 _PEER = struct.Struct("3i")  # pid, user, group: SO_PEERCRED
 GONE = "its shadow has ended"
@@ -69,7 +69,7 @@ class Shadows:
         self._others: set[_Link] = set()
         self._waking: dict[int, _Waking] = {}  # by rank
         self._told: Cut | None = None
-        self._page = Page.create()
+        self._page = DuePage.create()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(f"\0{shadows_socket(hooks)}")
         self._listener.listen(BACKLOG)

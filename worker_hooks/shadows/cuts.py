@@ -50,7 +50,7 @@ class _Fixed:
 class _Measured:
     """As few as cost little: the first local rank measures, and tells its peers by the page."""
 
-    def __init__(self, told: page.Page, decides: bool) -> None:
+    def __init__(self, told: page.DuePage, decides: bool) -> None:
         self._page = told
         self._interval = interval.Interval() if decides else None
         self._went_on_s = 0.0
@@ -117,7 +117,7 @@ class _Cuts:
             answer, fds = wire.receive(link)
         if not isinstance(answer, protocol.ShadowPage) or len(fds) != 1:
             raise OSError("no page came")
-        return _Measured(page.Page(fds[0]), known.rank == 0)
+        return _Measured(page.DuePage(fds[0]), known.rank == 0)
 
     def _cut(self, optimizer: Any, began: float) -> bool:
         """Make a shadow, if it can be made; whether this is one that was woken."""

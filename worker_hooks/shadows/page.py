@@ -17,7 +17,7 @@ import struct
 _NUMBER = struct.Struct("=q")
 
 
-class Page:
+class DuePage:
     """An open page; it is closed with its process."""
 
     def __init__(self, fd: int) -> None:
@@ -25,13 +25,13 @@ class Page:
         self._file = self._identity()
 
     @staticmethod
-    def create() -> Page:
+    def create() -> DuePage:
         """A page that says nothing yet.
 
         Raises:
             OSError: there can be no more files.
         """
-        page = Page(os.memfd_create("msrun-next-shadow", os.MFD_CLOEXEC))
+        page = DuePage(os.memfd_create("msrun-next-shadow", os.MFD_CLOEXEC))
         page.write(0)
         return page
 

@@ -4,12 +4,12 @@ import os
 
 import pytest
 
-from worker_hooks.shadows.page import Page
+from worker_hooks.shadows.page import DuePage
 
 
 def test_what_one_writes_others_read():
-    page = Page.create()
-    peer = Page(os.dup(page.fd))
+    page = DuePage.create()
+    peer = DuePage(os.dup(page.fd))
     assert peer.read() == 0
     page.write(1 << 40)
     assert peer.read() == 1 << 40
@@ -18,7 +18,7 @@ def test_what_one_writes_others_read():
 
 
 def test_a_file_that_the_script_has_at_its_place_is_not_touched(tmp_path):
-    page = Page.create()
+    page = DuePage.create()
     own = os.open(tmp_path / "own", os.O_RDWR | os.O_CREAT)
     os.dup2(own, page.fd)
     for use in (page.read, lambda: page.write(7)):
