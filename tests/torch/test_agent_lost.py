@@ -145,6 +145,22 @@ def test_nobody_saves_state_of_its_own_as_that_of_a_dead_rank(msrun, tmp_path):
     assert "nothing is saved (rank 0: nobody saves the state of rank 1: " in log
 
 
+def test_most_ranks_do_not_save_their_state_as_that_of_all(msrun, tmp_path):
+    """Ranks 0 and 1 are replicas, rank 2 has weights of its own: no majority among replicas."""
+    script = tmp_path / "own.py"
+    script.write_text(
+        OWN_STATE.replace('int(os.environ["RANK"])', 'int(os.environ["RANK"] == "2")')
+    )
+    job = msrun.start("--nproc-per-node=3", script, tmp_path / "ckpt")
+    job.await_lines("step 6\n", 3, LONG_S)
+    kill_msrun(job, msrun)
+    assert list((tmp_path / "ckpt").iterdir()) == []
+    log = job.logs()["worker_0.log"]
+    assert re.search(
+        r"nothing is saved \(rank 0: the ranks hold different states: .* differs: ", log
+    )
+
+
 def test_the_lowest_rank_killed_with_msrun_leads_nobody(msrun, tmp_path):
     job = trained_for(msrun, 5, tmp_path / "ckpt")
     kill(job, msrun, 0, 2)

@@ -20,6 +20,7 @@ was sent there has it open, and one of them writes it to the disk.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -131,6 +132,9 @@ def _save(guard: Guard) -> None:
         dump.clean_up()
     else:
         notes.withdraw()
+        if saved is None:
+            with contextlib.suppress(OSError):  # others are still there
+                notes.folder.rmdir()
 
 
 def _end(guard: Guard, silent: Collection[int]) -> None:
@@ -313,9 +317,10 @@ class _DumpWithoutAgent:
             except Exception as error:
                 why = repr(error)
                 log.exception("rank %d cannot save", self._rank)
+                shutil.rmtree(layout.unfinished, ignore_errors=True)
                 break
             else:
-                if self._notes.mine.failed:  # nobody completes it
+                if self._notes.mine.failed:  # all others have answered: nobody writes to it
                     shutil.rmtree(layout.unfinished, ignore_errors=True)
                 return
         self._notes.tell(failed=why or "no folder to save to")
@@ -341,6 +346,12 @@ class _DumpWithoutAgent:
         others = self._await_answers(folder)
         digests = Counter(note.digest for note in others.values() if note.digest)
         common, count = digests.most_common(1)[0]
+        if len(digests) > 1 and guard.why_not_replicated:
+            # most ranks may be one large replica group: its state is not that of the others
+            why = f"the ranks hold different states: {guard.why_not_replicated}"
+            self._notes.tell(failed=why)
+            log.error("step %d is not saved: %s", step, why)
+            return
         if 2 * count <= digests.total() and len(digests) > 1:
             self._notes.tell(failed="the ranks hold different states, and msrun is gone")
             log.error("step %d is not saved: ranks hold different states", step)
