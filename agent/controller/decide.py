@@ -188,7 +188,8 @@ def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as a
         case ev.ShadowsChanged():
             every = event.every or (job.shadows.every if event.step >= 0 else 0)
             shadows = job.shadows._replace(step=event.step, why_not=event.why, every=every)
-            return Decision(job._replace(shadows=shadows))
+            was_old = shadows.was_old or (event.step >= 0 and bool(event.why))
+            return Decision(job._replace(shadows=shadows._replace(was_old=was_old)))
         case ev.StartRefused():
             return _start_refused(job, event)
         case ev.RankHung():

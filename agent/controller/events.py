@@ -217,7 +217,8 @@ class RankHung:
 class ShadowsChanged:
     """All ranks can go on from their shadows of optimizer step ``step``; -1: no longer, ``why``.
 
-    ``every``: how many steps behind those before; 0: not known.
+    ``why`` with a step: why no newer ones are made. ``every``: how many steps behind those before;
+    0: not known.
     """
 
     attempt: int

@@ -181,10 +181,11 @@ class Shadowed(NamedTuple):
     """Sleeping copies of all ranks, of one optimizer step, from which all can go on."""
 
     step: int = NEVER  # all of them are of this one
-    why_not: str = ""  # there are none
+    why_not: str = ""  # there are none, or no newer ones
     woken: int = NEVER  # the step from which all went on last
     times: int = 0  # in a row that they did so from there
     every: int = 0  # steps from one to the next, as it was last; 0: not known
+    was_old: bool = False  # that there were no newer ones was so once, and said
 
 
 class StopRequests(NamedTuple):

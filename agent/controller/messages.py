@@ -140,7 +140,8 @@ def _of_protection(before: Job, after: Job) -> str:
     is_known = is_first and is_new and now.level is not Level.UNKNOWN
     is_lost = now.level is Level.NOT_PROTECTED and was is not Level.NOT_PROTECTED
     is_apart = bool(after.apart) and not before.apart and was is not Level.UNKNOWN
-    return str(now) if is_known or is_lost or is_apart else ""
+    is_old = after.shadows.was_old and not before.shadows.was_old
+    return str(now) if is_known or is_lost or is_apart or is_old else ""
 
 
 def _of_own_values(before: Job, after: Job) -> str:

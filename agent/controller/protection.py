@@ -113,6 +113,12 @@ def _of_shadows(shadows: Shadowed) -> Protection:
         return (
             Protection(Level.NOT_PROTECTED, why) if shadows.why_not else Protection(Level.UNKNOWN)
         )
+    if shadows.why_not:
+        since = f"a death repeats all that came behind optimizer step {shadows.step}"
+        return Protection(
+            Level.PARTLY,
+            f"no newer shadows are made: {shadows.why_not}; {since}, and loses nothing",
+        )
     every = f"; a shadow about every {shadows.every} steps" if shadows.every > 1 else ""
     return Protection(Level.PROTECTED, f"{BY_SHADOWS}{every}")
 

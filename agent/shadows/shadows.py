@@ -69,6 +69,7 @@ class Shadows:
         self._others: set[_Link] = set()
         self._waking: dict[int, _Waking] = {}  # by rank
         self._told: Cut | None = None
+        self._is_old = False  # the newest cut was told to have no successor yet
         self._page = DuePage.create()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(f"\0{shadows_socket(hooks)}")
@@ -229,11 +230,13 @@ class Shadows:
     def _post_change(self, why: str) -> None:
         """Tell the controller what all ranks can go on from now, if that is news."""
         newest = self._board.newest(self._ranks)
-        if newest != self._told or (why and newest is None):
+        is_old = bool(why) and newest is not None and newest == self._told
+        if newest != self._told or (why and newest is None) or (is_old and not self._is_old):
             every = self._steps_between(self._told, newest)
-            self._told = newest
+            self._told, self._is_old = newest, is_old
             step = -1 if newest is None else newest.step
-            self._post(ev.ShadowsChanged(self._attempt(), step, "" if newest else why, every))
+            said = why if newest is None or is_old else ""
+            self._post(ev.ShadowsChanged(self._attempt(), step, said, every))
 
     @staticmethod
     def _steps_between(before: Cut | None, newest: Cut | None) -> int:

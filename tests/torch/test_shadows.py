@@ -76,6 +76,17 @@ def test_what_cannot_be_copied_is_said(launcher, words, reason):
     assert reason in line
 
 
+def test_that_no_newer_copies_are_made_is_said_and_all_go_on_from_the_old_ones(launcher, expected):
+    """A thread of the script, from step 6 on, is in no copy: that of step 6 is the last."""
+    words = ("--protect=shadow", "--protect-every=5", "--odd=late", "--die", "1:12:backward")
+    ended = run(launcher, "shadow", *words)
+    assert ended.code == 0, ended
+    assert "msrun: partly protected: no newer shadows are made: " in ended.err
+    assert "its threads: writer; a death repeats all that came behind optimizer step 6" in ended.err
+    assert "from their shadows of optimizer step 6" in ended.err
+    assert results(ended) == expected
+
+
 @pytest.mark.parametrize(
     ("mode", "said"),
     [

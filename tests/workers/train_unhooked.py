@@ -27,7 +27,11 @@ parser.add_argument("--die", nargs="*", default=[])
 parser.add_argument("--threads", type=int, default=1)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--odd", default="", help="what cannot be copied: thread, native, send, shared")
+parser.add_argument(
+    "--odd",
+    default="",
+    help="what cannot be copied: thread (late: at step 6), native, send, shared",
+)
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in each step")
 options = parser.parse_args()
 
@@ -99,6 +103,8 @@ for epoch in range(options.epochs):
         schedule.step()
         step += 1
         die(step, "stepped")
+        if options.odd == "late" and step == 6:
+            be_odd("thread")
         running += loss.item() * random.random()
         running += int(lines.readline().split()[1])
         if step % 5 == 0:

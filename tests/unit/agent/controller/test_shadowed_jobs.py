@@ -56,6 +56,19 @@ def test_the_present_interval_is_told():
     assert protection(decide(woken, ev.ShadowsChanged(1, 48)).job).why.endswith("every 40 steps")
 
 
+def test_that_there_are_no_newer_ones_is_said_once_and_they_still_hold():
+    job = decide(begun(), ev.ShadowsChanged(0, 7)).job
+    old = decide(job, ev.ShadowsChanged(0, 7, "rank 0: a thread"))
+    assert old.say.startswith("partly protected: no newer shadows are made: rank 0: a thread; ")
+    assert "behind optimizer step 7" in old.say
+    assert starts(lose_all(old.job))[0].shadow == 7
+    newer = decide(old.job, ev.ShadowsChanged(0, 9))
+    assert protection(newer.job).level is Level.PROTECTED
+    again = decide(newer.job, ev.ShadowsChanged(0, 9, "rank 1: a thread"))
+    assert not again.say
+    assert protection(again.job).level is Level.PARTLY
+
+
 def test_without_shadows_ranks_are_asked_to_stop_and_the_job_ends():
     job = decide(begun(), ev.ShadowsChanged(0, 7)).job
     job = decide(job, ev.ShadowsChanged(0, -1, "rank 0: a thread")).job
