@@ -13,7 +13,8 @@ from collections import deque
 SHARE = 0.02  # of the time, for copies
 MOST_S = 60.0  # repeated at most after a death, whatever a copy costs
 MOST_STEPS = 10_000
-FIRST_S = 1.0  # the first intervals double from here: what was measured in the first is a guess
+FIRST_S = 1.0  # the first intervals double from here: what was measured in the first is a guess;
+# likewise after a death
 MEASURED = 16  # steps behind a copy that are looked at
 _ENOUGH_S = 0.25  # of them, before the first decision
 _REMEMBERED = 5  # copies
@@ -43,6 +44,8 @@ class Interval:
         if self._cut_step:
             self._learn()
             self._longest_s = max(self._longest_s, 2 * min(now_s - self._cut_s, MOST_S))
+        if fork_s is None:  # deaths come together, and several from one step end the job
+            self._longest_s = FIRST_S
         self._cut_step, self._cut_s, self._fork_s = step, now_s, fork_s
         self._steps, self._due = [], 0
         return self._decide() if self._costs else 0

@@ -61,6 +61,18 @@ def test_what_is_repeated_stays_bounded_if_steps_become_slow():
     assert max(apart) <= MOST_S + 3 * 5.0
 
 
+def test_after_a_death_the_next_copy_is_soon():
+    interval = Interval()
+    step, due = 1, interval.cut(1, 0.0, 0.5)
+    while due - step < 50:  # intervals double, as a copy costs much
+        if step == due:
+            due = interval.cut(step, step * 0.125, 0.5)
+        else:
+            due = interval.stepped(step, step * 0.125, 0.125) or due
+        step += 1
+    assert interval.cut(step, step * 0.125, None) == step + 8  # a second
+
+
 def test_a_copy_that_was_woken_has_measured_no_fork():
     interval = Interval()
     assert not interval.cut(1, 0.0, None)
