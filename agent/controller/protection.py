@@ -94,10 +94,10 @@ def protection(job: Job) -> Protection:
 
 
 def _of_groups(job: Job) -> str:
-    """Who has to live, where the state is cut into parts."""
+    """Who has to live: ranks that die at once may be all that hold a part of the state."""
     groups = job.since_restart.comparison.groups
     if not groups[1:]:
-        return ""
+        return " as long as one rank lives"
     more = f"; {len(groups) - GROUPS_TOLD} more groups" if len(groups) > GROUPS_TOLD else ""
     told = "; ".join(map(listed, groups[:GROUPS_TOLD]))
     # on one node its death ends the job, and ranks that hold different parts save nothing alone

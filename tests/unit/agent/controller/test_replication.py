@@ -49,7 +49,7 @@ def test_values_of_the_scripts_own_that_differ_are_said_and_the_state_stays_prot
         decision = told(job, rank, 1, "a", "b" if rank else "c")
         job = decision.job
     assert decision.say == (
-        "protected: a rank that dies is replaced, no step is lost; but "
+        "protected: a rank that dies is replaced, no step is lost as long as one rank lives; but "
         "t.py:4 `mean` differs by rank: if a rank dies between its backward and its commit, it "
         "lacks that step, and what training returns may be another; change it before backward"
     )
@@ -69,7 +69,7 @@ def test_equal_ranks_are_said_to_be_protected_once():
     decision = decide(job, EQUAL[-1][0]._replace(holds="1 module, 1 optimizer"))
     assert decision.actions == ()
     assert decision.say == (
-        "protected: a rank that dies is replaced, no step is lost (checked: 1 module, 1 optimizer)"
+        "protected: a rank that dies is replaced, no step is lost as long as one rank lives (checked: 1 module, 1 optimizer)"
     )
     job = decision.job
     for rank in range(3):
