@@ -34,6 +34,8 @@ MOST_BYTES = 1 << 30  # of a manifest
 LOOK_S = 0.2  # between two looks for it
 SEEN_S = 3.0  # until a file server shows everywhere what was saved on one node, as a rule
 
+_completing = threading.Lock()  # one checkpoint at a time, of all fetches of this process
+
 CallSoon = Callable[..., Any]
 """The loop's method that another thread may call."""
 
@@ -271,7 +273,9 @@ def _fetch(place: CheckpointPlace, host: str, security: Security) -> None:
         if hashlib.sha256(content).hexdigest() != place.sha256:
             raise OSError("what came is another checkpoint")
         found = manifest.decode(content)
-        layout = DumpLayout(place.path, f"{found.record_id}-{socket.gethostname()}-{os.getpid()}")
+        # a later attempt may fetch while an earlier one still does, in the same process
+        who = f"{socket.gethostname()}-{os.getpid()}-{threading.get_native_id()}"
+        layout = DumpLayout(place.path, f"{found.record_id}-{who}")
         commit.make_folder(layout)
         try:
             _take(layout.unfinished, found, connection)
@@ -294,11 +298,12 @@ def _take(folder: Path, found: Manifest, connection: socket.socket) -> None:
 
 
 def _complete(place: CheckpointPlace, layout: DumpLayout, found: Manifest) -> None:
-    if place.is_here():
-        return  # another node of the same disk was first
-    if layout.folder.exists() and not _is_of(layout.folder, found.record_id):
-        raise _OtherError(str(layout.folder))
-    commit.commit(layout, found)
+    with _completing:
+        if place.is_here():
+            return  # another node of the same disk was first, or an earlier attempt
+        if layout.folder.exists() and not _is_of(layout.folder, found.record_id):
+            raise _OtherError(str(layout.folder))
+        commit.commit(layout, found)
 
 
 def _is_of(folder: Path, record_id: str) -> bool:

@@ -2,6 +2,8 @@
 
 import queue
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support import checkpoints
@@ -60,6 +62,30 @@ def test_all_of_it_comes_and_is_what_it_was(there, saved):
     assert files(saved).items() <= files(there.path).items()
     assert there.is_here()
     assert had(there) == []  # once is enough
+    assert list(there.path.parent.iterdir()) == [there.path]
+
+
+def test_a_later_attempt_fetches_it_while_an_earlier_one_still_does(there, monkeypatch):
+    meet, took, make = (
+        threading.Barrier(2),
+        checkpoint_copy._take,
+        checkpoint_copy.commit.make_folder,
+    )
+
+    def make_folder(layout):
+        make(layout)
+        meet.wait(30)  # both have begun
+
+    def take(folder, *others):
+        took(folder, *others)
+        meet.wait(30)  # both have all of it
+
+    monkeypatch.setattr(checkpoint_copy.commit, "make_folder", make_folder)
+    monkeypatch.setattr(checkpoint_copy, "_take", take)
+    with ThreadPoolExecutor(2) as threads:
+        for fetched in [threads.submit(had, there) for _ in range(2)]:
+            fetched.result()
+    assert manifest.verify(there.path, manifest.read(there.path)) == []
     assert list(there.path.parent.iterdir()) == [there.path]
 
 
