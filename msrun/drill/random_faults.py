@@ -86,8 +86,8 @@ def draw(
 ) -> tuple[tuple[AnyFault, ...], ...]:
     """The faults of each drill: any rank or node, any step but the last, any fraction of it.
 
-    The last step is left out: a late moment of it may be after the end of training. So are, with
-    shadows, the first ones, behind which all ranks have the first.
+    The last step is left out: a late moment of it may be after the end of training. With shadows
+    the first steps are left out, too: a rank that dies before all have a shadow begins anew.
     """
     chance = random.Random(lots.seed)  # noqa: S311  it must be reproducible
     drawn = [_draw(chance, lots.kinds, world_size, steps, nodes) for _ in range(lots.number)]

@@ -184,10 +184,11 @@ class _Session(NamedTuple):
             if isinstance(drill, FaultOrder):
                 yield drill
             else:
-                has_shadows = self.has_shadows
-                nodes = self.options.size.nodes
-                for faults in draw(drill, self.world_size, steps, nodes, has_shadows=has_shadows):
-                    yield FaultOrder(faults)
+                yield from map(FaultOrder, self._draw(drill, steps))
+
+    def _draw(self, lots: RandomFaults, steps: int) -> tuple[tuple[AnyFault, ...], ...]:
+        nodes = self.options.size.nodes
+        return draw(lots, self.world_size, steps, nodes, has_shadows=self.has_shadows)
 
     def _trial(self, folder: Path, faults: Sequence[AnyFault] = ()) -> Trial | NodesTrial:
         size = self.options.size

@@ -48,7 +48,7 @@ class _Fixed:
 
 
 class _Measured:
-    """As few as cost little: the first local rank measures, and tells its peers by the page."""
+    """As few as cost little: rank 0 measures, and tells its peers by the page."""
 
     def __init__(self, told: page.DuePage, decides: bool) -> None:
         self._page = told
@@ -56,9 +56,7 @@ class _Measured:
         self._went_on_s = 0.0
 
     def is_due(self, step: int) -> bool:
-        if step == 1:  # of all
-            return True
-        if self._page.read() == step:
+        if step == 1 or self._page.read() == step:  # the first one is every rank's
             return True
         if self._interval is not None:
             now_s = time.monotonic()
@@ -81,7 +79,6 @@ class _Cuts:
     """The optimizer steps of this process, and its shadows."""
 
     def __init__(self, every: int, agent: image.Agent, kept_groups: ModuleType | None) -> None:
-        self._every = every
         self._schedule: _Fixed | _Measured | None = _Fixed(every) if every else None
         self._kept_groups = kept_groups  # it cannot be imported any more; None: there are no groups
         self._agent = agent
