@@ -150,6 +150,7 @@ class CommitDump:
     from_memory: bool = False  # no rank writes: the agent writes the checkpoint in memory to disk
     is_copy: bool = False  # that one is the newest copy which was taken while training went on
     is_early: bool = False  # all ranks restart from memory: answer at once, and write it meanwhile
+    is_kept: bool = False  # what is in memory has yet to be read in that of killed ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from agent.controller.drain import (
     DRAINING,
     apply,
     give_up,
+    gone,
     hear_of_dump,
     interrupt_hold,
     is_stale,
@@ -261,9 +262,7 @@ def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
     job = job.with_rank(rank, ended if exit_code else RankState.SUCCEEDED)
     if event.step is not None:
         job = job.with_step(rank, event.step)
-    if event.amid:
-        left_amid = job.now.left_amid.set(rank, event.amid)
-        job = job._replace(now=job.now._replace(left_amid=left_amid))
+    job = _with_remains(job, event)
     match job.state:
         case JobState.STOPPING | JobState.KILLING:
             return _stopped(job, event)
@@ -279,6 +278,16 @@ def _worker_exited(job: Job, event: ev.WorkerExited) -> Decision:
             return rank_lost(job, event)
 
 
+def _with_remains(job: Job, event: ev.WorkerExited) -> Job:
+    """The job once it is known where a rank ended, and what is left in its memory."""
+    now = job.now
+    if event.kept:
+        now = now._replace(kept=now.kept.set(event.rank, event.kept))
+    if event.amid:
+        now = now._replace(left_amid=now.left_amid.set(event.rank, event.amid))
+    return job._replace(now=now)
+
+
 def _describe_end(event: ev.WorkerExited) -> str:
     if event.lost:
         return f"is lost: {event.lost}"
@@ -289,7 +298,7 @@ def _stopped(job: Job, event: ev.WorkerExited | ev.StartFailed) -> Decision:
     """While stopping or killing: one rank less."""
     if job.alive():
         return Decision(move(job, event, Condition.RANKS_ALIVE))
-    return all_gone(job, event)
+    return gone(job, event)
 
 
 def _known_alive(job: Job, rank: int, attempt: int) -> Job:
@@ -313,7 +322,7 @@ def _rank_failed(
         return apply(event, dump.freeze(job, reason))
     if job.state is JobState.RUNNING and job.has_news():
         job = dump.note_lost_step(job)
-        if replication.unsaved_copy(job) is not None:
+        if replication.unsaved_copy(job) or replication.kept_state(job):
             return give_up(job, event)
     if job.alive():
         # a rank that goes on from its shadow repeats what it does now: it must not do more of it

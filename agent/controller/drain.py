@@ -14,7 +14,7 @@ from agent.controller.attempts import Decision, all_gone, leave, move, stop, suc
 from agent.controller.dump import Turn, extend_deadline
 from agent.controller.job import DumpProgress, Job, MemoryState
 from agent.controller.replaceable import blame_left_amid
-from agent.controller.replication import unsaved_copy
+from agent.controller.replication import kept_state, may_be_kept, unsaved_copy
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState
 from agent.ranks.rank_set import RankSet
@@ -22,6 +22,7 @@ from agent.text.wording import describe_exit
 from worker_hooks.contract import protocol
 from worker_hooks.contract.peer_lost import says_peer_lost, with_consequence
 
+POLITE = 1  # requests to stop by a signal; who asks more often does not wait for memory to be read
 DRAINING = frozenset({JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING})
 
 
@@ -154,31 +155,55 @@ def apply(event: ev.Event, turn: Turn) -> Decision:
 
 
 def give_up(job: Job, event: ev.Event, actions: tuple[do.Action, ...] = ()) -> Decision:
-    """No rank can save the newest step: the newest copy in memory is saved, if there is one."""
-    copy = unsaved_copy(job)
+    """No rank can save the newest step: what is in memory of it, or of an older one, is saved.
+
+    What killed ranks have left is the newest, but there only if none lives: those that hold what
+    they cannot save without the dead are killed, too.
+    """
+    copy, kept = unsaved_copy(job), kept_state(job)
     if job.state is JobState.COMMITTING:
+        kept = None
         is_state = isinstance(event, ev.CommitFailed) and event.is_state
         if not is_state or job.present_dump().is_copy:  # no better place is known
             copy = None
+    elif may_be_kept(job):  # the older copy is there later, too
+        return drained(job, event, Condition.GIVEN_UP, actions)
+    if kept is not None and (copy is None or kept.step > copy.step):
+        return write_memory(job, event, kept, actions, is_kept=True)
     if copy is None:
         return drained(job, event, Condition.GIVEN_UP, actions)
-    turn = write_copy(job, copy)
+    return write_memory(job, event, copy, actions)
+
+
+def write_memory(
+    job: Job,
+    event: ev.Event,
+    memory: MemoryState,
+    actions: tuple[do.Action, ...] = (),
+    *,
+    is_kept: bool = False,
+) -> Decision:
+    """Have a copy, or what killed ranks have left, written to disk, for which no rank is asked."""
+    lost = job.now.outcome.removesuffix(f"; {job.kept()}")
+    where = "the memory of killed ranks" if is_kept else "a copy in memory"
+    saved = dump.new_dump(job)._replace(
+        asked=RankSet(),
+        step=memory.step,
+        memory=memory.path,
+        variants=memory.variants,
+        is_copy=not is_kept,
+        is_kept=is_kept,
+        remark=f", from {where}" + f" ({lost})" * (memory.step < job.newest_step()),
+    )
+    why = f"{lost}; step {memory.step} is the newest in {where}"
+    turn = dump.commit_memory(job._replace(memory=memory, remembers=True), saved, 0, why)
     return Decision(move(turn.job, event, turn.condition), actions + turn.actions)
 
 
-def write_copy(job: Job, copy: MemoryState) -> Turn:
-    """Have it written to disk, for which no rank is asked."""
-    lost = job.now.outcome.removesuffix(f"; {job.kept()}")
-    saved = dump.new_dump(job)._replace(
-        asked=RankSet(),
-        step=copy.step,
-        memory=copy.path,
-        variants=copy.variants,
-        is_copy=True,
-        remark=", from a copy in memory" + f" ({lost})" * (copy.step < job.newest_step()),
-    )
-    why = f"{lost}; step {copy.step} is the newest copy in memory"
-    return dump.commit_memory(job._replace(memory=copy, remembers=True), saved, 0, why)
+def gone(job: Job, event: ev.Event) -> Decision:
+    """The last rank is gone: what its memory holds is saved, if nothing as new is."""
+    kept = kept_state(job) if job.stop.signals <= POLITE else None
+    return all_gone(job, event) if kept is None else give_up(job, event)
 
 
 def drained(
@@ -190,7 +215,9 @@ def drained(
         if now.exit is not None and now.exit.is_held:
             after = leave(moved, now.exit, f"graceful exit: {now.exit.why}{outcome}")
         else:
-            after = stop(moved, signals.SIGTERM, f"{now.failure or job.stop.why}{outcome}")
+            # what it holds is in its memory, and would change there while it exits by itself
+            signum = signals.SIGKILL if may_be_kept(job) else signals.SIGTERM
+            after = stop(moved, signum, f"{now.failure or job.stop.why}{outcome}")
     else:
         after = all_gone(job, event)
     return Decision(after.job, actions + after.actions)

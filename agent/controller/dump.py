@@ -525,6 +525,7 @@ def commit_memory(job: Job, dump: DumpProgress, place: int, why: str) -> Turn:
         from_memory=True,
         is_copy=dump.is_copy,
         is_early=is_early,
+        is_kept=dump.is_kept,
     )
     actions = (commit, extend_deadline(job, JobState.COMMITTING))
     return Turn(job._replace(dump=dump), Condition.IN_MEMORY, actions)

@@ -51,7 +51,8 @@ class WorkerExited:
     in a step it was when it exited with 0, such as ``in forward of step 14``; empty: nowhere, or
     that is not known. ``is_over``: it was killed on its way out, after the end of its script.
     ``fault``: how its device failed, if devices are planned and a spare one can help. ``lost``: why
-    nobody saw it end, because its node is gone; then ``exit_code`` says nothing.
+    nobody saw it end, because its node is gone; then ``exit_code`` says nothing. ``kept``: the
+    steps that its memory, which outlives it, holds whole.
     """
 
     rank: int
@@ -63,6 +64,7 @@ class WorkerExited:
     is_over: bool = False
     fault: str = ""
     lost: str = ""
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

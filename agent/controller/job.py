@@ -54,6 +54,7 @@ class DumpProgress(NamedTuple):
     since: int = 0  # digests of earlier rounds are of another kind
     memory: str = ""  # its path in memory
     is_copy: bool = False  # the newest copy in memory is written, and no rank is asked
+    is_kept: bool = False  # what killed ranks have left is written
     remark: str = ""  # about replicas that differ
     is_disputed: bool = False  # they do so without a majority
 
@@ -155,6 +156,7 @@ class Attempt(NamedTuple):
     hung: RankSet = RankSet()  # were killed for it, and may not be gone yet
     left_amid: RankMap[str] = RankMap()  # rank that exited with 0 amid a step -> where
     unreachable: RankSet = RankSet()
+    kept: RankMap[tuple[int, ...]] = RankMap()  # dead rank -> the steps that its memory holds
     exiting: RankSet = RankSet()  # their scripts have ended: they cannot train again
     sent_signal: int = signals.SIGTERM  # stops ranks that start late, too
     exit: ExitProgress | None = None
@@ -175,6 +177,7 @@ class SinceRestart(NamedTuple):
     comparison: Comparison = Comparison()
     trial: UnconfirmedReplacement | None = None  # of the last replacement, until it is confirmed
     copies: Copies = Copies()
+    keeping: RankSet = RankSet()  # ranks whose memory outlives them
 
 
 class Shadowed(NamedTuple):

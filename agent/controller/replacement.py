@@ -218,7 +218,10 @@ def with_registered(job: Job, event: protocol.Registered) -> Job:
     if event.compares:
         comparison = comparison._replace(awaited=comparison.awaited | {event.rank})
     rehearses = event.rehearses
-    known = known._replace(rejoining=rejoining, rehearses=rehearses, comparison=comparison)
+    keeping = known.keeping | {event.rank} if event.keeper else known.keeping - {event.rank}
+    known = known._replace(
+        rejoining=rejoining, rehearses=rehearses, comparison=comparison, keeping=keeping
+    )
     if event.not_copied_why:
         known = known._replace(copies=known.copies._replace(why_not=event.not_copied_why))
     return job._replace(now=now, since_restart=known).with_step(event.rank, event.step)

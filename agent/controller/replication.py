@@ -167,6 +167,32 @@ def unsaved_copy(job: Job) -> MemoryState | None:
     return None if is_doubtful or {*parts} != {*pools_of(job)} else copy
 
 
+def kept_state(job: Job) -> MemoryState | None:
+    """The newest state that the memory of killed ranks holds, if no checkpoint is as new.
+
+    As long as one rank lives it may save it, or train on; so then there is none.
+    """
+    kept, known = job.now.kept, job.since_restart.comparison
+    if not kept or job.alive() or job.apart or not job.saves():
+        return None
+    if known.unprotected or _why_not_compared(known):
+        return None
+    parts = shared_out(sorted(kept), replica_groups(job))
+    held = [{step for rank in part for step in kept[rank]} for part in parts]
+    step = max(set.intersection(*held), default=NEVER)
+    if job.is_saved(step):
+        return None
+    writers = [next(rank for rank in part if step in kept[rank]) for part in parts]
+    return MemoryState("", step, tuple((rank,) for rank in writers))
+
+
+def may_be_kept(job: Job) -> bool:
+    """Whether the memory of the ranks that live holds what is not saved, once they are killed."""
+    alive = job.alive()
+    is_kept = bool(alive) and not alive - job.since_restart.keeping
+    return is_kept and job.saves() and not job.apart and job.has_news()
+
+
 def sides_of_copy(job: Job, variants: Groups) -> Groups:
     """Of each part that these wrote, the ranks that hold it."""
     pools = pools_of(job)
@@ -186,7 +212,7 @@ def are_copies_wanted(job: Job) -> bool:
     # parts may be of two steps after a death, and none is complete then
     has_no_vote = bool(known.groups and known.voting.reasons)
     is_late = any(each.startswith(LATE) for each in job.differing)
-    return mode is CopyMode.COPY or is_lone or has_no_vote or is_late
+    return mode in {CopyMode.COPY, CopyMode.LIVE} or is_lone or has_no_vote or is_late
 
 
 def groups_to_copy(job: Job) -> Groups:

@@ -285,7 +285,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
     },
     _S.STOPPING: {
         "WorkerStarted": {_C.ALWAYS: _S.STOPPING},
-        "WorkerExited": {_C.RANKS_ALIVE: _S.STOPPING, **_ALL_GONE},
+        "WorkerExited": {_C.RANKS_ALIVE: _S.STOPPING, _C.IN_MEMORY: _S.COMMITTING, **_ALL_GONE},
         "StartFailed": {_C.RANKS_ALIVE: _S.STOPPING, **_ALL_GONE},
         "Raised": {_C.ALWAYS: _S.STOPPING},
         "StopRequested": {_C.NOTED: _S.STOPPING, _C.NOW: _S.KILLING},
@@ -295,7 +295,7 @@ MOVES: dict[JobState, dict[str, dict[Condition, JobState]]] = {
     },
     _S.KILLING: {
         "WorkerStarted": {_C.ALWAYS: _S.KILLING},
-        "WorkerExited": {_C.RANKS_ALIVE: _S.KILLING, **_ALL_GONE},
+        "WorkerExited": {_C.RANKS_ALIVE: _S.KILLING, _C.IN_MEMORY: _S.COMMITTING, **_ALL_GONE},
         "StartFailed": {_C.RANKS_ALIVE: _S.KILLING, **_ALL_GONE},
         "Raised": {_C.ALWAYS: _S.KILLING},
         "StopRequested": {_C.ALWAYS: _S.KILLING},

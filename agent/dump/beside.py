@@ -6,7 +6,7 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from weakref import finalize
 
 from agent.dump.flush import write_files
@@ -116,3 +116,61 @@ class WrittenBeside:
         """Nobody needs it in memory any more."""
         self._held.close()
         self._close_file()
+
+
+class RestartMemory:
+    """What ranks restart from in memory while it is being written, and what they did earlier."""
+
+    def __init__(self) -> None:
+        """There is nothing."""
+        self._newest: WrittenBeside | None = None
+        self._earlier: list[WrittenBeside] = []  # not written yet
+
+    def begin(self, one: WrittenBeside) -> None:
+        """Ranks restart from this one."""
+        if self._newest is not None:
+            self._earlier.append(self._newest)  # it may still be being written
+        self._newest = one
+        self.free()
+
+    def path_of(self, folder: str) -> str:
+        """Where ranks that resume from this folder find what is to be in it; empty: there."""
+        newest = self._newest
+        if newest is None or newest.folder != folder or newest.is_written:
+            self.all_joined()  # nobody looks for it in memory
+            return ""
+        newest.is_read = False
+        return newest.path
+
+    def all_joined(self) -> None:
+        """No rank looks for what is in memory any more: all have opened it."""
+        if self._newest is not None:
+            self._newest.is_read = True
+        self.free()
+
+    def free(self) -> None:
+        """Free what is on the disk, and what all ranks have."""
+        for one in [one for one in self._earlier if one.is_written or one.is_lost]:
+            self._earlier.remove(one)
+            one.close()
+        newest = self._newest
+        if newest is not None and newest.is_written and newest.is_read:
+            self._newest = None
+            newest.close()
+
+    def close(self, say: Callable[[str], None], stall_s: float) -> None:
+        """The job is over: what is being written gets the time for it.
+
+        Args:
+            say: tells people.
+            stall_s: how long it may stand still.
+        """
+        for one in (*self._earlier, *filter(None, (self._newest,))):
+            if not one.has_ended:
+                say(f"step {one.step} is being saved in {one.folder}")
+                one.await_end(stall_s)
+            if not (one.is_on_disk or one.is_lost):
+                say(f"step {one.step} is not saved: {one.trouble}")
+            if one.has_ended:
+                one.close()
+        self._earlier, self._newest = [], None

@@ -7,8 +7,9 @@ wherever the dump goes: the place is a :class:`~agent.dump.target.Target`. All o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from agent.controller import actions as do
 from agent.dump.target import Advance, SavedDump, Target
 from agent.records.file_thread import side_by_side
 from worker_hooks.contract.layout import DumpLayout
@@ -125,3 +126,32 @@ class DumpDraft:
 def private_nbytes(pages: Mapping[int, Page]) -> int:
     """How many bytes the private state of these ranks takes."""
     return sum(entry.nbytes for page in pages.values() for entry in page.entries)
+
+
+class KeptReading(Protocol):
+    """A dump in memory that is to be made of what killed ranks have left."""
+
+    save: do.SaveRanks  # what a dump by living ranks would have been ordered by
+    target: Target
+    draft: DumpDraft
+
+    def run(self, order: DumpOrder, advance: Advance) -> SavedDump:
+        """Make it; file work, which raises what a commit does."""
+
+
+class KeptMemory(Protocol):
+    """The memory of ranks that were killed."""
+
+    def reading(
+        self, action: do.CommitDump, pages: Mapping[int, Page], every: Sequence[int]
+    ) -> KeptReading:
+        """A dump of the action's step.
+
+        Args:
+            action: which dead ranks hold what.
+            pages: of all ranks; they hold the private state.
+            every: all ranks.
+        """
+
+    def drop_dead(self) -> None:
+        """Nobody will need what dead ranks held."""

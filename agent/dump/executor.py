@@ -16,9 +16,9 @@ from typing import NamedTuple, TypeVar
 
 from agent.controller import actions as do
 from agent.controller import events as ev
-from agent.dump.beside import WrittenBeside
+from agent.dump.beside import RestartMemory, WrittenBeside
 from agent.dump.copies import MemoryCopies
-from agent.dump.draft import DumpDraft, DumpOrder, private_nbytes
+from agent.dump.draft import DumpDraft, DumpOrder, KeptMemory, private_nbytes
 from agent.dump.flush import Elsewhere, MemoryFlush
 from agent.dump.folder import FolderTarget
 from agent.dump.memory import MemoryTarget
@@ -26,7 +26,14 @@ from agent.dump.old_dumps import remove_old
 from agent.dump.replies import Answer, Replies
 from agent.dump.room import needed
 from agent.dump.summary import dump_summary
-from agent.dump.target import AbandonedError, Gather, LostCopyError, SavedDump, Spread, Target
+from agent.dump.target import (
+    AbandonedError,
+    Gather,
+    LostStateError,
+    SavedDump,
+    Spread,
+    Target,
+)
 from agent.hooks.handshake import Handshake
 from agent.hooks.rank_links import RankLinks
 from agent.hooks.services import Services
@@ -107,8 +114,9 @@ class DumpExecutor:
         self._order: do.SaveRanks | None = None  # the newest
         self._kept: _Dump | None = None  # the complete dump in memory
         self._abandoned: list[Target] = []  # ranks may still look for their files there
-        self._beside: WrittenBeside | None = None  # that ranks restart from
-        self._besides: list[WrittenBeside] = []  # from which they did earlier, not written yet
+        self.beside = RestartMemory()
+        self.kept: KeptMemory | None = None
+        """What killed ranks have left; ``None``: that is not kept."""
         self.spread: Spread | None = None
         """Brings a checkpoint in memory to the other nodes; ``None``: there are none."""
         self.gather: Gather | None = None
@@ -302,6 +310,9 @@ class DumpExecutor:
 
     def commit(self, action: do.CommitDump) -> None:
         """Complete the dump; answered by exactly one DumpCommitted or CommitFailed."""
+        if action.is_kept and (self._kept is None or self._kept.action.dump_id != action.dump_id):
+            self._read_kept(action)
+            return
         if action.from_memory:
             self._flush(action)
             return
@@ -326,6 +337,39 @@ class DumpExecutor:
             lambda: draft.commit(order),
             lambda done: self._on_committed(dump, action, began_s, done),
         )
+
+    def _read_kept(self, action: do.CommitDump) -> None:
+        """Make a dump in memory of what killed ranks have left, then go on from there."""
+        self.abandon()
+        self._frozen_s, kept = self._frozen_s or time.monotonic(), self.kept
+        assert kept is not None
+        reading = kept.reading(action, self._pages.all(), self._ranks)
+        order = DumpOrder(
+            written={},
+            variants=action.variants,
+            odd=(),
+            world_size=self._spec.world_size,
+            attempt=self._attempt,
+            record_id=self._spec.saves_as,
+            reason=self._failure,
+            holders=action.holders,
+        )
+        dump = _Dump(reading.save, reading.target, reading.draft, time.monotonic())
+        event = ev.DumpProgressed(action.dump_id)
+        progress = self._progress(lambda: self._post(event))
+
+        def done(result: SavedDump | Exception) -> None:
+            kept.drop_dead()
+            if isinstance(result, Exception):
+                why = f"what killed ranks have left in memory cannot be read: {_describe(result)}"
+                reading.target.close()
+                self._post(ev.CommitFailed(action.dump_id, why, is_place=False, is_state=True))
+                return
+            self._keep(dump)
+            self._flush(action)
+
+        self._file_thread.continue_in_new_thread()  # the disk of an earlier job may be slow
+        self._file_thread.do(lambda: reading.run(order, progress), done)
 
     def _flush(self, action: do.CommitDump) -> None:
         """Write the dump in memory to a folder: no rank is needed."""
@@ -367,10 +411,7 @@ class DumpExecutor:
         except OSError as error:
             self._post(ev.CommitFailed(action.dump_id, _describe(error), is_place=False))
             return
-        if self._beside is not None:
-            self._besides.append(self._beside)  # it may still be being written
-        self._beside = beside
-        self._free_beside()
+        self.beside.begin(beside)
         self._file_thread.continue_in_new_thread()  # the next dump does not wait for this one
         self._file_thread.do(
             lambda: beside.write(lambda _: None),
@@ -400,45 +441,12 @@ class DumpExecutor:
             written = ev.CheckpointWritten(action.dump_id, action.step, done.path)
             self._remove_old(Path(done.path))
             beside.is_written = True
-        self._free_beside()
+        self.beside.free()
         self._post(written)
-
-    def in_memory(self, folder: str) -> str:
-        """Where ranks that resume from this folder find what is to be in it; empty: there."""
-        beside = self._beside
-        if beside is None or beside.folder != folder or beside.is_written:
-            self.all_joined()  # nobody looks for it in memory
-            return ""
-        beside.is_read = False
-        return beside.path
-
-    def all_joined(self) -> None:
-        """No rank looks for what is in memory any more: all have opened it."""
-        if self._beside is not None:
-            self._beside.is_read = True
-        self._free_beside()
-
-    def _free_beside(self) -> None:
-        """Free what is on the disk, and what all ranks have."""
-        for one in [one for one in self._besides if one.is_written or one.is_lost]:
-            self._besides.remove(one)
-            one.close()
-        present = self._beside
-        if present is not None and present.is_written and present.is_read:
-            self._beside = None
-            present.close()
 
     def close(self) -> None:
         """The job is over: what is being written gets the time for it."""
-        for one in (*self._besides, *filter(None, (self._beside,))):
-            if not one.has_ended:
-                self._services.say(f"step {one.step} is being saved in {one.folder}")
-                one.await_end(self._spec.dump.stall_s)
-            if not (one.is_on_disk or one.is_lost):
-                self._services.say(f"step {one.step} is not saved: {one.trouble}")
-            if one.has_ended:
-                one.close()
-        self._besides, self._beside = [], None
+        self.beside.close(self._services.say, self._spec.dump.stall_s)
 
     def _elsewhere(
         self, action: do.CommitDump, kept: _InMemory, target: FolderTarget
@@ -587,6 +595,6 @@ def _place(action: do.SaveRanks) -> tuple[int, int, int]:
 def _describe(error: Exception) -> str:
     if isinstance(error, OSError):
         return describe_os_error(error)
-    sentences = AbandonedError | LostCopyError | UnknownStateError | IncompleteStateError
+    sentences = AbandonedError | LostStateError | UnknownStateError | IncompleteStateError
     is_sentence = isinstance(error, sentences)
     return str(error) if is_sentence else repr(error)

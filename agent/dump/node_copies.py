@@ -15,7 +15,7 @@ from typing import NamedTuple
 from agent.dump.copy_files import CopyFiles
 from agent.dump.flush import Written, write_files
 from agent.dump.folder import FolderTarget
-from agent.dump.target import LostCopyError
+from agent.dump.target import LostStateError
 from agent.nodes.run_messages import CopyProgressed, CopyWritten, WriteCopy
 from agent.records.file_thread import FileThread
 from worker_hooks.contract import protocol
@@ -58,13 +58,13 @@ class CopyGatherer:
         if (answer.dump_id, answer.folder) != (present.dump_id, present.folder):  # one before it
             return
         if answer.why_not:
-            kind = OSError if answer.is_place else LostCopyError
+            kind = OSError if answer.is_place else LostStateError
             self._end(kind(answer.why_not))
             return
         try:
             self._shards += manifests.decode(answer.manifest).shards
         except ValueError as error:
-            self._end(LostCopyError(f"what node {node} has written is not known: {error}"))
+            self._end(LostStateError(f"what node {node} has written is not known: {error}"))
             return
         present.awaited.discard(node)
         if not present.awaited:
@@ -73,7 +73,7 @@ class CopyGatherer:
     def lose(self, node: int, why: str) -> None:
         """A node is gone."""
         if self._present is not None and node in self._present.awaited:
-            self._end(LostCopyError(f"{why}, and with it what its ranks had copied"))
+            self._end(LostStateError(f"{why}, and with it what its ranks had copied"))
 
     def _end(self, result: Written) -> None:
         assert self._present is not None

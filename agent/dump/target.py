@@ -22,8 +22,8 @@ Gather = Callable[[int, int, Manifest, str, Callable[[tuple[Shard, ...] | Except
 the manifest of these files alone, the folder, and what takes what is written, or why it is not."""
 
 
-class LostCopyError(Exception):
-    """What a rank has copied is not to be had any more."""
+class LostStateError(Exception):
+    """What a rank has copied, or left, is not to be had any more."""
 
 
 class AbandonedError(Exception):

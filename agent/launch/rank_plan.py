@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from agent.spec.job_spec import JobSpec, ProgramKind, ProtectMode, Std, UsageError
+from agent.spec.job_spec import CopyMode, JobSpec, ProgramKind, ProtectMode, Std, UsageError
 from agent.workers.order_batches import order_bytes
 from worker_hooks.contract.env import JobEnv, WorkerEnv, listed_devices, visible_devices
 from worker_hooks.contract.layout import RunLayout
@@ -77,6 +77,7 @@ def job_env(spec: JobSpec, port: int, hooks: str = "", interface: str = "") -> J
         job_id=spec.job_id,
         interface=interface,
         shadows=spec.shadows,
+        keeps_memory=spec.dump.copies is CopyMode.LIVE and spec.nnodes == 1,
     )
 
 

@@ -100,6 +100,7 @@ class CopyMode(Enum):
 
     AUTO = "auto"  # where no other rank holds what one has
     COPY = "copy"  # always
+    LIVE = "live"  # always; and the memory of killed ranks is read
     OFF = "off"
 
 

@@ -20,16 +20,18 @@ from agent.hooks.rank_links import RankLinks
 from agent.hooks.rank_processes import RankProcesses
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
+from agent.kept.kept_ranks import KeptRanks
 from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import JobSpec
 from agent.workers.worker import Worker
 
 
 class Guarding(NamedTuple):
-    """Who answers the ranks, carries out dumps and looks for hangs."""
+    """Who answers the ranks, carries out dumps, keeps dead ranks' memory and looks for hangs."""
 
     handshake: Handshake
     dumps: DumpExecutor
+    kept: KeptRanks
     health: HealthMonitor
     stopped: StoppedRanks
 
@@ -46,7 +48,7 @@ def guarding(
     kept: KeptRecord,
     services: Services,
 ) -> Guarding:
-    """All four, for a whole job.
+    """All of them, for a whole job.
 
     Args:
         spec: the job.
@@ -61,9 +63,13 @@ def guarding(
         services: shared by all.
     """
     handshake = Handshake(spec.dump, spec.saves_as, fallback, links, kept, services)
+    dumps = DumpExecutor(spec, fallback, links, pages, handshake, services)
+    memory = KeptRanks()
+    dumps.kept = memory
     return Guarding(
         handshake=handshake,
-        dumps=DumpExecutor(spec, fallback, links, pages, handshake, services),
+        dumps=dumps,
+        kept=memory,
         health=HealthMonitor(spec.timeouts.hang_s, pages, links, processes, worker, services),
         stopped=StoppedRanks(
             () if spec.timeouts.hang_s == 0 else range(spec.world_size),

@@ -44,11 +44,13 @@ from agent.text.sanitize import encodable
 from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
+from worker_hooks.contract.atomic_file import describe_os_error
 
 if TYPE_CHECKING:
     from agent.supervisor.guarding import Guarding
 
 WRAPPER_S = 0.5  # until a wrapper ends whose rank has died
+NOT_KEPT = "the memory of rank {} is lost if it is killed (--protect-memory=live): {}"
 CLOSE_S = 5.0  # for file work that nobody waits for any more
 
 
@@ -95,6 +97,7 @@ class HooksBridge:
         self._exiting = ExitingRanks(self._links, self._pages, self._processes, self._training, say)
         self._raised: set[int] = set()
         self._holders = Holders()
+        self._is_loss_said = False  # that the memory of a killed rank is not kept
         self._alike: dict[int, protocol.Replicated] = {}  # by rank, of those in a replica group
         self._spread: Spread | None = None
         self._gather: Gather | None = None
@@ -148,7 +151,7 @@ class HooksBridge:
         self._began = attempt
         self._links.begin(attempt)
         if self._guarding is not None:
-            memory = self._guarding.dumps.in_memory(resume)
+            memory = self._guarding.dumps.beside.path_of(resume)
             self._guarding.handshake.begin(attempt, resume, memory)
             self._guarding.dumps.begin(attempt)
 
@@ -171,6 +174,7 @@ class HooksBridge:
             self._training.discard(rank)
             self._raised.discard(rank)
             self._exiting.take_back(rank)
+        guarding.kept.drop(action.newcomers)
         self._processes.forget(action.newcomers)
         self._tell(
             action.survivors, protocol.Rejoin(action.attempt, action.path, action.reason, port)
@@ -192,6 +196,7 @@ class HooksBridge:
         self._votes.close()
         if self._guarding is not None:
             self._guarding.health.forget()
+            self._guarding.kept.close()
             self._guarding.dumps.copies.forget()
             self._guarding.dumps.forget()
 
@@ -199,6 +204,7 @@ class HooksBridge:
         """The job is over."""
         self._votes.close()
         if self._guarding is not None:
+            self._guarding.kept.close()
             self._guarding.dumps.copies.forget()
             self._guarding.dumps.forget()
             self._guarding.dumps.close()
@@ -224,6 +230,8 @@ class HooksBridge:
                 self._links.send(rank, self._replicated(rank))
         if self._guarding is not None:
             self._guarding.dumps.copies.decided(state, holders.to_copy)
+            if state is JobState.RUNNING:  # others hold it
+                self._guarding.kept.drop_dead()
         self._exiting.decided(state)
         self._watch()
 
@@ -238,6 +246,10 @@ class HooksBridge:
         self.refresh({rank: self._agent.worker(rank)})
         step = self._pages.newest_step(rank)
         return self._steps.get(rank) if step is None else step
+
+    def kept_steps(self, rank: int) -> tuple[int, ...]:
+        """The steps that the memory of a dead rank holds whole, the newest first."""
+        return () if self._guarding is None else self._guarding.kept.steps(rank)
 
     def newest_step(self) -> int:
         """The newest step that a rank of the job has committed; 0: none."""
@@ -494,13 +506,27 @@ class HooksBridge:
         if rank in self._spec.ranks_here:
             self._agent.protect(self._links.pid(rank))
             self._copies.show(rank)
+            message = self._kept(message)
         self._shared.share(self._attempt, self._services.loop)
         self._agent.post(
             message._replace(not_replaceable_why=encodable(message.not_replaceable_why))
         )
         self._links.send(rank, self._replicated(rank))
         if len(self._steps) == self._spec.world_size:
-            self._load().dumps.all_joined()
+            self._load().dumps.beside.all_joined()
+
+    def _kept(self, message: protocol.Registered) -> protocol.Registered:
+        """Open the memory that is to outlive a rank; what is known of it then."""
+        why = encodable(message.not_kept_why)
+        if message.keeper:
+            try:
+                self._load().kept.keep(message.rank, message.keeper, message.board)
+            except OSError as error:
+                message, why = message._replace(keeper=0), describe_os_error(error)
+        if why and not self._is_loss_said:
+            self._is_loss_said = True
+            self._say(NOT_KEPT.format(message.rank, why))
+        return message
 
     def _replicated(self, rank: int) -> protocol.Replicated:
         known = self._alike.get(rank)

@@ -356,6 +356,10 @@ class HooksRelay:
         """The newest step that a rank here has committed; 0: none."""
         return self._pages.newest_of_all()
 
+    def kept_steps(self, rank: int) -> tuple[int, ...]:  # noqa: ARG002
+        """No step: no memory is kept on several nodes."""
+        return ()
+
     def hear_out(self, rank: int) -> int | None:
         """Hand on the last messages of a dead rank, and its page; its commit is read there."""
         self._links.hear_out(rank)

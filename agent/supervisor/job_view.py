@@ -117,6 +117,9 @@ class HooksPort(Protocol):
     def hear_out(self, rank: int) -> int | None:
         """Take in the last messages of a dead rank; its newest commit, if it is known here."""
 
+    def kept_steps(self, rank: int) -> tuple[int, ...]:
+        """The steps that the memory of a dead rank holds whole, the newest first."""
+
     def has_finished(self, rank: int) -> bool:
         """Whether a rank's script had ended, and the rank was on its way out."""
 

@@ -191,6 +191,7 @@ class Supervisor:
                 worker.amid,
                 is_over=is_over,
                 fault=fault,
+                kept=self._hooks.kept_steps(worker.rank) if code else (),
             )
         )
 

@@ -241,8 +241,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("protect-memory", _S.RECOVERY,
            "copy: each rank copies its state, or its part of what replicas share, to msrun's "
            "memory again and again; if no rank can save it any more, the newest copy is saved. "
-           "auto: where no other rank holds what one has.",
-           default="auto", metavar="auto|copy|off", choices=("auto", "copy", "off"), origin=_OUR),
+           "auto: where no other rank holds what one has. live: copy, and what killed ranks leave "
+           "in their memory is read: no step is lost if all are killed at once. On one node.",
+           default="auto", metavar="auto|copy|live|off", choices=("auto", "copy", "live", "off"),
+           origin=_OUR),
     Option("protect", _S.RECOVERY,
            "hooks: what a script registers (TrainState) is kept when a rank dies. shadow: scripts "
            "stay as they are; each rank is a process that is copied now and then (fork), and the "

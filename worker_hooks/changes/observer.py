@@ -115,6 +115,7 @@ class ChangeObserver:
         self._still = 0  # steps in a row without a counted change outside of updates
         self._said: set[str] = set()
         self._keeps_all = False  # copies of all are made at each commit
+        self._else_why = HALTS
         self._needed: set[str] = set()  # and these were, or would be, without that
         self._has_unseen = False  # something changed uncounted between an update and its commit
         self._blind_why = ""  # why nothing can be known of the state
@@ -181,13 +182,17 @@ class ChangeObserver:
         """Whether something was seen to change uncounted between an update and its commit."""
         return self._has_unseen
 
-    def keep_all(self) -> None:
+    def keep_all(self, else_why: str = HALTS) -> None:
         """From now on copy all of the state at each commit, if it is small and that is cheap.
 
         Steps were seen to halt behind their update, in a collective, with changes yet to be made.
         Such a step is no state to resume from, so the commit before must stay one.
+
+        Args:
+            else_why: what it means if that is not so, with a place for the reason.
         """
         if not self._keeps_all:
+            self._else_why = else_why
             self._keeps_all, self._needed = True, {*self._copies.names}
 
     @property
@@ -240,7 +245,7 @@ class ChangeObserver:
         if refused:
             self._keeps_all = False
             self._copies.let_go(extra)
-            log.warning(HALTS, refused[0])
+            log.warning(self._else_why, refused[0])
 
     def committed(self, held: CommittedTensors) -> None:
         """Behind a commit: look at the content, if the step that begins is to be audited."""

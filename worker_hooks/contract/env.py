@@ -45,6 +45,9 @@ SHADOWS = "MSRUN_SHADOWS"
 Not set: it makes none.
 """
 
+KEEPS_MEMORY = "MSRUN_KEEPS_MEMORY"
+"""``1``: a rank's memory is kept when it is killed, and it says where its state lies."""
+
 REHEARSE = "MSRUN_REHEARSE"
 """``1``: a new rank whose peers live on; its groups only pretend until it calls ``run``."""
 
@@ -101,6 +104,8 @@ class JobEnv(NamedTuple):
     """The network interface at which other nodes are reached; empty: there are none."""
     shadows: str = ""
     """Optimizer steps from one shadow to the next, or ``measured``; empty: there are none."""
+    keeps_memory: bool = False
+    """Whether the memory of killed ranks is read."""
 
     def environ(self, inherited: Mapping[str, str], record_id: str) -> dict[str, str]:
         """Variables that are the same on all ranks; ``inherited`` is the agent's environment."""
@@ -139,6 +144,8 @@ class JobEnv(NamedTuple):
             environ[STRICT] = "1"
         if self.hooks and self.shadows:
             environ[SHADOWS] = self.shadows
+        if self.hooks and self.keeps_memory:
+            environ[KEEPS_MEMORY] = "1"
         if self.rank_table_file is not None:
             environ["RANK_TABLE_FILE"] = self.rank_table_file
         if sets_omp_threads(self.local_world_size, inherited):
@@ -193,6 +200,7 @@ class RankEnv(NamedTuple):
     is_strict: bool = False  # refuse to train with variables that cannot be restored
     save_to: str = ""  # a drill's folder; it replaces every folder that the script saves to
     is_controlled: bool = False  # by msrun on another node
+    keeps_memory: bool = False  # of killed ranks, to be read
 
     def redirected(self, folder: str) -> str:
         """Where to save instead of in ``folder``; there itself, unless this is a drill."""
@@ -220,6 +228,7 @@ class RankEnv(NamedTuple):
             audit=_share(environ.get(AUDIT, "")),
             is_strict=environ.get(STRICT) == "1",
             is_controlled=bool(environ.get(JOB)),
+            keeps_memory=environ.get(KEEPS_MEMORY) == "1",
         )
 
 

@@ -101,6 +101,7 @@ class Guard:
         self.rehearses = False  # a new rank in this place has to run the script alone, up to run()
         self.why_cut_inside: Callable[[], str] = str  # as not_replaceable_why, once it has trained
         self.why_held_only = ""  # why the state can be read only while the main thread waits
+        self.not_kept_why = ""  # why this process's memory dies with it, if it was not to
         self._unsafe_why = ""  # why no moment of this training is known to be whole
         self.peers = KnownPeers()
         self.memory: HeldDump | None = None
@@ -210,7 +211,7 @@ class Guard:
         """From now on the state can be saved. Called in the main thread; again for a new page."""
         if self._link is None:
             return
-        why = self.not_replaceable_why
+        why, kept = self.not_replaceable_why, self.source.kept
         try:
             self._link.send(
                 protocol.Registered(
@@ -220,6 +221,9 @@ class Guard:
                     compares=self.compares,
                     rehearses=self.rehearses,
                     not_copied_why=self._copier.why_never,
+                    keeper=0 if kept is None else kept.keeper,
+                    board=0 if kept is None else kept.board,
+                    not_kept_why=self.not_kept_why,
                 ),
                 [page],
             )
@@ -252,6 +256,10 @@ class Guard:
             log.warning(
                 "a signal to rank %d alone does not request an exit: %s", self.env.rank, error
             )
+
+    def why_unsafe(self) -> tuple[str, str]:
+        """Why no step of this training may be saved, and why none may be read in live memory."""
+        return self._unsafe_why, self.why_held_only
 
     def distrust(self, why: str) -> None:
         """From now on this rank's state counts as torn: it changes where nobody can see it."""

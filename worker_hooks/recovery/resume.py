@@ -30,7 +30,7 @@ from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.commit import EARLY_BUFFERS
 from worker_hooks.storage.find import search
 from worker_hooks.storage.manifest import Manifest
-from worker_hooks.tensors.shard import quick_digest
+from worker_hooks.tensors.shard import digest_like
 from worker_hooks.tensors.tensor_bytes import to_bytes
 
 log = logging.getLogger("msrun")
@@ -358,7 +358,9 @@ def _script(private: LoadedPrivate) -> Script:
 
 def _is_unchanged(point: ResumePoint, committed: CommittedState) -> bool:
     """Whether the replicated state is known to be that of the checkpoint, bit for bit."""
-    return point.is_in_memory and quick_digest(committed.present()) == point.quick_digest
+    if not point.is_in_memory:
+        return False
+    return digest_like(point.quick_digest, committed.present()) == point.quick_digest
 
 
 def _consumed(point: ResumePoint, feed: Feed, rank: int) -> int:

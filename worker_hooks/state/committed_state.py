@@ -12,7 +12,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from operator import ge
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -57,6 +57,19 @@ class Commit(NamedTuple):
     tensors: CommittedTensors  # those in live memory, and copies of some
 
 
+class KeptMemory(Protocol):
+    """Notes where commits lie in this process's memory, which outlives the process."""
+
+    keeper: int
+    board: int
+
+    def update_begins(self) -> None:
+        """Live memory is not as of the newest commit any more."""
+
+    def note(self, state: CommittedState, commit: Commit) -> None:
+        """A commit is made, and is what the state's tensors and page hold."""
+
+
 class CommittedState:
     """Written by the main thread at commits; read by the listener while the gate is closed."""
 
@@ -96,6 +109,7 @@ class CommittedState:
         self._registered = structures(self.pieces)
         self._structures = self._registered  # as seen last
         self.parts: dict[int, list[torch.Tensor]] = {}  # torch counts no changes of these
+        self.kept: KeptMemory | None = None  # if this memory outlives the process
 
     @property
     def why_pending(self) -> str:
@@ -302,6 +316,8 @@ class CommittedState:
         self._before, self._commit = before, Commit(self.step, snapshots, tensors)
         self._marks, self._after, self._begun = marks or self._reader.marks(), None, None
         self.private.write(self.step, position, is_commit=True)
+        if self.kept is not None:
+            self.kept.note(self, self._commit)
         if self.device is not None:  # behind what the device copies to the page
             is_as_updated &= all(map(devices.is_on_host, tensors.copies.values()))
             is_as_updated &= not self.private.may_have_late_buffers()
@@ -519,18 +535,21 @@ class CommittedState:
             access, copies = self.reading.passed(self.device, step, MarkKind.END), {}
             own = [(entry, self._newest(entry, octets)) for entry, octets in own]
             snapshots = self._reader.snapshots()
-        late = sorted(self.private.late_as_of(step))
-        facts = {
+        facts = self.facts_of(step)
+        return replica_of(self.pieces, snapshots, copies, own, facts, access, held)
+
+    def facts_of(self, step: int) -> dict[str, Any]:
+        """What else is saved of a step."""
+        return {
             "step": step,
             "usual": self.typical_changes,
-            "late": late,
+            "late": sorted(self.private.late_as_of(step)),
             "late_on_device": [each.name for each in self.buffers.device_entries],
             "changing": self.changes.changing,
             "audited": self.changes.audited,
             "reshaped": self.reshaped(),
             **self._extra_facts(),
         }
-        return replica_of(self.pieces, snapshots, copies, own, facts, access, held)
 
     def present(self) -> Replica:
         """The registered state as it is now, for its digest. For the main thread.

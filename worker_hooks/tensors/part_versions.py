@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from worker_hooks.contract.kept_memory import BoardWriter
 from worker_hooks.tensors.placements import Distributed, part_of
 
 log = logging.getLogger("msrun")
@@ -32,6 +33,9 @@ _VERSION = attrgetter("_version")
 _LISTS = ("aten::_foreach_", "aten::_fused_")  # the functions that change tensors in lists
 
 _changes: dict[int, int] = {}  # of registered parts, by the memory that they share with others
+_noted = [0]  # changes of all of them
+board: BoardWriter | None = None
+"""Shows how many changes were noted here, to whoever reads this process when it is dead."""
 _said: set[str] = set()
 
 
@@ -154,3 +158,11 @@ def _note(tensor: Any) -> None:
         return
     if memory in _changes:
         _changes[memory] += 1
+        _noted[0] += 1
+        if board is not None:
+            board.count(noted())
+
+
+def noted() -> int:
+    """How many changes of registered parts were noted that none of their versions shows."""
+    return _noted[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from worker_hooks.contract.kept_memory import KEPT, kept_digest
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.device.side_stream import HOST, DeviceAccess
 from worker_hooks.storage import safetensors_file
@@ -40,6 +42,8 @@ from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.tensor_bytes import entry_of, plain
 
 _WHOLE = 1 << 20  # bytes; smaller tensors are not cut
+FORMAT = {"DCP_VERSION": "1.0", "format": "pt"}
+"""What every shard's metadata say."""
 
 
 class Replica(NamedTuple):
@@ -168,6 +172,26 @@ def quick_digest(replica: Replica, advance: Callable[[int], None] = lambda _: No
     return found.digest(_seed(cuts, replica.rest))
 
 
+def digest_like(other: str, replica: Replica) -> str:
+    """The digest of the kind that another one is, so that it is equal if the state is.
+
+    Args:
+        other: of :func:`quick_digest`, or what was read in the memory of killed ranks by a process
+            without torch.
+        replica: does not change meanwhile.
+
+    Raises:
+        RuntimeError, TypeError: as :func:`quick_digest`.
+    """
+    if not other.startswith(KEPT):
+        return quick_digest(replica)
+    reader, cuts, found = Reader(replica.access), _cuts(replica, 0, 1), 0
+    for cut in cuts:
+        for piece in reader.pieces(cut.tensor):
+            found = zlib.crc32(piece, found)
+    return kept_digest(_seed(cuts, replica.rest), found)
+
+
 def plan(replica: Replica, part: int, parts: int) -> ShardPlan:
     """Plan part ``part`` of ``parts`` equal parts; part 0 holds the buffers, too.
 
@@ -264,6 +288,15 @@ def _put(file: io.FileIO, content: Bytes) -> int:
     return len(content)
 
 
+def whole_cuts(tensors: Mapping[str, torch.Tensor], boxes: Mapping[str, Box]) -> list[TensorCut]:
+    """All of the state as the file of a single writer has it.
+
+    Raises:
+        TypeError: there is a tensor that cannot be saved.
+    """
+    return _cuts(Replica(tensors, (), "", {}, boxes=boxes), 0, 1)
+
+
 def _cuts(replica: Replica, part: int, parts: int) -> list[TensorCut]:
     """All tensors in the order of the file: the largest elements first, so that all are aligned."""
     found = [(entry_of(name, tensor), tensor) for name, tensor in replica.tensors.items()]
@@ -293,21 +326,41 @@ def _header(
     replica: Replica, cuts: Sequence[TensorCut], buffers: Sequence[tuple[Entry, memoryview]]
 ) -> bytes:
     entries = [*(cut.share for cut in cuts), *(entry for entry, _ in buffers)]
-    sharding = {
-        entry.name: {OFFSETS: [0] * len(safetensors_file.stored(entry).shape)} for entry in entries
-    } | {cut.entry.name: cut.place for cut in cuts}
-    metadata = {
-        **replica.metadata,
-        REST: replica.rest,
-        SHARDING: json.dumps(sharding),
-        "DCP_VERSION": "1.0",
-        "format": "pt",
-    }
+    places = {SHARDING: sharding(cuts, entries)}
+    metadata = {**replica.metadata, REST: replica.rest, **places, **FORMAT}
     return safetensors_file.header(entries, metadata)
 
 
+def sharding(cuts: Sequence[TensorCut], entries: Sequence[Entry]) -> str:
+    """Where the tensors of a file belong, as torch's reader wants it: JSON.
+
+    Args:
+        cuts: what the file has of the state.
+        entries: all tensors of the file.
+    """
+    places = {
+        entry.name: {OFFSETS: [0] * len(safetensors_file.stored(entry).shape)} for entry in entries
+    }
+    return json.dumps(places | {cut.entry.name: cut.place for cut in cuts})
+
+
 def _seed(cuts: Sequence[TensorCut], rest: str) -> str:
-    told: list[Any] = [[cut.entry for cut in cuts], rest]
-    if boxes := [cut.box for cut in cuts if cut.box is not None]:
-        told.append(boxes)
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return seed_of(*seed_texts(cuts), rest)
+
+
+def seed_texts(cuts: Sequence[TensorCut]) -> tuple[str, str]:
+    """What a digest covers of the tensors besides their bytes: what they are, and their boxes."""
+    boxes = [cut.box for cut in cuts if cut.box is not None]
+    return json.dumps([cut.entry for cut in cuts]), json.dumps(boxes) if boxes else ""
+
+
+def seed_of(entries: str, boxes: str, rest: str) -> str:
+    """What a digest covers besides bytes, as hexadecimal sha256.
+
+    Args:
+        entries: of :func:`seed_texts`.
+        boxes: of the same.
+        rest: the state that is no tensor, as JSON.
+    """
+    told = ", ".join(filter(None, (entries, json.dumps(rest), boxes)))
+    return hashlib.sha256(f"[{told}]".encode()).hexdigest()

@@ -15,12 +15,18 @@ from worker_hooks.drill.plan import DrillPlan
 from worker_hooks.guard.guard import Guard, StartupOptions
 from worker_hooks.guard.state_source import StateSource
 from worker_hooks.recovery import agent_lost, resume
+from worker_hooks.state.committed_state import CommittedState
 from worker_hooks.training import torch_names
 
 log = logging.getLogger("msrun")
 
 ENDED_BY_TORCH = (
     "when a rank dies, torch's NCCL watchdog may end the others before their state is saved: {}"
+)
+
+AMID_UPDATE = (
+    "if all ranks that hold a part of the state are killed amid an update, training goes on from "
+    "an older copy: %s"
 )
 
 
@@ -106,6 +112,21 @@ def connect(
         where = f"in {' and '.join(places)}" if places else "(no ckpt_save_path says where it is)"
         log.warning("there is nothing to resume %s: training begins anew", where)
     return guard, found
+
+
+def keep_memory(committed: CommittedState, guard: Guard) -> None:
+    """Have this process's memory outlive it, if that is wanted and possible."""
+    if not (guard.env.keeps_memory and guard.is_on):
+        return
+    from worker_hooks.kept.state_mapper import StateMapper
+    from worker_hooks.kept.tensor_chain import UnknownTensorLayoutError
+
+    try:
+        committed.kept = StateMapper(committed.pieces, guard.why_unsafe)
+    except (OSError, UnknownTensorLayoutError) as error:
+        guard.not_kept_why = str(error)
+    else:
+        committed.changes.keep_all(AMID_UPDATE)
 
 
 def _warn_unguarded(guard: Guard, *, is_wanted: bool) -> None:

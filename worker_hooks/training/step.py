@@ -178,6 +178,8 @@ class StepTracker:
             self._gate.wait_until(device.timeline.may_update)
         self._committed.update_begins()
         self._gate.begin_update()
+        if (kept := self._committed.kept) is not None:
+            kept.update_begins()
         if parts := self._committed.parts.get(index):  # of others autograd may have need yet
             torch.autograd.graph.increment_version(parts)
         if (device := self._committed.device) is not None:  # what the gate stops is not queued

@@ -94,6 +94,7 @@ class TrainState:
             self._observers,
             wants_resume=str(is_recover).lower() in {"1", "true"},
         )
+        startup.keep_memory(self._committed, self._guard)
         self.exit = ExitControl(self._guard, self._callbacks, self._committed.pieces)
         self._loop = DataLoop(
             self,

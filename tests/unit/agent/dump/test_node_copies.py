@@ -16,7 +16,7 @@ from agent.dump.copy_files import CopyFiles
 from agent.dump.flush import MemoryFlush
 from agent.dump.folder import FolderTarget
 from agent.dump.node_copies import UNKNOWN, CopyGatherer, NodeCopies
-from agent.dump.target import LostCopyError, SavedDump
+from agent.dump.target import LostStateError, SavedDump
 from agent.nodes.run_messages import CopyWritten, WriteCopy
 from agent.spec.job_spec import CopyMode, JobSpec, Program, ProgramKind
 from worker_hooks.contract import protocol
@@ -179,9 +179,9 @@ def test_the_other_node_may_be_quicker(nodes):
     ("answer", "kind", "why"),
     [
         (CopyWritten(1, "", why_not="No space left", is_place=True), OSError, "No space left"),
-        (CopyWritten(1, "", why_not=UNKNOWN), LostCopyError, "this node has no such copy"),
-        (CopyWritten(1, "", manifest="{"), LostCopyError, "what node 1 has written is not known"),
-        (None, LostCopyError, "node 1 is gone, and with it what its ranks had copied"),
+        (CopyWritten(1, "", why_not=UNKNOWN), LostStateError, "this node has no such copy"),
+        (CopyWritten(1, "", manifest="{"), LostStateError, "what node 1 has written is not known"),
+        (None, LostStateError, "node 1 is gone, and with it what its ranks had copied"),
     ],
     ids=["no room", "no copy", "nonsense", "gone"],
 )

@@ -1,0 +1,66 @@
+"""The ranks of a job whose memory outlives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from agent.controller import actions as do
+from agent.kept.kept_rank import KeptRank
+from agent.kept.reading import KeptReading
+from worker_hooks.contract.kept_memory import StateMap
+from worker_hooks.contract.status_page import Page
+
+
+class KeptRanks:
+    """By rank, of one attempt."""
+
+    def __init__(self) -> None:
+        """There are none."""
+        self._ranks: dict[int, tuple[int, KeptRank]] = {}  # with the keeper's process id
+        self._dead: set[int] = set()
+
+    def keep(self, rank: int, keeper: int, board: int) -> None:
+        """A rank has a keeper; it says so again whenever it registers.
+
+        Raises:
+            OSError: its memory cannot be read.
+        """
+        known = self._ranks.get(rank)
+        if known is not None and known[0] == keeper:
+            return
+        self.drop([rank])
+        self._ranks[rank] = keeper, KeptRank(keeper, board)
+
+    def steps(self, rank: int) -> tuple[int, ...]:
+        """A rank has ended: the steps that its memory holds whole, the newest first."""
+        if rank not in self._ranks:
+            return ()
+        self._dead.add(rank)
+        return tuple(state.step for state in self._ranks[rank][1].states())
+
+    def reading(
+        self, action: do.CommitDump, pages: Mapping[int, Page], every: Sequence[int]
+    ) -> KeptReading:
+        """As :class:`agent.dump.draft.KeptMemory` says."""
+        found: dict[int, tuple[KeptRank, StateMap]] = {}
+        for rank in sorted(self._dead):
+            _, kept = self._ranks[rank]
+            for state in kept.states():
+                if state.step == action.step:
+                    found[rank] = kept, state
+        return KeptReading(found, action, pages, every)
+
+    def drop(self, ranks: Iterable[int]) -> None:
+        """Free the memory of these."""
+        for rank in list(ranks):
+            self._dead.discard(rank)
+            if (known := self._ranks.pop(rank, None)) is not None:
+                known[1].close()
+
+    def drop_dead(self) -> None:
+        """Nobody will need what dead ranks held."""
+        self.drop(self._dead)
+
+    def close(self) -> None:
+        """Free all of it."""
+        self.drop(self._ranks)

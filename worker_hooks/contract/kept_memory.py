@@ -1,0 +1,177 @@
+"""What a rank leaves in its own memory for whoever reads it after the rank was killed.
+
+A *board* of fixed size, whose address the agent knows, says whether an update has begun, and where
+the newest two *maps* are. A map is of one commit: the head of the file to be written, where in this
+memory each tensor's bytes lie, and what proves that they have not changed since. The board is
+written with plain stores while the rank lives. Nobody reads it before the rank is dead, so a store
+that was cut short is all that can be wrong: a map counts if its checksum does.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from array import array
+from typing import NamedTuple
+
+KEPT = "kept-"  # what its digests begin with
+BOARD_BYTES = 64
+SLOTS = 2
+_TORN_AT, _CHANGES_AT, _SLOTS_AT = 0, 8, 16
+_WORD = struct.Struct("<Q")
+_SLOT = struct.Struct("<QQI")  # a map's address, size and CRC-32
+_SIZES = struct.Struct("<IIIII")  # bytes of facts, head, segments, proofs and inline contents
+WORD = 8  # bytes
+
+
+class TensorChain(NamedTuple):
+    """Where torch keeps what is read of a tensor, as offsets in bytes from one thing to the next.
+
+    From the Python object to torch's; from there to the version's counter, in it to the number; and
+    to the storage, in it to the elements' address.
+    """
+
+    inner: int
+    counter: int
+    number: int
+    storage: int
+    elements: int
+
+
+class Proof(NamedTuple):
+    """A tensor that is read where it lies is as of the commit if these are so still."""
+
+    tensor: int  # the address of its Python object
+    version: int
+    elements: int  # the address of its storage's first byte
+
+
+class StateMap(NamedTuple):
+    """Where the state of one commit lies."""
+
+    step: int
+    head: bytes  # of the safetensors file that the segments follow in
+    segments: tuple[tuple[int, int], ...]  # address and bytes; address 0: the next inline bytes
+    replicated: int  # so many of these, the first, are alike on all replicas
+    proofs: tuple[Proof, ...]
+    chain: TensorChain
+    changes: int  # the board's count of changes that no version shows
+    seed: str  # equal on replicas; of names, shapes, and all state that is no tensor
+    inline: bytes
+    is_copied: bool  # an update that has begun since changes nothing of it
+    why_not: str = ""  # why it must not be used
+
+    @property
+    def nbytes(self) -> int:
+        """Of the file."""
+        return len(self.head) + sum(size for _, size in self.segments)
+
+
+class Board(NamedTuple):
+    """A board as it was read."""
+
+    is_torn: bool
+    changes: int
+    slots: tuple[tuple[int, int, int], ...]  # a map's address, bytes and checksum
+
+
+def encode(state: StateMap) -> bytes:
+    """A map as bytes."""
+    facts = json.dumps(
+        {
+            "step": state.step,
+            "replicated": state.replicated,
+            "chain": state.chain,
+            "changes": state.changes,
+            "seed": state.seed,
+            "is_copied": state.is_copied,
+            "why_not": state.why_not,
+        }
+    ).encode()
+    segments = array("Q", [word for pair in state.segments for word in pair]).tobytes()
+    proofs = array("Q", [word for proof in state.proofs for word in proof]).tobytes()
+    parts = (facts, state.head, segments, proofs, state.inline)
+    return _SIZES.pack(*map(len, parts)) + b"".join(parts)
+
+
+def decode(octets: bytes) -> StateMap:
+    """The map that :func:`encode` made.
+
+    Raises:
+        ValueError, KeyError, TypeError, struct.error: it is none.
+    """
+    sizes, at = _SIZES.unpack_from(octets), _SIZES.size
+    if at + sum(sizes) != len(octets):
+        raise ValueError("a map has another size than it says")
+    parts = []
+    for size in sizes:
+        parts.append(octets[at : at + size])
+        at += size
+    facts, head, segments, proofs, inline = parts
+    fields = json.loads(facts)
+    return StateMap(
+        step=fields["step"],
+        head=head,
+        segments=tuple((address, nbytes) for address, nbytes in _grouped(segments, 2)),
+        replicated=fields["replicated"],
+        proofs=tuple(Proof(*each) for each in _grouped(proofs, len(Proof._fields))),
+        chain=TensorChain(*fields["chain"]),
+        changes=fields["changes"],
+        seed=fields["seed"],
+        inline=inline,
+        is_copied=fields["is_copied"],
+        why_not=fields["why_not"],
+    )
+
+
+def _grouped(octets: bytes, count: int) -> list[tuple[int, ...]]:
+    words = array("Q", octets)
+    return list(zip(*[iter(words)] * count, strict=True))
+
+
+def read_board(octets: bytes) -> Board:
+    """The board in these bytes."""
+    (torn,), (changes,) = (_WORD.unpack_from(octets, at) for at in (_TORN_AT, _CHANGES_AT))
+    slots = (_SLOT.unpack_from(octets, _SLOTS_AT + slot * _SLOT.size) for slot in range(SLOTS))
+    return Board(bool(torn), changes, tuple(slots))
+
+
+class BoardWriter:
+    """Writes the board; the main thread calls it."""
+
+    def __init__(self, memory: memoryview) -> None:
+        """``memory``: of :data:`BOARD_BYTES`, all zero."""
+        self._memory = memory
+
+    def tear(self) -> None:
+        """An update is about to begin."""
+        self._memory[_TORN_AT] = 1
+
+    def mend(self) -> None:
+        """What an update changed is committed."""
+        self._memory[_TORN_AT] = 0
+
+    def count(self, changes: int) -> None:
+        """So many changes were made that no version shows."""
+        _WORD.pack_into(self._memory, _CHANGES_AT, changes)
+
+    def show(self, slot: int, address: int, octets: bytes) -> None:
+        """Say where a map is."""
+        at = _SLOTS_AT + slot * _SLOT.size
+        _SLOT.pack_into(self._memory, at, address, len(octets), zlib.crc32(octets))
+
+
+def kept_digest(seed: str, checksum: int) -> str:
+    """The digest of a state that was read in the memory of a killed rank.
+
+    Args:
+        seed: of its map.
+        checksum: CRC-32 of the bytes that are alike on all replicas.
+    """
+    return f"{KEPT}{seed[:24]}-{checksum:08x}"
+
+
+def is_sound(octets: bytes, checksum: int) -> bool:
+    """Whether a map is the one that the board shows."""
+    return bool(octets) and zlib.crc32(octets) == checksum

@@ -1,0 +1,85 @@
+"""A keeper: a sleeping process that shares all of this process's memory, and nothing else.
+
+The kernel frees memory when the last process that uses it has ended. So what lies in the memory of
+a rank that is killed with SIGKILL is there until its keeper is killed, too, and can be read in
+``/proc/<keeper>/mem``. It costs nothing while the rank lives: nothing is copied, no page is written
+twice, and the keeper never runs. What the kernel itself takes back at a lack of memory is gone: it
+kills all processes that share it.
+
+The keeper has no stack of Python's, no file and no signal handler. It runs a few bytes of machine
+code that close its descriptors, so that peers see the rank's connections end; leave the rank's
+session and group, whose processes are killed with the rank; give it a name; and sleep. All signals
+but SIGKILL and SIGSTOP are blocked. As its end signals nothing, ``os.wait()`` in the script does
+not know it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import signal
+
+NAME = "msrun-keeper"  # as ps shows it; at most 15 bytes
+_CLONE_VM = 0x100  # linux/sched.h
+_PAGE = mmap.PAGESIZE
+_LAST_FD = 0xFFFFFFFF
+_PR_SET_NAME = 15  # linux/prctl.h
+_MACHINE = "x86_64"
+# of x86-64: asm/unistd_64.h
+_PAUSE, _SETSID, _PRCTL, _CLOSE_RANGE = 34, 112, 157, 436
+_ENDBR64 = b"\xf3\x0f\x1e\xfa"  # where a call may land, if the processor asks for that
+_ARGUMENTS = (b"\x48\xbf", b"\x48\xbe", b"\x48\xba")  # mov rdi / rsi / rdx, 64 bits
+_NUMBER, _SYSCALL = b"\xb8", b"\x0f\x05"  # mov eax, 32 bits; syscall
+_JUMP = b"\xeb"  # by so many bytes from behind it
+
+
+def start_keeper() -> int:
+    """Start one; its process id.
+
+    Raises:
+        OSError: the kernel, or its policy, does not allow it.
+    """
+    if platform.machine() != _MACHINE:
+        raise OSError(f"there is no keeper for processors of type {platform.machine()}")
+    memory = mmap.mmap(-1, 3 * _PAGE)  # its code; its name; its stack, which grows down
+    room = (ctypes.c_char * len(memory)).from_buffer(memory)
+    _kept.append((memory, room))  # as long as this process lives
+    code = ctypes.addressof(room)
+    name, stack = code + _PAGE, code + 3 * _PAGE
+    memory[_PAGE : _PAGE + len(NAME)] = NAME.encode()
+    text = _code(name)
+    memory[: len(text)] = text
+    libc = ctypes.CDLL(None, use_errno=True)
+    _checked(libc.mprotect(ctypes.c_void_p(code), _PAGE, mmap.PROT_READ | mmap.PROT_EXEC))
+    libc.clone.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+    was = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        return _checked(libc.clone(code, stack, _CLONE_VM, None))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, was)
+
+
+_kept: list[object] = []
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    return result
+
+
+def _code(name: int) -> bytes:
+    """What the keeper runs; it needs no stack, and never returns."""
+    sleep = _call(_PAUSE)
+    again = _JUMP + (-(len(sleep) + 2) & 0xFF).to_bytes(1, "little")
+    begin = _call(_CLOSE_RANGE, 0, _LAST_FD, 0) + _call(_SETSID) + _call(_PRCTL, _PR_SET_NAME, name)
+    return _ENDBR64 + begin + sleep + again
+
+
+def _call(number: int, *arguments: int) -> bytes:
+    loads = zip(_ARGUMENTS, arguments, strict=False)
+    given = b"".join(load + value.to_bytes(8, "little") for load, value in loads)
+    return given + _NUMBER + number.to_bytes(4, "little") + _SYSCALL
