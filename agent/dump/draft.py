@@ -131,9 +131,17 @@ def private_nbytes(pages: Mapping[int, Page]) -> int:
 class KeptReading(Protocol):
     """A dump in memory that is to be made of what killed ranks have left."""
 
-    save: do.SaveRanks  # what a dump by living ranks would have been ordered by
-    target: Target
-    draft: DumpDraft
+    @property
+    def save(self) -> do.SaveRanks:
+        """What a dump by living ranks would have been ordered by."""
+
+    @property
+    def target(self) -> Target:
+        """Where it goes."""
+
+    @property
+    def draft(self) -> DumpDraft:
+        """Itself."""
 
     def run(self, order: DumpOrder, advance: Advance) -> SavedDump:
         """Make it; file work, which raises what a commit does."""

@@ -13,6 +13,7 @@ import json
 import struct
 import zlib
 from array import array
+from collections.abc import Iterable
 from typing import NamedTuple
 
 KEPT = "kept-"  # what its digests begin with
@@ -21,7 +22,7 @@ SLOTS = 2
 _TORN_AT, _CHANGES_AT, _SLOTS_AT = 0, 8, 16
 _WORD = struct.Struct("<Q")
 _SLOT = struct.Struct("<QQI")  # a map's address, size and CRC-32
-_SIZES = struct.Struct("<IIIII")  # bytes of facts, head, segments, proofs and inline contents
+_SIZES = struct.Struct("<7Q")  # bytes of facts, head, segments, proofs (3) and inline contents
 WORD = 8  # bytes
 
 
@@ -76,23 +77,44 @@ class Board(NamedTuple):
     slots: tuple[tuple[int, int, int], ...]  # a map's address, bytes and checksum
 
 
-def encode(state: StateMap) -> bytes:
-    """A map as bytes."""
+def packed(numbers: Iterable[int]) -> bytes:
+    """Numbers as a map has them."""
+    return array("Q", numbers).tobytes()
+
+
+def encode(
+    *,
+    step: int,
+    head: bytes,
+    segments: bytes,
+    replicated: int,
+    tensors: bytes = b"",
+    versions: bytes = b"",
+    elements: bytes = b"",
+    chain: TensorChain,
+    changes: int,
+    seed: str,
+    inline: bytes,
+    is_copied: bool,
+    why_not: str = "",
+) -> bytes:
+    """A map as bytes: the fields of :class:`StateMap`, of which some are :func:`packed`.
+
+    Of the segments these are address and size in turn, of the proofs each field by itself.
+    """
     facts = json.dumps(
         {
-            "step": state.step,
-            "replicated": state.replicated,
-            "chain": state.chain,
-            "changes": state.changes,
-            "seed": state.seed,
-            "is_copied": state.is_copied,
-            "why_not": state.why_not,
+            "step": step,
+            "replicated": replicated,
+            "chain": chain,
+            "changes": changes,
+            "seed": seed,
+            "is_copied": is_copied,
+            "why_not": why_not,
         }
     ).encode()
-    segments = array("Q", [word for pair in state.segments for word in pair]).tobytes()
-    proofs = array("Q", [word for proof in state.proofs for word in proof]).tobytes()
-    parts = (facts, state.head, segments, proofs, state.inline)
-    return _SIZES.pack(*map(len, parts)) + b"".join(parts)
+    parts = (facts, head, segments, tensors, versions, elements, inline)
+    return b"".join((_SIZES.pack(*map(len, parts)), *parts))
 
 
 def decode(octets: bytes) -> StateMap:
@@ -108,14 +130,14 @@ def decode(octets: bytes) -> StateMap:
     for size in sizes:
         parts.append(octets[at : at + size])
         at += size
-    facts, head, segments, proofs, inline = parts
+    facts, head, segments, *proofs, inline = parts
     fields = json.loads(facts)
     return StateMap(
         step=fields["step"],
         head=head,
-        segments=tuple((address, nbytes) for address, nbytes in _grouped(segments, 2)),
+        segments=tuple(zip(*[iter(array("Q", segments))] * 2, strict=True)),
         replicated=fields["replicated"],
-        proofs=tuple(Proof(*each) for each in _grouped(proofs, len(Proof._fields))),
+        proofs=tuple(map(Proof, *(array("Q", each) for each in proofs))),
         chain=TensorChain(*fields["chain"]),
         changes=fields["changes"],
         seed=fields["seed"],
@@ -123,11 +145,6 @@ def decode(octets: bytes) -> StateMap:
         is_copied=fields["is_copied"],
         why_not=fields["why_not"],
     )
-
-
-def _grouped(octets: bytes, count: int) -> list[tuple[int, ...]]:
-    words = array("Q", octets)
-    return list(zip(*[iter(words)] * count, strict=True))
 
 
 def read_board(octets: bytes) -> Board:

@@ -11,12 +11,13 @@ import ctypes
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, compress, count
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from worker_hooks.contract import kept_memory
-from worker_hooks.contract.kept_memory import BOARD_BYTES, BoardWriter, Proof, StateMap
+from worker_hooks.contract.kept_memory import BOARD_BYTES, BoardWriter, packed
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.kept.keeper import start_keeper
 from worker_hooks.kept.tensor_chain import tensor_chain
@@ -37,7 +38,7 @@ _COUNT = 8  # bytes of a safetensors header's length
 _ALIGNED = 64
 _LAYOUTS = 4  # known at once: copies are made in turns in two places
 _METADATA = "__metadata__"
-SCATTERED = "{} does not lie in memory in the order of its elements"
+_PIECES = json.dumps('"pieces"')[1:-1]
 
 
 class UnmappedError(Exception):
@@ -49,19 +50,25 @@ class _PieceState(NamedTuple):
 
     tensors: Mapping[str, Tensor]
     snapshot: Any
-    text: str  # JSON
+    text: str  # name and value, of JSON that is a part of a JSON string
     small: Mapping[str, Tensor]
     boxes: Mapping[str, Box]
     is_lasting: bool  # true of any commit with the same tensors and snapshot
 
 
 class _Layout(NamedTuple):
-    """What these tensors make of a file, whatever is in them."""
+    """What some tensors, and the copies of some of them, make of a file, whatever is in them."""
 
-    kept: Sequence[Tensor]  # alive, as their ids are the key
-    tensors: Sequence[Tensor]  # in the file's order
+    kept: Sequence[object]  # alive, as their ids are the key
+    small: Sequence[str]  # the names of those that are made anew at each commit, in their order
+    live: Sequence[Tensor]  # those that are not copied
     places: Sequence[int]  # their addresses
-    sizes: Sequence[int]  # in bytes
+    counted: Sequence[bool]  # which of the versions that a commit reads are theirs
+    cut: Sequence[Tensor]  # distributed tensors, whose parts are among them
+    segments: bytes
+    replicated: int
+    tensors: bytes  # of the proofs
+    elements: bytes
     fields: bytes  # of the head: every tensor's
     metadata: str  # of the head: what is the same at each commit
     seed: tuple[str, str]  # of :func:`worker_hooks.tensors.shard.seed_texts`
@@ -102,81 +109,72 @@ class StateMapper:
     def note(self, state: CommittedState, commit: Commit) -> None:
         """Note where the commit's state lies; never raises."""
         try:
-            made = self._map(state, commit)
+            octets = self._map(state, commit)
         except UnmappedError as error:
-            made = self._nothing(commit.step, str(error))
+            octets = self._nothing(commit.step, str(error))
         except Exception as error:  # noqa: BLE001  the script's own objects
-            made = self._nothing(commit.step, repr(error))
-        if made.why_not and made.why_not not in self._said:
-            self._said.add(made.why_not)
-            log.info("step %d is not to be read after a kill: %s", made.step, made.why_not)
-        octets = kept_memory.encode(made)
+            octets = self._nothing(commit.step, repr(error))
         slot = commit.step % kept_memory.SLOTS
         self._maps[slot] = octets
         # the elements of a bytes object follow its fixed part, and one more byte, which is counted
         self._board.show(slot, id(octets) + bytes.__basicsize__ - 1, octets)
         self._board.mend()
 
-    def _nothing(self, step: int, why: str) -> StateMap:
-        return StateMap(
-            step, b"", (), 0, (), self._chain, 0, "", b"", is_copied=False, why_not=why[:500]
+    def _nothing(self, step: int, why: str) -> bytes:
+        if why not in self._said:
+            self._said.add(why)
+            log.info("step %d is not to be read after a kill: %s", step, why)
+        return kept_memory.encode(
+            step=step,
+            head=b"",
+            segments=b"",
+            replicated=0,
+            chain=self._chain,
+            changes=0,
+            seed="",
+            inline=b"",
+            is_copied=False,
+            why_not=why[:500],
         )
 
-    def _map(self, committed: CommittedState, commit: Commit) -> StateMap:
+    def _map(self, committed: CommittedState, commit: Commit) -> bytes:
         if committed.device is not None:
             raise UnmappedError("the state is on an accelerator")
         why_never, why_not_live = self._why_unsafe()
         if why_never:
             raise UnmappedError(why_never)
-        names, copies = commit.tensors.versions.tensors, commit.tensors.copies
         own = {entry.name for entry in committed.buffers.entries}
-        tensors: dict[str, Tensor] = {}
-        boxes: dict[str, Box] = {}
-        replicated, alike = list[str](), list[str]()
         buffers = [each for each in committed.private.read(commit.step) if each[0].name in own]
         small: dict[str, Tensor] = {}
-        live: list[Tensor] = []
-        for index, piece in enumerate(self._pieces):
-            state = self._of(index, piece, commit.snapshots[index])
-            boxes.update(state.boxes)
-            for name, each in state.tensors.items():
-                if name in names:
-                    copy = copies.get(name)
-                    tensors[name] = each if copy is None else copy
-                    if copy is None:
-                        live.append(each)
-            text = f"{json.dumps(piece.name)}: {state.text}"
+        replicated, alike = list[str](), list[str]()
+        states = list(map(self._of, count(), self._pieces, commit.snapshots))
+        for piece, state in zip(self._pieces, states, strict=True):
+            (replicated if piece.is_compared else alike).append(state.text)
             if piece.is_compared:
                 small.update(state.small)
-                replicated.append(text)
             else:
-                own_small = state.small.items()
-                buffers += ((entry_of(name, each), to_bytes(each)) for name, each in own_small)
-                alike.append(text)
-        if live and (why := why_not_live or committed.why_unknown()):
+                mine = state.small.items()
+                buffers += ((entry_of(name, each), to_bytes(each)) for name, each in mine)
+        layout = self._layout(states, small, commit, [entry for entry, _ in buffers])
+        if layout.live and (why := why_not_live or committed.why_unknown()):
             raise UnmappedError(why)
-        rest = f'{{"pieces": {{{", ".join(replicated)}}}}}'
-        layout = self._layout(tensors | small, boxes, [entry for entry, _ in buffers])
-        inline = [content for _, content in buffers]
-        is_small = set(map(id, small.values()))
-        segments = [
-            (0 if id(tensor) in is_small else place, size)
-            for tensor, place, size in zip(layout.tensors, layout.places, layout.sizes, strict=True)
-            if size
-        ]
+        rest = f'"{{{_PIECES}: {{{", ".join(replicated)}}}}}"'
         facts = json.dumps(committed.facts_of(commit.step))
-        ahead = [to_bytes(each) for each in layout.tensors if id(each) in is_small and each.nbytes]
-        return StateMap(
+        versions = commit.tensors.versions.counts
+        inline = [to_bytes(small[name]) for name in layout.small], [each for _, each in buffers]
+        return kept_memory.encode(
             step=commit.step,
-            head=_head(layout, rest, f"{{{', '.join(alike)}}}", facts),
-            segments=(*segments, *((0, len(each)) for each in inline if len(each))),
-            replicated=len(segments),
-            proofs=self._proofs(live),
+            head=_head(layout, rest, f'"{{{", ".join(alike)}}}"', json.dumps(facts)),
+            segments=layout.segments,
+            replicated=layout.replicated,
+            tensors=layout.tensors,
+            versions=packed([*compress(versions, layout.counted), *map(version, layout.cut)]),
+            elements=layout.elements,
             chain=self._chain,
             changes=self._changes(),
             seed=shard.seed_of(*layout.seed, rest),
-            inline=b"".join([*ahead, *inline]),
-            is_copied=not live,
+            inline=b"".join(chain.from_iterable(inline)),
+            is_copied=not layout.live,
         )
 
     def _of(self, index: int, piece: Piece, snapshot: Any) -> _PieceState:
@@ -193,31 +191,36 @@ class StateMapper:
         value, small = piece.encode(snapshot)
         is_lasting = not isinstance(piece, OptimizerPiece) or piece.is_all_tensors
         found = boxes_of(piece, value)
-        made = _PieceState(tensors, snapshot, json.dumps(value), small, found, is_lasting)
+        text = json.dumps(f"{json.dumps(piece.name)}: {json.dumps(value)}")[1:-1]
+        made = _PieceState(tensors, snapshot, text, small, found, is_lasting)
         self._known[index] = made._replace(is_lasting=is_lasting and not small)
         return made
 
     def _layout(
-        self, tensors: Mapping[str, Tensor], boxes: Mapping[str, Box], buffers: Sequence[Entry]
+        self,
+        states: Sequence[_PieceState],
+        small: dict[str, Tensor],
+        commit: Commit,
+        buffers: Sequence[Entry],
     ) -> _Layout:
-        key = (*map(id, tensors.values()), *map(hash, buffers))
+        versions, copies = commit.tensors
+        mappings = [versions.tensors, *filter(None, (state.tensors for state in states))]
+        key = (*map(id, chain(mappings, copies.values(), small.values())), *map(hash, buffers))
         known = self._layouts.pop(key, None)
-        if known is not None and [each.data_ptr() for each in known.tensors] == known.places:
-            self._layouts[key] = known
-        else:
+        if known is None or [each.data_ptr() for each in known.live] != known.places:
             while len(self._layouts) >= _LAYOUTS:
                 del self._layouts[next(iter(self._layouts))]
-            known = self._layouts[key] = _layout(tensors, boxes, buffers)
+            boxes = {name: box for state in states for name, box in state.boxes.items()}
+            every = {name: each for state in states for name, each in state.tensors.items()}
+            kept = [*mappings, *copies.values(), *small.values()]
+            known = _layout(every, small, commit, boxes, buffers)._replace(kept=kept)
+            cut = [each for each in scripts_tensors(self._pieces).values() if is_distributed(each)]
+            if known.live and cut:  # torch counts some of their changes on them alone
+                tensors = known.tensors + packed(map(id, cut))
+                elements = known.elements + packed([0] * len(cut))
+                known = known._replace(cut=cut, tensors=tensors, elements=elements)
+        self._layouts[key] = known
         return known
-
-    def _proofs(self, live: Sequence[Tensor]) -> tuple[Proof, ...]:
-        if not live:
-            return ()
-        found = [Proof(id(each), version(each), each.untyped_storage().data_ptr()) for each in live]
-        # of a distributed one, whose part this is, torch counts some changes alone
-        every = scripts_tensors(self._pieces).values()
-        found += [Proof(id(each), version(each), 0) for each in every if is_distributed(each)]
-        return tuple(found)
 
     def _changes(self) -> int:
         """Count on the board what no version shows, from the first note on."""
@@ -237,7 +240,11 @@ def _is_same(new: Any, old: Any) -> bool:
 
 
 def _layout(
-    tensors: Mapping[str, Tensor], boxes: Mapping[str, Box], buffers: Sequence[Entry]
+    every: Mapping[str, Tensor],
+    small: dict[str, Tensor],
+    commit: Commit,
+    boxes: Mapping[str, Box],
+    buffers: Sequence[Entry],
 ) -> _Layout:
     """As a dump's whole shard would have it.
 
@@ -245,36 +252,46 @@ def _layout(
         UnmappedError: one does not lie there as a file has it.
         TypeError: one cannot be saved.
     """
-    cuts = shard.whole_cuts(tensors, boxes)
-    bare = [plain(cut.tensor) for cut in cuts]
-    for cut, each in zip(cuts, bare, strict=True):
-        if not each.is_cpu:
-            raise UnmappedError("the state is on an accelerator")
+    versions, copies = commit.tensors
+    there = every.keys() & versions.tensors.keys()
+    held = {name: copies.get(name, each) for name, each in every.items() if name in there}
+    cuts = [cut for cut in shard.whole_cuts(held | small, boxes) if cut.is_written]
+    for cut in cuts:
+        each = plain(cut.tensor)
         if not each.is_contiguous() or each.is_conj() or each.is_neg():
-            raise UnmappedError(SCATTERED.format(cut.entry.name))
-    written = [(cut, each) for cut, each in zip(cuts, bare, strict=True) if cut.is_written]
-    entries = [*(cut.entry for cut, _ in written), *buffers]
-    head = safetensors_file.header(entries, {})[_COUNT:]
-    fields: dict[str, Any] = json.loads(head)
-    metadata = {
-        **fields.pop(_METADATA, {}),
-        SHARDING: shard.sharding([cut for cut, _ in written], entries),
-        **shard.FORMAT,
-    }
-    ordered = [tensors[cut.entry.name] for cut, _ in written]
+            raise UnmappedError(f"{cut.entry.name} is not in the order of its elements in memory")
+    live = {name: each for name, each in held.items() if name not in copies}
+    if lacking := live.keys() - set(versions.names):
+        raise UnmappedError(f"torch counts no changes of {min(lacking)}")
+    places = ((0 if c.entry.name in small else held[c.entry.name].data_ptr(), c) for c in cuts)
+    segments = [(place, cut.entry.nbytes) for place, cut in places if cut.entry.nbytes]
+    entries = [*(cut.entry for cut in cuts), *buffers]
+    fields: dict[str, Any] = json.loads(safetensors_file.header(entries, {})[_COUNT:])
+    sharding = {SHARDING: shard.sharding(cuts, entries)}
+    metadata = {**fields.pop(_METADATA, {}), **sharding, **shard.FORMAT}
+    counted = [name in live for name in versions.names]
+    proven = list(compress(versions.counted, counted))
+    inline = ((0, entry.nbytes) for entry in buffers if entry.nbytes)
     return _Layout(
-        kept=list(tensors.values()),
-        tensors=ordered,
-        places=[each.data_ptr() for each in ordered],
-        sizes=[cut.entry.nbytes for cut, _ in written],
+        kept=(),
+        small=[cut.entry.name for cut in cuts if cut.entry.name in small],
+        live=list(live.values()),
+        places=[each.data_ptr() for each in live.values()],
+        counted=counted,
+        cut=(),
+        segments=packed(chain.from_iterable((*segments, *inline))),
+        replicated=len(segments),
+        tensors=packed(map(id, proven)),
+        elements=packed(each.untyped_storage().data_ptr() for each in proven),
         fields=json.dumps(fields, separators=(",", ":")).encode()[1:-1],
         metadata=json.dumps(metadata)[1:-1],
-        seed=shard.seed_texts(cuts),
+        seed=shard.seed_texts(shard.whole_cuts(held | small, boxes)),
     )
 
 
 def _head(layout: _Layout, rest: str, objects: str, facts: str) -> bytes:
-    texts = json.dumps({REST: rest, OBJECTS: objects, "facts": facts})[1:-1]
+    """Of the file; what varies is given as JSON strings."""
+    texts = f'"{REST}": {rest}, "{OBJECTS}": {objects}, "facts": {facts}'
     fields = b"," + layout.fields if layout.fields else b""
     text = f'{{"{_METADATA}":{{{layout.metadata},{texts}}}'.encode() + fields + b"}"
     text += b" " * (-(_COUNT + len(text)) % _ALIGNED)

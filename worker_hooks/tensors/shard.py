@@ -345,7 +345,7 @@ def sharding(cuts: Sequence[TensorCut], entries: Sequence[Entry]) -> str:
 
 
 def _seed(cuts: Sequence[TensorCut], rest: str) -> str:
-    return seed_of(*seed_texts(cuts), rest)
+    return seed_of(*seed_texts(cuts), json.dumps(rest))
 
 
 def seed_texts(cuts: Sequence[TensorCut]) -> tuple[str, str]:
@@ -360,7 +360,7 @@ def seed_of(entries: str, boxes: str, rest: str) -> str:
     Args:
         entries: of :func:`seed_texts`.
         boxes: of the same.
-        rest: the state that is no tensor, as JSON.
+        rest: the state that is no tensor: a JSON string, which has JSON inside.
     """
-    told = ", ".join(filter(None, (entries, json.dumps(rest), boxes)))
+    told = ", ".join(filter(None, (entries, rest, boxes)))
     return hashlib.sha256(f"[{told}]".encode()).hexdigest()
