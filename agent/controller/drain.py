@@ -168,36 +168,35 @@ def give_up(job: Job, event: ev.Event, actions: tuple[do.Action, ...] = ()) -> D
             copy = None
     elif may_be_kept(job):  # the older copy is there later, too
         return drained(job, event, Condition.GIVEN_UP, actions)
-    if kept is not None and (copy is None or kept.step > copy.step):
-        return write_memory(job, event, kept, actions, is_kept=True)
-    if copy is None:
+    is_kept = kept is not None and (copy is None or kept.step > copy.step)
+    if (memory := kept if is_kept else copy) is None:
         return drained(job, event, Condition.GIVEN_UP, actions)
-    return write_memory(job, event, copy, actions)
+    turn = write_copy(job, memory, is_kept=is_kept)
+    return Decision(move(turn.job, event, turn.condition), actions + turn.actions)
 
 
-def write_memory(
-    job: Job,
-    event: ev.Event,
-    memory: MemoryState,
-    actions: tuple[do.Action, ...] = (),
-    *,
-    is_kept: bool = False,
-) -> Decision:
-    """Have a copy, or what killed ranks have left, written to disk, for which no rank is asked."""
+def write_copy(job: Job, copy: MemoryState, *, is_kept: bool = False) -> Turn:
+    """Have it written to disk, for which no rank is asked.
+
+    Args:
+        job: of which no rank can save as new a step.
+        copy: what is in memory.
+        is_kept: in that of killed ranks, where it has yet to be read.
+    """
     lost = job.now.outcome.removesuffix(f"; {job.kept()}")
     where = "the memory of killed ranks" if is_kept else "a copy in memory"
     saved = dump.new_dump(job)._replace(
         asked=RankSet(),
-        step=memory.step,
-        memory=memory.path,
-        variants=memory.variants,
+        step=copy.step,
+        memory=copy.path,
+        variants=copy.variants,
         is_copy=not is_kept,
         is_kept=is_kept,
-        remark=f", from {where}" + f" ({lost})" * (memory.step < job.newest_step()),
+        remark=f", from {where}" + f" ({lost})" * (copy.step < job.newest_step()),
     )
-    why = f"{lost}; step {memory.step} is the newest in {where}"
-    turn = dump.commit_memory(job._replace(memory=memory, remembers=True), saved, 0, why)
-    return Decision(move(turn.job, event, turn.condition), actions + turn.actions)
+    newest = "in the memory of killed ranks" if is_kept else "copy in memory"
+    why = f"{lost}; step {copy.step} is the newest {newest}"
+    return dump.commit_memory(job._replace(memory=copy, remembers=True), saved, 0, why)
 
 
 def gone(job: Job, event: ev.Event) -> Decision:

@@ -31,6 +31,11 @@ class KeptRanks:
         self.drop([rank])
         self._ranks[rank] = keeper, KeptRank(keeper, board)
 
+    @property
+    def keepers(self) -> frozenset[int]:
+        """The process ids of all keepers."""
+        return frozenset(keeper for keeper, _ in self._ranks.values())
+
     def steps(self, rank: int) -> tuple[int, ...]:
         """A rank has ended: the steps that its memory holds whole, the newest first."""
         if rank not in self._ranks:

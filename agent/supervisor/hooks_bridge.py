@@ -251,6 +251,11 @@ class HooksBridge:
         """The steps that the memory of a dead rank holds whole, the newest first."""
         return () if self._guarding is None else self._guarding.kept.steps(rank)
 
+    @property
+    def keepers(self) -> frozenset[int]:
+        """Processes that keep the memory of ranks, and end with the attempt."""
+        return frozenset() if self._guarding is None else self._guarding.kept.keepers
+
     def newest_step(self) -> int:
         """The newest step that a rank of the job has committed; 0: none."""
         return self._pages.newest_of_all()

@@ -356,6 +356,8 @@ class HooksRelay:
         """The newest step that a rank here has committed; 0: none."""
         return self._pages.newest_of_all()
 
+    keepers: frozenset[int] = frozenset()
+
     def kept_steps(self, rank: int) -> tuple[int, ...]:  # noqa: ARG002
         """No step: no memory is kept on several nodes."""
         return ()

@@ -117,6 +117,10 @@ class HooksPort(Protocol):
     def hear_out(self, rank: int) -> int | None:
         """Take in the last messages of a dead rank; its newest commit, if it is known here."""
 
+    @property
+    def keepers(self) -> frozenset[int]:
+        """Processes that keep the memory of ranks, and end with the attempt."""
+
     def kept_steps(self, rank: int) -> tuple[int, ...]:
         """The steps that the memory of a dead rank holds whole, the newest first."""
 

@@ -418,12 +418,13 @@ class Supervisor:
     def _sweep(self) -> None:
         self._starter.end_attempt()
         self._replacements.clear()
+        keepers = self._hooks.keepers
         self._hooks.end_attempt()
         spared = self._starter.spared | self._spared()
         if self._shadows is not None:
             spared |= self._shadows.pids
-        killed = processes.end_adopted(spared, SWEEP_S)
-        if killed:
+        ended = processes.end_adopted(spared, SWEEP_S)
+        if killed := [pid for pid in ended if pid not in keepers]:
             self._journal.event("LeftoversKilled", pids=killed)
         self._unclaimed.clear()
         self._unwanted.clear()

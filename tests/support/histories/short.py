@@ -62,6 +62,7 @@ def short_of_dump(action):
             by = "/".join(map(named, variants)) + (f" odd {named(odd)}" if odd else "")
             memory = " from memory" if action.from_memory else ""
             memory = " from a copy" if action.is_copy else memory
+            memory = " kept" if action.is_kept else memory
             memory += " early" if action.is_early else ""
             return f"commit {step} by {by}{PLACES[place]}{memory}"
         case do.AbandonDump():

@@ -1,0 +1,119 @@
+"""Histories of ranks whose memory outlives them: it is read once none lives that could save as new a step.
+
+Rows as in `replacements.py`.
+"""
+
+from signal import SIGINT, SIGTERM
+
+from agent.controller import events as ev
+from agent.spec.job_spec import CopyMode
+from support.histories import copies, groups, same
+from support.histories.copies import AGAIN, AGAIN_FROM, COMMITS, FREEZE_S, asked, copied, saved
+from support.histories.dumps import froze, running, unable
+from support.histories.plain import ask, gone, late, up
+from support.histories.replacements import PROGRESS, STOP
+from worker_hooks.contract import protocol
+
+
+def live(count, **changes):
+    """Rules of a job whose ranks' memory is kept, and that is restarted once."""
+    return asked(count, **{"copies": CopyMode.LIVE, **changes})
+
+
+ONE, TWO, THREE = live(1), live(2), live(3)
+UNSAVED = live(2, after_failure=False)
+
+
+def keeps(rank, step=0, attempt=0):
+    """A rank registers, and has a keeper."""
+    return protocol.Registered(rank, attempt, step, keeper=100 + rank, board=1)
+
+
+def training(count, has=range(9)):
+    """So many ranks train, and those in `has` have keepers."""
+    begun = running(count)[: count + 1]
+    said = (
+        keeps(rank) if rank in has else protocol.Registered(rank, 0, 0) for rank in range(count)
+    )
+    return [*begun, *((each, "running") for each in said)]
+
+
+def killed(rank, *steps, at=None, attempt=0):
+    """A rank is killed whose memory holds these steps; its page may show a newer commit."""
+    step = at if at is not None else (steps or (None,))[0]
+    return ev.WorkerExited(rank, attempt, -9, step, kept=steps)
+
+
+def read(step=7, by="0"):
+    return f"commit {step} by {by} kept; {COMMITS}"
+
+
+def instead(step=7, by="0"):
+    return f"abandon; {read(step, by)}"
+
+
+def unread(dump=2, why="that of rank 0 is gone"):
+    return ev.CommitFailed(dump, why, is_place=False, is_state=True)
+
+
+FIRST = killed(1, 7, 6), "freezing", f"freeze 1: 0; {FREEZE_S}", "rank 1 was killed"
+BOTH = [*training(2), FIRST, (killed(0, 7, 6), "committing", instead(), "step 7 is the newest in")]
+KILLS = "KILL {}; " + STOP
+KEEPERS = [(keeps(rank), "running") for rank in range(4)]
+OWN = [
+    *same.OWN,
+    *KEEPERS[:3],
+    (killed(1, 7, 6), "freezing", f"freeze 1: 0,2; {FREEZE_S}", "rank 1"),
+    (froze(0, 7), "freezing"),
+]
+NOW_ALL = [
+    *OWN,
+    (froze(2, 7), "stopping", f"abandon; {KILLS.format('0,2')}", "no other rank holds"),
+    (killed(0, 7, 6), "stopping"),
+]
+
+HISTORIES = [
+    ("all are killed at once: what one has left is saved, and a restart from it", TWO, [
+        *BOTH, (ev.DumpProgressed(2), "committing", COMMITS), (saved(), "starting", f"forget; {AGAIN_FROM}", "step 7 is saved in /d, from the memory of killed ranks"),
+        (up(0, 1), "starting"), (up(1, 1), "running")]),
+    ("the only rank", ONE, [*training(1), (killed(0, 7, 6), "committing", read(), "no rank can be asked"), (saved(1), "starting", f"forget; {AGAIN_FROM}", "step 7 is saved")]),
+    ("the newest of what they have left, by whoever has it", TWO, [*training(2), FIRST, (killed(0, 6, 5), "committing", instead(7, "1"), "step 7 is the newest in")]),
+    ("one that was killed amid a commit has the one before", ONE, [
+        *training(1), (killed(0, 6, at=7), "committing", read(6), "step 6 is the newest in"), (saved(1), "starting", f"forget; {AGAIN_FROM}", "from the memory of killed ranks (step 7 is not saved")]),
+    ("a rank that lives saves the step as ever", TWO, [*training(2), FIRST, (froze(0, 7), "dumping", f"save 7 by 0; {PROGRESS}", "step 7")]),
+    ("it dies while it writes", TWO, [*training(2), FIRST, (froze(0, 7), "dumping", f"save 7 by 0; {PROGRESS}", "step 7"), (killed(0, 7), "committing", instead(), "step 7 is not saved: rank 0 was killed")]),
+    ("it cannot write: it is killed, and what it leaves is read", TWO, [
+        *training(2), FIRST, (froze(0, 7), "dumping", f"save 7 by 0; {PROGRESS}", "step 7"), (unable(0), "stopping", f"abandon; {KILLS.format('0')}", "out of memory"), (killed(0, 7), "committing", read(), "step 7 is the newest in")]),
+    ("a copy that is as new was compared already", TWO, [*training(2), (copied(7), "running"), FIRST, (killed(0, 7, 6), "committing", copies.instead(7), "step 7 is the newest copy")]),
+    ("an older copy is none", TWO, [*training(2), (copied(5), "running"), FIRST, (killed(0, 7, 6), "committing", instead(), "step 7 is the newest in")]),
+    ("it cannot be read: the older copy is saved", TWO, [
+        *training(2), (copied(5), "running"), FIRST, (killed(0, 7, 6), "committing", instead(), "step 7 is the newest in"),
+        (unread(), "committing", copies.instead(5), "that of rank 0 is gone"), (saved(3), "starting", f"forget; {AGAIN_FROM}", "step 5 is saved in /d, from a copy")]),
+    ("it cannot be read, and there is no copy", TWO, [*BOTH, (unread(), "starting", f"forget; abandon; {AGAIN}", "that of rank 0 is gone")]),
+    ("it cannot be read, and the copy cannot be written", TWO, [
+        *training(2), (copied(5), "running"), FIRST, (killed(0, 7, 6), "committing", instead(), ""), (unread(), "committing", copies.instead(5), ""), (unread(3), "starting", f"forget; abandon; {AGAIN}", "nor is the copy of step 5")]),
+    ("a full folder: it goes to the other one", TWO, [*BOTH, (copies.unsaved(), "committing", f"commit 7 by 0 place 1 kept; {COMMITS}", "no space left"), (saved(), "starting", f"forget; {AGAIN_FROM}", "step 7 is saved")]),
+    ("reading is stuck: that is the end of it", TWO, [*BOTH, (late("committing"), "starting", f"forget; abandon; {AGAIN}", "made no progress in 20 s")]),
+    ("no rank has left a whole step", TWO, [*training(2), (killed(1, at=7), "freezing", f"freeze 1: 0; {FREEZE_S}", "rank 1"), (killed(0, at=7), "starting", f"abandon; {AGAIN}", "step 7 is not saved")]),
+    ("the step is saved already", ONE, [running(1)[0], (ev.CheckpointFound(0, "/old", 7), "starting"), (up(0), "running"), (keeps(0, 7), "running"),
+        (killed(0, 7), "starting", "sweep; start 1 from /old; deadline starting 600", "killed")]),
+    ("saving after a failure is off", UNSAVED, [*training(2), (killed(1, 7), "freezing", f"freeze 1: 0; {FREEZE_S}", "rank 1"), (killed(0, 7), "starting", f"abandon; {AGAIN}", "step 7 is not saved")]),
+    # --- parts that no other rank holds
+    ("the others hold parts that nobody can complete: they are killed, and all is read", THREE, [
+        *NOW_ALL, (killed(2, 7, 6), "committing", read(7, "0/1/2"), "step 7 is the newest in"), (saved(), "starting", f"forget; {AGAIN_FROM}", "step 7 is saved in /d, from the memory of killed ranks")]),
+    ("they have a step in common", THREE, [*NOW_ALL, (killed(2, 6), "committing", read(6, "0/1/2"), "step 6 is the newest in")]),
+    ("they have none: the copy", THREE, [*NOW_ALL, (killed(2, 5), "starting", AGAIN, "step 7 is not saved")]),
+    ("one of them was killed before, for another reason", THREE, [*OWN, (killed(2, 7, 6), "stopping", f"abandon; {KILLS.format('0')}", "no other rank holds"), (killed(0, 7), "committing", read(7, "0/1/2"), "step 7 is the newest in")]),
+    ("one of them has no keeper: all are asked to exit", THREE, [
+        *same.OWN, *KEEPERS[:2], OWN[-2], OWN[-1], (froze(2, 7), "stopping", f"abandon; TERM 0,2; {STOP}", "no other rank holds"), (killed(0, 7), "stopping"), (gone(2, -15), "starting", AGAIN, "step 7 is not saved")]),
+    ("a replica group whose last rank dies", groups.MEMORY_TOO._replace(dump=ONE.dump), [
+        *groups.TRAINING, *KEEPERS, (killed(1, 5), "freezing", "freeze 1: 0,2,3; deadline freezing 15", "rank 1"), (killed(3, 5), "freezing"), (froze(0), "freezing"),
+        (froze(2), "stopping", f"abandon; {KILLS.format('0,2')}", groups.ALL_OF_THE_OTHERS), (killed(0, 5), "stopping"), (killed(2, 5), "committing", read(5, "0/1"), "step 5 is the newest in")]),
+    # --- who asks the job to stop
+    ("one stop while it is read: no restart follows", TWO, [*BOTH, (ask(SIGTERM), "committing"), (saved(), "stopped", "forget; sweep; finish stopped 143", "step 7 is saved in /d")]),
+    ("the second one means now", TWO, [*BOTH, (ask(SIGINT), "committing"), (ask(SIGINT), "stopped", "forget; abandon; sweep; finish stopped 130", "again")]),
+    ("nor is anything read after two", THREE, [*NOW_ALL, (ask(SIGINT), "stopping"), (ask(SIGINT), "killing", "KILL 2; deadline killing 10", "again"), (killed(2, 7), "stopped", "sweep; finish stopped 130", "step 7 is not saved")]),
+    # --- what counts for nothing
+    ("what an earlier attempt has left", TWO, [*BOTH, (saved(), "starting", f"forget; {AGAIN_FROM}", "step 7"), (up(0, 1), "starting"), (up(1, 1), "running"), (keeps(0, 7, 1), "running"), (keeps(1, 7, 1), "running"),
+        (gone(0, -9, 1), "freezing", f"freeze 3: 1; {FREEZE_S}", ""), (killed(1, 7, attempt=1, at=9), "failed", "abandon; sweep; finish failed 1", "no rank holds it whole")]),
+]  # fmt: skip

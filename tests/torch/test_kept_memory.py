@@ -1,0 +1,83 @@
+"""The memory of killed ranks is read: no step is lost, to bitwise the same weights."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from support.jobs import WORKERS, Job, Launcher, poll
+from support.warm_python import WarmPython
+
+from worker_hooks.contract.process_stat import children
+from worker_hooks.kept.keeper import NAME
+from worker_hooks.storage import manifest as manifests
+
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
+STEPS = 40
+LIVE = ("--max-restarts=1", "--protect-memory=live", "--protect-every=1000")
+SHARDED, WHOLE = WORKERS / "train_sharded.py", WORKERS / "train_whole.py"
+
+
+@pytest.mark.parametrize(
+    ("script", "style", "ranks", "killed"),
+    [
+        (SHARDED, "fsdp", 2, [1]),
+        (WHOLE, "whole", 3, [0, 1, 2]),
+        (SHARDED, "hsdp", 4, [0, 1, 2, 3]),
+        (SHARDED, "fsdp", 1, [0]),
+    ],
+    ids=["a part that no other rank holds", "all at once", "all replicas of parts", "one rank"],
+)
+def test_nothing_that_was_committed_is_lost(
+    launcher: Launcher,
+    warm_python: WarmPython,
+    script: Path,
+    style: str,
+    ranks: int,
+    killed: list[int],
+) -> None:
+    folder = launcher.tmp / f"kept-{style}-{ranks}"
+    words = (script, "--pause=0.05") if style == "whole" else (script, style, STEPS, "--pause=0.05")
+    alone = launcher.tmp / f"alone-{style}-{ranks}"
+    warm_python.train(alone, ranks, *(word for word in words if word != "--pause=0.05"))
+    folder.mkdir()
+    job = launcher.start(
+        f"--worker_num={ranks}",
+        *LIVE,
+        *words,
+        log_dir=folder / "logs",
+        cwd=folder,
+        XDG_STATE_HOME=str(folder / "state"),
+    )
+    job.await_seen("StateCopied")  # and of no step behind it there is a copy
+    copied = max(one["step"] for one in job.seen("StateCopied"))
+    poll(lambda: committed(job) > copied + 1)
+    pids = job.pids()
+    for signum in (signal.SIGSTOP, signal.SIGKILL):  # none may save anything for another one
+        for rank in killed:
+            os.kill(pids[rank], signum)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    (order,) = job.seen("CommitDump")
+    assert order["is_kept"]
+    dead = [one for one in job.seen("WorkerExited") if one["kept"]]
+    assert order["step"] == min(max(one["kept"]) for one in dead if one["rank"] in killed)
+    (written,) = job.seen("CheckpointWritten")
+    path = Path(written["path"])
+    assert manifests.verify(path, manifests.read(path)) == []
+    assert (folder / f"{style}.sha").read_text() == (alone / f"{style}.sha").read_text()
+    assert not [pid for pid in children(os.getpid()) if named(pid) == NAME]
+
+
+def committed(job: Job) -> int:
+    """The newest step that all ranks have committed."""
+    return min((one["step"] or 0 for one in job.status()["workers"]), default=0)
+
+
+def named(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,190 @@
+"""Memory of real processes that were killed with SIGKILL: what of it is whole, and what is refused."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support.kept_process import MappedRank, killed
+
+from worker_hooks.contract import kept_memory
+from worker_hooks.contract.process_stat import read_stat
+
+
+def left(memory):
+    """Step, file and digest of what is whole, the newest first."""
+    found = []
+    for state in memory.states():
+        content, taken = hashlib.sha256(), []
+        digest = memory.checksum(state, taken.append)
+        assert taken.pop(0) == state.head
+        for piece in taken:
+            content.update(piece)
+        assert state.nbytes == len(state.head) + sum(map(len, taken))
+        found.append([state.step, [content.hexdigest(), json.loads(state.head[8:]), digest]])
+    return found
+
+
+def trained(copies, then=lambda _: None, **more):
+    def act():
+        rank = MappedRank(copies=copies, **more)
+        rank.train(3)
+        told = [rank.committed.step, rank.file()]
+        then(rank)
+        return rank, told
+
+    return act
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_what_is_left_is_the_file_that_the_rank_would_have_written(copies):
+    with killed(trained(copies)) as rank:
+        assert left(rank.memory)[0] == rank.told
+
+
+def test_copies_of_the_commit_before_are_whole_as_well():
+    def act():
+        rank = MappedRank(copies=True)
+        rank.train(2)
+        told = rank.file()
+        rank.train(1)
+        return rank, told
+
+    with killed(act) as rank:
+        assert [step for step, _ in left(rank.memory)] == [3, 2]
+        assert left(rank.memory)[1][1] == rank.told
+
+
+def test_a_rank_that_is_killed_amid_an_update_has_its_copies():
+    with killed(trained(True, lambda rank: rank.update())) as rank:
+        assert left(rank.memory)[0] == rank.told
+
+
+def tear(rank):
+    rank.mapper.update_begins()
+
+
+def exchange_weights(rank):
+    """As for a validation with averages."""
+    with torch.no_grad():
+        rank.net[0].weight.mul_(0.5)
+
+
+def replace_memory(rank):
+    rank.net[0].weight.data = torch.zeros(16, 8)
+
+
+def change_optimizer(rank):
+    next(iter(rank.optimizer.state.values()))["exp_avg"].zero_()
+
+
+@pytest.mark.parametrize("change", [tear, exchange_weights, replace_memory, change_optimizer])
+def test_live_memory_that_is_not_as_of_the_commit_is_refused(change):
+    with killed(trained(False, change)) as rank:
+        assert left(rank.memory) == []
+    with killed(trained(True, change)) as rank:  # copies are
+        assert left(rank.memory)[0] == rank.told
+
+
+def distrust(rank):
+    rank.unsafe = "it changes in another thread", ""
+    rank.train(2)
+
+
+def hold_only(rank):
+    rank.unsafe = "", "its parameters are elsewhere within a step"
+    rank.train(2)
+
+
+def test_a_state_that_nobody_may_save_is_not_read():
+    for copies in (False, True):
+        with killed(trained(copies, distrust)) as rank:
+            assert left(rank.memory) == []
+    with killed(trained(False, hold_only)) as rank:
+        assert left(rank.memory) == []
+    with killed(trained(True, hold_only)) as rank:
+        assert [step for step, _ in left(rank.memory)] == [5, 4]
+
+
+def turn_weights(rank):
+    rank.net[0].weight.data = torch.zeros(8, 16).t()
+    rank.train(2)
+
+
+def test_elements_in_another_order_are_not_read():
+    with killed(trained(False, turn_weights)) as rank:
+        assert left(rank.memory) == []
+
+
+class Meter:
+    """A registered object of the script's own, with a tensor that is new each time."""
+
+    def __init__(self):
+        self.sum = torch.zeros(3)
+
+    def state_dict(self):
+        return {"sum": self.sum.clone(), "name": 'a "quoted" \\ name'}
+
+    def load_state_dict(self, state):
+        self.sum = state["sum"]
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_what_is_small_and_new_at_each_commit_is_in_the_map(copies):
+    with killed(trained(copies, meter=Meter())) as rank:
+        assert left(rank.memory)[0] == rank.told
+
+
+def test_once_the_keeper_is_killed_there_is_nothing():
+    with killed(trained(True)) as rank:
+        os.kill(rank.keeper, signal.SIGKILL)
+        deadline = time.monotonic() + 20
+        while rank.memory.states() and time.monotonic() < deadline:
+            os.sched_yield()
+        assert rank.memory.states() == []
+
+
+def test_a_map_that_was_cut_short_counts_for_nothing():
+    """Whatever a dying process left there."""
+    with killed(trained(True)) as rank:
+        board = kept_memory.read_board(
+            os.pread(rank.memory._memory, kept_memory.BOARD_BYTES, rank.memory._board)
+        )
+        octets = [os.pread(rank.memory._memory, size, address) for address, size, _ in board.slots]
+    dice = random.Random(7)
+    for text in octets:
+        assert kept_memory.decode(text).head
+        for _ in range(300):
+            cut = bytearray(text[: dice.randrange(len(text))] if dice.random() < 0.3 else text)
+            for _ in range(dice.randrange(3)):
+                if cut:
+                    cut[dice.randrange(len(cut))] = dice.randrange(256)
+            if bytes(cut) != text:
+                checksum = next(c for _, s, c in board.slots if s == len(text))
+                assert not kept_memory.is_sound(bytes(cut), checksum)
+
+
+def keeper_of(rank):
+    folder = Path(f"/proc/{rank.keeper}")
+    name, files = (folder / "comm").read_text().strip(), list((folder / "fd").iterdir())
+    return name, files, os.getsid(rank.keeper) == rank.keeper
+
+
+def test_a_keeper_holds_nothing_but_memory_and_goes_by_no_signal():
+    def act():
+        rank = MappedRank()
+        rank.train(1)
+        with pytest.raises(ChildProcessError):  # a script that waits for its children
+            os.wait()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(rank.mapper.keeper, number)
+        return rank, os.getpid()
+
+    with killed(act) as rank:
+        assert keeper_of(rank) == ("msrun-keeper", [], True)
+        assert read_stat(rank.keeper).state == "S"
