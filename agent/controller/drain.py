@@ -10,19 +10,18 @@ import signal as signals
 from agent.controller import actions as do
 from agent.controller import dump, graceful_exit, replacement
 from agent.controller import events as ev
-from agent.controller.attempts import Decision, all_gone, leave, move, stop, succeed
+from agent.controller.attempts import Decision, all_gone, leave, move, signal_ranks, stop, succeed
 from agent.controller.dump import Turn, extend_deadline
 from agent.controller.job import DumpProgress, Job, MemoryState
 from agent.controller.replaceable import blame_left_amid
-from agent.controller.replication import kept_state, may_be_kept, unsaved_copy
+from agent.controller.replication import is_kept_next, kept_state, unsaved_copy
 from agent.controller.restart_policy import describe_outcome
-from agent.controller.states import Condition, JobState
+from agent.controller.states import Condition, JobState, RankState
 from agent.ranks.rank_set import RankSet
 from agent.text.wording import describe_exit
 from worker_hooks.contract import protocol
 from worker_hooks.contract.peer_lost import says_peer_lost, with_consequence
 
-POLITE = 1  # requests to stop by a signal; who asks more often does not wait for memory to be read
 DRAINING = frozenset({JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING})
 
 
@@ -166,8 +165,8 @@ def give_up(job: Job, event: ev.Event, actions: tuple[do.Action, ...] = ()) -> D
         is_state = isinstance(event, ev.CommitFailed) and event.is_state
         if not is_state or job.present_dump().is_copy:  # no better place is known
             copy = None
-    elif may_be_kept(job):  # the older copy is there later, too
-        return drained(job, event, Condition.GIVEN_UP, actions)
+    elif is_kept_next(job):  # an older copy is there later, too
+        return _kill_to_keep(job, event, actions)
     is_kept = kept is not None and (copy is None or kept.step > copy.step)
     if (memory := kept if is_kept else copy) is None:
         return drained(job, event, Condition.GIVEN_UP, actions)
@@ -199,10 +198,21 @@ def write_copy(job: Job, copy: MemoryState, *, is_kept: bool = False) -> Turn:
     return dump.commit_memory(job._replace(memory=copy, remembers=True), saved, 0, why)
 
 
+def _kill_to_keep(job: Job, event: ev.Event, actions: tuple[do.Action, ...]) -> Decision:
+    """What the others hold lies in their memory, and would change while they exit by themselves."""
+    moved = move(job, event, Condition.GIVEN_UP)
+    now = moved.now._replace(is_kept_next=True, sent_signal=signals.SIGKILL)
+    why = f"{job.now.failure or job.stop.why}{describe_outcome(job)}"
+    killed = signal_ranks(moved.having(RankState.RUNNING), signals.SIGKILL, why)
+    deadline = do.SetDeadline(JobState.STOPPING, job.attempt, job.policy.timeouts.grace_s)
+    return Decision(moved._replace(now=now), (*actions, *killed, deadline))
+
+
 def gone(job: Job, event: ev.Event) -> Decision:
-    """The last rank is gone: what its memory holds is saved, if nothing as new is."""
-    kept = kept_state(job) if job.stop.signals <= POLITE else None
-    return all_gone(job, event) if kept is None else give_up(job, event)
+    """The last rank is gone: what the memory of all holds is saved, if that was to be read."""
+    if not job.now.is_kept_next:
+        return all_gone(job, event)
+    return give_up(job._replace(now=job.now._replace(is_kept_next=False)), event)
 
 
 def drained(
@@ -214,9 +224,7 @@ def drained(
         if now.exit is not None and now.exit.is_held:
             after = leave(moved, now.exit, f"graceful exit: {now.exit.why}{outcome}")
         else:
-            # what it holds is in its memory, and would change there while it exits by itself
-            signum = signals.SIGKILL if may_be_kept(job) else signals.SIGTERM
-            after = stop(moved, signum, f"{now.failure or job.stop.why}{outcome}")
+            after = stop(moved, signals.SIGTERM, f"{now.failure or job.stop.why}{outcome}")
     else:
         after = all_gone(job, event)
     return Decision(after.job, actions + after.actions)

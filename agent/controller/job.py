@@ -157,6 +157,7 @@ class Attempt(NamedTuple):
     left_amid: RankMap[str] = RankMap()  # rank that exited with 0 amid a step -> where
     unreachable: RankSet = RankSet()
     kept: RankMap[tuple[int, ...]] = RankMap()  # dead rank -> the steps that its memory holds
+    is_kept_next: bool = False  # the others are killed so that theirs can be read, too
     exiting: RankSet = RankSet()  # their scripts have ended: they cannot train again
     sent_signal: int = signals.SIGTERM  # stops ranks that start late, too
     exit: ExitProgress | None = None

@@ -31,7 +31,7 @@ from agent.controller.job import (
     MemoryState,
     UnconfirmedReplacement,
 )
-from agent.controller.states import RankState
+from agent.controller.states import JobState, RankState
 from agent.ranks.rank_map import RankMap
 from agent.ranks.rank_set import RankSet
 from agent.spec.job_spec import CopyMode
@@ -186,11 +186,18 @@ def kept_state(job: Job) -> MemoryState | None:
     return MemoryState("", step, tuple((rank,) for rank in writers))
 
 
-def may_be_kept(job: Job) -> bool:
-    """Whether the memory of the ranks that live holds what is not saved, once they are killed."""
-    alive = job.alive()
-    is_kept = bool(alive) and not alive - job.since_restart.keeping
-    return is_kept and job.saves() and not job.apart and job.has_news()
+def is_kept_next(job: Job) -> bool:
+    """Whether what ranks that live hold is to be read in their memory, once they are killed.
+
+    A dead rank has left what they cannot save without it. Where no place takes a dump, killing them
+    would help nobody.
+    """
+    dump, alive, kept = job.dump, job.alive(), job.now.kept
+    if not kept or dump is None or dump.full or job.state is JobState.COMMITTING:
+        return False
+    is_known = bool(alive) and not alive - job.since_restart.keeping
+    is_known &= not job.having(RankState.PENDING)
+    return is_known and job.saves() and not job.apart and job.has_news()
 
 
 def sides_of_copy(job: Job, variants: Groups) -> Groups:

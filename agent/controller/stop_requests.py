@@ -100,6 +100,7 @@ def _stop_now(job: Job, event: ev.StopRequested, reason: str) -> Decision:
         job = job._replace(now=now).with_replacement(None)
     if job.now.exit is not None:
         job = graceful_exit.mark_interrupted(job, reason)
+    job = job._replace(now=job.now._replace(is_kept_next=False))  # to read memory takes its time
     # without a rank only the commit was awaited
     is_gone = not job.alive()
     after = all_gone(job, event) if is_gone else kill(move(job, event, Condition.NOW), reason)

@@ -128,7 +128,7 @@ def private_nbytes(pages: Mapping[int, Page]) -> int:
     return sum(entry.nbytes for page in pages.values() for entry in page.entries)
 
 
-class KeptReading(Protocol):
+class KeptDump(Protocol):
     """A dump in memory that is to be made of what killed ranks have left."""
 
     @property
@@ -147,12 +147,12 @@ class KeptReading(Protocol):
         """Make it; file work, which raises what a commit does."""
 
 
-class KeptMemory(Protocol):
+class KeptSource(Protocol):
     """The memory of ranks that were killed."""
 
     def reading(
         self, action: do.CommitDump, pages: Mapping[int, Page], every: Sequence[int]
-    ) -> KeptReading:
+    ) -> KeptDump:
         """A dump of the action's step.
 
         Args:

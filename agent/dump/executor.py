@@ -18,7 +18,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.dump.beside import RestartMemory, WrittenBeside
 from agent.dump.copies import MemoryCopies
-from agent.dump.draft import DumpDraft, DumpOrder, KeptMemory, private_nbytes
+from agent.dump.draft import DumpDraft, DumpOrder, KeptSource, private_nbytes
 from agent.dump.flush import Elsewhere, MemoryFlush
 from agent.dump.folder import FolderTarget
 from agent.dump.memory import MemoryTarget
@@ -115,7 +115,7 @@ class DumpExecutor:
         self._kept: _Dump | None = None  # the complete dump in memory
         self._abandoned: list[Target] = []  # ranks may still look for their files there
         self.beside = RestartMemory()
-        self.kept: KeptMemory | None = None
+        self.kept: KeptSource | None = None
         """What killed ranks have left; ``None``: that is not kept."""
         self.spread: Spread | None = None
         """Brings a checkpoint in memory to the other nodes; ``None``: there are none."""

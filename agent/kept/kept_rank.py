@@ -9,8 +9,8 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 
-from worker_hooks.contract import kept_memory
-from worker_hooks.contract.kept_memory import BOARD_BYTES, WORD, Proof, StateMap, TensorChain
+from worker_hooks.machine import kept_memory
+from worker_hooks.machine.kept_memory import BOARD_BYTES, WORD, Proof, StateMap, TensorChain
 
 PIECE = 4 << 20  # bytes read at once
 MOST = 256 << 20  # bytes of a map; a longer one is none

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from agent.controller import actions as do
 from agent.kept.kept_rank import KeptRank
 from agent.kept.reading import KeptReading
-from worker_hooks.contract.kept_memory import StateMap
 from worker_hooks.contract.status_page import Page
+from worker_hooks.machine.kept_memory import StateMap
 
 
 class KeptRanks:
@@ -46,7 +46,7 @@ class KeptRanks:
     def reading(
         self, action: do.CommitDump, pages: Mapping[int, Page], every: Sequence[int]
     ) -> KeptReading:
-        """As :class:`agent.dump.draft.KeptMemory` says."""
+        """As :class:`agent.dump.draft.KeptSource` says."""
         found: dict[int, tuple[KeptRank, StateMap]] = {}
         for rank in sorted(self._dead):
             _, kept = self._ranks[rank]

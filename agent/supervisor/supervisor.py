@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
 KILLED_AT_EXIT = "was killed by SIGKILL on its way out, after the end of its script: all is done"
+KEPT_BY = (-signal.SIGKILL, -signal.SIGTERM)  # who ends otherwise may have freed its memory before
 SLOW_START_S = 2.0  # after which a terminal shows for which ranks msrun waits
 STILL_S = 10.0  # the same, again
 
@@ -191,7 +192,7 @@ class Supervisor:
                 worker.amid,
                 is_over=is_over,
                 fault=fault,
-                kept=self._hooks.kept_steps(worker.rank) if code else (),
+                kept=self._hooks.kept_steps(worker.rank) if code in KEPT_BY else (),
             )
         )
 

@@ -57,6 +57,7 @@ class Agent:
 class Source:
     """A state of which only the step matters."""
 
+    kept = None
     page = None
 
     def __init__(self):

@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
-    "worker_hooks": "contract machine storage rng device distributed drill shadows tensors script changes state data guard recovery checkpoint callbacks training adapters",
-    "agent": "forkserver text spec machine ranks controller nodes accounting records workers hooks shadows launch arrivals health dump failure notify supervisor",
+    "worker_hooks": "contract machine storage rng device distributed drill shadows tensors script changes state kept data guard recovery checkpoint callbacks training adapters",
+    "agent": "forkserver text spec machine ranks controller nodes accounting records workers hooks shadows launch arrivals health dump kept failure notify supervisor",
     "msrun": "options launchers cluster terminal runs report checkpoints job top doctor bugreport completion trials drill function",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
@@ -22,6 +22,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.distributed": "abort communicators cut_tensors ddp_reducers ddp_release kept_groups process_group rehearsal stacks store_connection",
     "worker_hooks.shadows": "cuts image page",
     "worker_hooks.state": "committed_state device_state mismatch module private registry replication scaler snapshot",
+    "worker_hooks.kept": "state_mapper tensor_chain",
     "worker_hooks.changes": "observer",
     "worker_hooks.script": "for_loops growing kept library notice own source unregistered values",
     "worker_hooks.data": "feed feed_cache unfed_loaders",
@@ -35,7 +36,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.launch": "doors job_token meeting prepare rank_plan recover_arg scheduler_watch signals succession team unprotected warm_imports",
     "agent.shadows": "shadows",
     "agent.health": "monitor stopped",
-    "agent.dump": "executor flush node_copies node_memory target",
+    "agent.dump": "draft executor flush memory node_copies node_memory room target",
     "agent.failure": "evidence evidence_json own_end post_mortem resume_advice",
     "agent.notify": "notice notifier",
     "agent.supervisor": "run",

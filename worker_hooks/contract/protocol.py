@@ -135,7 +135,7 @@ class Registered(NamedTuple):
     rehearses: bool = False  # a new rank in its place has to run its script alone, up to run()
     not_copied_why: str = ""  # why its state cannot be copied to the agent's memory; empty: it can
     keeper: int = 0  # the process that keeps its memory when it is killed; 0: there is none
-    board: int = 0  # an address there, see contract.kept_memory
+    board: int = 0  # an address there, see machine.kept_memory
     not_kept_why: str = ""  # why there is none, if it was wanted
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from worker_hooks.contract.status_page import Page
-from worker_hooks.state.committed_state import KeptMemory
+from worker_hooks.state.committed_state import CommitPlaces
 from worker_hooks.state.device_state import DeviceState, HeldStep
 from worker_hooks.tensors.shard import Replica
 
@@ -60,7 +60,7 @@ class StateSource(SaveSource, Protocol):
         """Of accelerators that hold some of the state; ``None``: none does."""
 
     @property
-    def kept(self) -> KeptMemory | None:
+    def kept(self) -> CommitPlaces | None:
         """Notes where the state lies in memory that outlives this process; ``None``: none does."""
 
     def settle_devices(self, grace_s: float, *, is_updated: bool) -> HeldStep:

@@ -7,6 +7,7 @@ and address, and the text of what did change.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import logging
@@ -16,16 +17,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from worker_hooks.contract import kept_memory
-from worker_hooks.contract.kept_memory import BOARD_BYTES, BoardWriter, packed
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.kept.keeper import start_keeper
 from worker_hooks.kept.tensor_chain import tensor_chain
+from worker_hooks.machine import kept_memory
+from worker_hooks.machine.kept_memory import BOARD_BYTES, BoardWriter, packed
 from worker_hooks.state.committed_state import Commit, CommittedState
-from worker_hooks.state.optimizer import OptimizerPiece
-from worker_hooks.state.registry import Piece, boxes_of, scripts_tensors
-from worker_hooks.state.replica import UnreadableState
-from worker_hooks.state.snapshot import is_constant, version
+from worker_hooks.state.registry import Piece, boxes_of, is_told_by_tensors, scripts_tensors
+from worker_hooks.state.snapshot import UnreadableState, is_constant, version
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.shard_file import OBJECTS, REST, SHARDING
 from worker_hooks.tensors import part_versions, shard
@@ -38,6 +37,7 @@ _COUNT = 8  # bytes of a safetensors header's length
 _ALIGNED = 64
 _LAYOUTS = 4  # known at once: copies are made in turns in two places
 _METADATA = "__metadata__"
+_mapping: list[StateMapper] = []
 _PIECES = json.dumps('"pieces"')[1:-1]
 
 
@@ -94,10 +94,14 @@ class StateMapper:
         self._chain = tensor_chain()
         self._memory = ctypes.create_string_buffer(BOARD_BYTES)
         self._board = BoardWriter(memoryview(self._memory).cast("B"))
-        self._maps: list[bytes] = [b""] * kept_memory.SLOTS  # kept alive
+        # alive: the maps on the board, and the tensors that they tell of
+        self._maps: list[tuple[bytes, _Layout | None]] = [(b"", None)] * kept_memory.SLOTS
         self._known: list[_PieceState | None] = [None] * len(self._pieces)
         self._layouts: dict[tuple[int, ...], _Layout] = {}
         self._said: set[str] = set()
+        # whoever exits by itself frees what the maps tell of
+        _mapping.append(self)  # not before that
+        atexit.register(self._board.wipe)
         self.board = ctypes.addressof(self._memory)
         self.keeper = start_keeper()
         """Its process id."""
@@ -106,16 +110,21 @@ class StateMapper:
         """Until the next note, only what is copied is as of the newest one."""
         self._board.tear()
 
+    def commit_begins(self, step: int) -> None:
+        """What was noted in this one's place is overwritten."""
+        self._board.hide(step % kept_memory.SLOTS)
+
     def note(self, state: CommittedState, commit: Commit) -> None:
         """Note where the commit's state lies; never raises."""
+        layout = None
         try:
-            octets = self._map(state, commit)
+            octets, layout = self._map(state, commit)
         except UnmappedError as error:
             octets = self._nothing(commit.step, str(error))
         except Exception as error:  # noqa: BLE001  the script's own objects
             octets = self._nothing(commit.step, repr(error))
         slot = commit.step % kept_memory.SLOTS
-        self._maps[slot] = octets
+        self._maps[slot] = octets, layout
         # the elements of a bytes object follow its fixed part, and one more byte, which is counted
         self._board.show(slot, id(octets) + bytes.__basicsize__ - 1, octets)
         self._board.mend()
@@ -137,7 +146,7 @@ class StateMapper:
             why_not=why[:500],
         )
 
-    def _map(self, committed: CommittedState, commit: Commit) -> bytes:
+    def _map(self, committed: CommittedState, commit: Commit) -> tuple[bytes, _Layout]:
         if committed.device is not None:
             raise UnmappedError("the state is on an accelerator")
         why_never, why_not_live = self._why_unsafe()
@@ -162,7 +171,7 @@ class StateMapper:
         facts = json.dumps(committed.facts_of(commit.step))
         versions = commit.tensors.versions.counts
         inline = [to_bytes(small[name]) for name in layout.small], [each for _, each in buffers]
-        return kept_memory.encode(
+        octets = kept_memory.encode(
             step=commit.step,
             head=_head(layout, rest, f'"{{{", ".join(alike)}}}"', json.dumps(facts)),
             segments=layout.segments,
@@ -176,6 +185,7 @@ class StateMapper:
             inline=b"".join(chain.from_iterable(inline)),
             is_copied=not layout.live,
         )
+        return octets, layout
 
     def _of(self, index: int, piece: Piece, snapshot: Any) -> _PieceState:
         if isinstance(snapshot, UnreadableState):
@@ -189,7 +199,7 @@ class StateMapper:
         ):
             return known
         value, small = piece.encode(snapshot)
-        is_lasting = not isinstance(piece, OptimizerPiece) or piece.is_all_tensors
+        is_lasting = is_told_by_tensors(piece)
         found = boxes_of(piece, value)
         text = json.dumps(f"{json.dumps(piece.name)}: {json.dumps(value)}")[1:-1]
         made = _PieceState(tensors, snapshot, text, small, found, is_lasting)

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from worker_hooks.contract.kept_memory import WORD, TensorChain
+from worker_hooks.machine.kept_memory import WORD, TensorChain
 
 _FAR_OBJECT, _FAR_TENSOR, _FAR_COUNTER, _FAR_STORAGE = 80, 320, 40, 128  # bytes looked at
 _WORD, _NUMBER = struct.Struct("<Q"), struct.Struct("<I")

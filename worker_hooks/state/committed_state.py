@@ -57,7 +57,7 @@ class Commit(NamedTuple):
     tensors: CommittedTensors  # those in live memory, and copies of some
 
 
-class KeptMemory(Protocol):
+class CommitPlaces(Protocol):
     """Notes where commits lie in this process's memory, which outlives the process."""
 
     keeper: int
@@ -65,6 +65,9 @@ class KeptMemory(Protocol):
 
     def update_begins(self) -> None:
         """Live memory is not as of the newest commit any more."""
+
+    def commit_begins(self, step: int) -> None:
+        """Copies of an older commit are about to be overwritten by those of this one."""
 
     def note(self, state: CommittedState, commit: Commit) -> None:
         """A commit is made, and is what the state's tensors and page hold."""
@@ -109,7 +112,7 @@ class CommittedState:
         self._registered = structures(self.pieces)
         self._structures = self._registered  # as seen last
         self.parts: dict[int, list[torch.Tensor]] = {}  # torch counts no changes of these
-        self.kept: KeptMemory | None = None  # if this memory outlives the process
+        self.kept: CommitPlaces | None = None  # if this memory outlives the process
 
     @property
     def why_pending(self) -> str:
@@ -303,6 +306,8 @@ class CommittedState:
 
     def _note(self, position: Position, marks: tuple[Any, ...] | None = None) -> None:
         snapshots = self._reader.snapshots()  # first: they say which tensors of an object are large
+        if self.kept is not None:
+            self.kept.commit_begins(self.step)
         before, tensors = self._commit, self.changes.commit(self.step)
         if before is None or before.tensors.versions.tensors is not tensors.versions.tensors:
             marks = None  # those that were read are of other tensors

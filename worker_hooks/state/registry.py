@@ -145,6 +145,11 @@ def scripts_tensors(pieces: Iterable[Piece]) -> dict[str, Tensor]:
     return found
 
 
+def is_told_by_tensors(piece: Piece) -> bool:
+    """Whether its tensors and a snapshot are all that its state depends on."""
+    return not isinstance(piece, OptimizerPiece) or piece.is_all_tensors
+
+
 def boxes_of(piece: Piece, value: Json) -> dict[str, Box]:
     """Of a piece's tensors that are this rank's part of a distributed one: which part.
 

@@ -6,24 +6,19 @@ import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from operator import call
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.device.side_stream import DeviceAccess
 from worker_hooks.state.registry import Piece, boxes_of, cut_of
+from worker_hooks.state.snapshot import UnreadableState
 from worker_hooks.tensors.placements import Box
 from worker_hooks.tensors.shard import Replica
 from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
 
 log = logging.getLogger("msrun")
-
-
-class UnreadableState(NamedTuple):
-    """Placeholder for a piece whose state could not be read."""
-
-    error: str
 
 
 class PieceReader:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import copy
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 FIXED = frozenset({float, int, bool, str, bytes, complex, type(None)})
 """Types whose values never change in place."""
+
+
+class UnreadableState(NamedTuple):
+    """Placeholder for a piece whose state could not be read."""
+
+    error: str
 
 
 def copied(value: Any, *, clone: bool = True) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker_hooks.contract.kept_memory import BoardWriter
+from worker_hooks.machine.kept_memory import BoardWriter
 from worker_hooks.tensors.placements import Distributed, part_of
 
 log = logging.getLogger("msrun")

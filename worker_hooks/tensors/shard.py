@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from worker_hooks.contract.kept_memory import KEPT, kept_digest
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.device.side_stream import HOST, DeviceAccess
+from worker_hooks.machine.kept_memory import KEPT, kept_digest
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.checksum import Blocks, Bytes
 from worker_hooks.storage.safetensors_file import BITS

@@ -101,6 +101,10 @@ HISTORIES = [
     # --- parts that no other rank holds
     ("the others hold parts that nobody can complete: they are killed, and all is read", THREE, [
         *NOW_ALL, (killed(2, 7, 6), "committing", read(7, "0/1/2"), "step 7 is the newest in"), (saved(), "starting", f"forget; {AGAIN_FROM}", "step 7 is saved in /d, from the memory of killed ranks")]),
+    ("one does not die at once", THREE, [*NOW_ALL, (late("stopping"), "killing", "KILL 2; deadline killing 10", "still alive"), (killed(2, 7), "committing", read(7, "0/1/2"), "step 7 is the newest in")]),
+    ("the older copy is saved then, if there is no such step", THREE, [
+        *OWN[:-2], (copied(3, (0,), (1,), (2,)), "running"), *OWN[-2:], (froze(2, 7), "stopping", f"abandon; {KILLS.format('0,2')}", "no other rank holds"), (killed(0, 7), "stopping"),
+        (killed(2), "committing", copies.written(3, "0/1/2"), "step 3 is the newest copy")]),
     ("they have a step in common", THREE, [*NOW_ALL, (killed(2, 6), "committing", read(6, "0/1/2"), "step 6 is the newest in")]),
     ("they have none: the copy", THREE, [*NOW_ALL, (killed(2, 5), "starting", AGAIN, "step 7 is not saved")]),
     ("one of them was killed before, for another reason", THREE, [*OWN, (killed(2, 7, 6), "stopping", f"abandon; {KILLS.format('0')}", "no other rank holds"), (killed(0, 7), "committing", read(7, "0/1/2"), "step 7 is the newest in")]),

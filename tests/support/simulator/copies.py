@@ -16,6 +16,7 @@ from agent.controller.job import Job
 from agent.controller.replication import groups_to_copy
 from agent.controller.states import JobState
 from agent.spec.job_spec import CopyMode
+from support.simulator.kept import KeptMemory
 from support.simulator.same import TRAINING
 from worker_hooks.contract import protocol
 
@@ -39,6 +40,9 @@ class Copies:
         self.are_taken = self.rng.random() < 0.4
         ways = (CopyMode.COPY, CopyMode.COPY, CopyMode.AUTO)
         self.mode = self.rng.choice(ways) if self.are_taken else CopyMode.OFF
+        self.kept = KeptMemory(replicas.node.seed, is_copied=self.are_taken)
+        if self.kept.is_on:
+            self.mode = CopyMode.LIVE
         self.losses = Random(f"node deaths {replicas.node.seed}")
         self.are_nodes_lost = self.are_taken and self.losses.random() < 0.2
 
@@ -102,7 +106,12 @@ class CopyWatch:
             self.note(event)
         is_over = self.before in TRAINING and self.node.job.state in GIVEN_UP
         is_plain = self.before is JobState.RUNNING and isinstance(event, ASKED)
-        if is_over and not (is_plain or self.watch.stop.is_now) and (copy := self.due()):
+        is_later = self.node.job.now.is_kept_next  # as the watch of kept memory sees to
+        if (
+            is_over
+            and not (is_plain or is_later or self.watch.stop.is_now)
+            and (copy := self.due())
+        ):
             self.broken(f"{self.node.job.state} at {event}, and {copy} is not saved")
 
     def note(self, event: ev.StateCopied) -> None:

@@ -386,6 +386,9 @@ class DumpWatch:
         if action.is_copy:
             self.watch.copies.check(action)
             return
+        if action.is_kept:
+            self.watch.kept.check(action)
+            return
         if action.from_memory:
             check_fall(self, action)
             return

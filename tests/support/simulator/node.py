@@ -167,7 +167,15 @@ class Node:
     def take_apart(self) -> None:
         """The parts know each other: they are freed at once, where the collector would search them."""
         watch, replicas = self.watch, self.replicas
-        watches = watch.dump, watch.stop, watch.replacing, watch.same, watch.copies, watch
+        watches = (
+            watch.dump,
+            watch.stop,
+            watch.replacing,
+            watch.same,
+            watch.copies,
+            watch.kept,
+            watch,
+        )
         parts = replicas.exits, replicas.rejoins, replicas.reports, replicas.copies, replicas
         for part in (*watches, *parts, self):
             vars(part).clear()
@@ -333,7 +341,9 @@ class Node:
     def exited(self, process: Process, exit_code: int, step: int | None) -> None:
         """The agent hears of it, in the attempt that it counts the process to then."""
         lost = self.replicas.copies.why_lost(exit_code)
-        ended = ev.WorkerExited(process.rank, process.attempt, exit_code, step, lost=lost)
+        left = () if lost else self.replicas.kept.left(process, exit_code)
+        told = process.rank, process.attempt, exit_code, step
+        ended = ev.WorkerExited(*told, lost=lost, kept=left)
         self.tell(ended, self.now)
 
     def alive(self) -> list[Process]:
@@ -401,6 +411,7 @@ def _count(story: Story, seen: Counter[str]) -> None:
             case do.CommitDump(from_memory=True):
                 seen["from memory"] += 1
                 seen["from a copy"] += each.is_copy
+                seen["from dead ranks"] += each.is_kept
             case do.CommitDump(variants=variants, odd=odd):
                 seen["no majority"] += len(variants) > 1
                 seen["odd"] += bool(odd)

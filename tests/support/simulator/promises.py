@@ -17,6 +17,7 @@ from agent.controller.states import JobState
 from support.simulator.copies import CopyWatch
 from support.simulator.dump_promises import BUSY, DumpWatch
 from support.simulator.exit_promises import ExitWatch
+from support.simulator.kept import KeptWatch
 from support.simulator.kinds import is_order
 from support.simulator.memory_promises import completed
 from support.simulator.replace_promises import ReplaceWatch
@@ -59,6 +60,7 @@ class Watch:
         self.replacing = ReplaceWatch(self)
         self.same = SameWatch(self)
         self.copies = CopyWatch(self)
+        self.kept = KeptWatch(self)
         self.event: ev.Event | None = None
 
     def broken(self, promise: str) -> NoReturn:
@@ -84,6 +86,7 @@ class Watch:
         self.stop.heard(before, event, actions)
         self.replacing.heard(before, event, actions)
         self.copies.heard(before, event)
+        self.kept.heard(before, event)
         completed(self.dump, event)
         self.moved(before.state, self.node.job.state)
         self.left_out(before, event, actions)
@@ -199,6 +202,7 @@ class Watch:
         self.replacing.begin()
         self.same.begin()
         self.copies.begin()
+        self.kept.begin()
         self.told_to_stop = self.was_frozen = False
         self.first_failed = None
         self.is_first_raised = False
@@ -209,6 +213,7 @@ class Watch:
     def begin_round(self, action: do.ReplaceRanks) -> None:
         """Newcomers are awaited, the others live on."""
         self.attempt = action.attempt
+        self.kept.begin()
         self.is_first_raised = False
         for rank in action.newcomers:
             self.exits.pop(rank, None)
@@ -237,6 +242,8 @@ class Watch:
         """Without a request or a vain wait only those that hang, or are in a round's way."""
         is_hung = isinstance(self.event, ev.RankHung) and action.ranks == (self.event.rank,)
         is_round = self.node.job.state is JobState.REPLACING
+        if self.node.job.state is JobState.STOPPING and self.kept.may_kill(action):
+            return
         if not is_hung and not (is_round and set(action.ranks) <= self.replacing.gone):
             self.broken(f"{action} while {self.node.job.state}")
 

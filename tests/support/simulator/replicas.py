@@ -81,6 +81,7 @@ class Replicas:
         self.rejoins = Rejoins(self)
         self.reports = Reports(self)
         self.copies = Copies(self)
+        self.kept = self.copies.kept
 
     def begin(self, action: do.StartAttempt) -> None:
         base = 0 if action.resume is None else self.disk.dumps.get(action.resume, OLD_STEP)
@@ -121,7 +122,8 @@ class Replicas:
         if process.has_hooks:
             process.is_registered = process.is_linked = True
             told = process.rank, process.attempt, training.base, self.climate.fixed
-            self.say(process, protocol.Registered(*told, self.reports.are_awaited))
+            said = protocol.Registered(*told, self.reports.are_awaited)
+            self.say(process, said._replace(keeper=self.kept.keeper()))
             if self.rng.random() < self.climate.cut:
                 node.after(self.rng.random() * 20.0, self.cut, process)
         training.missing -= 1

@@ -1,12 +1,22 @@
 """What killed ranks have left in their memory: when it is read, and when it counts for nothing."""
 
+from dataclasses import replace
+
 import pytest
 from support.histories import kept
 from support.histories.replacements import play
+from support.simulator.node import simulate
+from support.simulator.promises import BrokenPromiseError
 
 from agent.controller import actions as do
+from agent.controller import events as ev
+from agent.controller.attempts import Decision
 from agent.controller.decide import decide
+from agent.controller.drain import write_copy
+from agent.controller.job import MemoryState
 from agent.controller.replication import kept_state
+from agent.controller.states import JobState
+from agent.ranks.rank_set import RankSet
 
 
 @pytest.mark.parametrize(
@@ -30,3 +40,67 @@ def test_an_order_to_read_says_who_holds_the_same():
         each for each in decide(job, kept.killed(2, 7)).actions if isinstance(each, do.CommitDump)
     )
     assert (order.variants, order.holders) == (((0,), (1,), (2,)), ((0,), (1,), (2,)))
+
+
+def never_reading(job, event):
+    if isinstance(event, ev.WorkerExited):
+        event = replace(event, kept=())
+    return decide(job, event)
+
+
+def reading_while_one_lives(job, event):
+    decision = decide(job, event)
+    if decision.job.state is JobState.FREEZING and decision.job.now.kept:
+        dead = {rank for rank in decision.job.ranks if rank not in decision.job.alive()}
+        (step, *_), writer = decision.job.now.kept[min(dead)], min(dead)
+        memory = MemoryState("", step, ((writer,),))
+        turn = write_copy(decision.job, memory, is_kept=True)
+        return Decision(turn.job._replace(state=JobState.COMMITTING), turn.actions)
+    return decision
+
+
+def taking_an_older_step(job, event):
+    if isinstance(event, ev.WorkerExited):
+        event = replace(event, kept=event.kept[1:])
+    return decide(job, event)
+
+
+def taking_it_of_another_rank(job, event):
+    decision = decide(job, event)
+    told = (
+        replace(each, variants=tuple((rank + 1,) for (rank,) in each.variants))
+        if isinstance(each, do.CommitDump) and each.is_kept
+        else each
+        for each in decision.actions
+    )
+    return decision._replace(actions=tuple(told))
+
+
+def forgetting_what_it_killed_them_for(job, event):
+    decision = decide(job, event)
+    now = decision.job.now._replace(is_kept_next=False)
+    return decision._replace(job=decision.job._replace(now=now))
+
+
+def killing_whom_it_need_not(job, event):
+    known = job.since_restart._replace(keeping=RankSet(job.ranks))
+    return decide(job._replace(since_restart=known), event)
+
+
+BROKEN = [
+    (never_reading, "is not read in the memory of the dead"),
+    (reading_while_one_lives, "is left"),
+    (taking_an_older_step, "is left|is not read"),
+    (taking_it_of_another_rank, "is left|StopIteration"),
+    (forgetting_what_it_killed_them_for, "is not read|is not saved"),
+    (killing_whom_it_need_not, "SIGKILL"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "promise"), BROKEN, ids=lambda each: getattr(each, "__name__", "")
+)
+def test_a_broken_controller_is_noticed(mutant, promise):
+    with pytest.raises(BrokenPromiseError, match=promise):
+        for seed in range(10_000):
+            simulate(seed, mutant)

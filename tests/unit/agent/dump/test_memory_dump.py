@@ -318,33 +318,33 @@ def read(memory):
 def test_ranks_find_it_in_memory_until_it_is_written_and_all_have_it(early, tmp_path):
     folder = str(tmp_path / "ckpt" / f"{NAME}{STEP}")
     assert early.before == ev.DumpCommitted(1, folder, is_early=True)
-    memory = early.saving.in_memory(folder)
+    memory = early.saving.beside.path_of(folder)
     found = read(memory)
     assert found.keys() == {("private", 0), ("private", 1), ("replicated", 0)}
-    assert early.saving.in_memory(folder) == memory  # they failed again
+    assert early.saving.beside.path_of(folder) == memory  # they failed again
     early.files.work()
     assert early.posted[-1] == ev.CheckpointWritten(1, STEP, folder)
     assert manifest.verify(Path(folder), manifest.read(Path(folder))) == []
     assert early.said[-1].startswith(f"step {STEP} saved from memory in ")
     assert read(memory) == found  # a rank may be late
-    early.saving.all_joined()
+    early.saving.beside.all_joined()
     assert files() == 0
 
 
 def test_who_has_it_needs_no_memory_but_for_the_folder(early, tmp_path):
     folder = str(tmp_path / "ckpt" / f"{NAME}{STEP}")
-    assert early.saving.in_memory(folder)
-    early.saving.all_joined()
+    assert early.saving.beside.path_of(folder)
+    early.saving.beside.all_joined()
     assert files() > 0
     early.files.work()
     assert files() == 0
-    assert early.saving.in_memory(folder) == ""
+    assert early.saving.beside.path_of(folder) == ""
 
 
 def test_an_attempt_after_it_was_written_reads_the_folder(early, tmp_path):
     folder = str(tmp_path / "ckpt" / f"{NAME}{STEP}")
     early.files.work()
-    assert early.saving.in_memory(folder) == ""
+    assert early.saving.beside.path_of(folder) == ""
     assert files() == 0
 
 
@@ -356,18 +356,18 @@ def test_where_the_folder_takes_nothing_the_fallback_does(early, tmp_path):
     assert not told.why_not
     assert manifest.verify(Path(told.path), manifest.read(Path(told.path))) == []
     assert "Not a directory" in early.said[-1] or "File exists" in early.said[-1]
-    early.saving.all_joined()
+    early.saving.beside.all_joined()
 
 
 def test_where_no_folder_takes_it_that_is_said_and_it_stays_in_memory(early, tmp_path):
     for name in ("ckpt", "dumps"):
         (tmp_path / name).write_text("in the way")
-    memory = early.saving.in_memory(early.before.path)
+    memory = early.saving.beside.path_of(early.before.path)
     early.files.work()
     assert early.posted[-1].why_not
     assert early.said[-1].startswith(f"step {STEP} is not saved: ")
-    early.saving.all_joined()
-    assert early.saving.in_memory(early.before.path) == memory  # for the next failure
+    early.saving.beside.all_joined()
+    assert early.saving.beside.path_of(early.before.path) == memory  # for the next failure
     assert read(memory)
 
 
@@ -379,7 +379,7 @@ def test_another_dump_does_not_disturb_it(early, tmp_path):
     assert early.posted[-1] == ev.CheckpointWritten(
         1, STEP, str(tmp_path / "ckpt" / f"{NAME}{STEP}")
     )
-    early.saving.all_joined()
+    early.saving.beside.all_joined()
 
 
 def test_the_end_of_the_job_waits_for_it(early, tmp_path):

@@ -12,8 +12,8 @@ import pytest
 import torch
 from support.kept_process import MappedRank, killed
 
-from worker_hooks.contract import kept_memory
 from worker_hooks.contract.process_stat import read_stat
+from worker_hooks.machine import kept_memory
 
 
 def left(memory):

@@ -25,7 +25,7 @@ from worker_hooks.recovery.peer_notes import PeerNotes
 from worker_hooks.state.committed_state import CommittedState, Position, _moved
 from worker_hooks.state.device_state import HeldStep
 from worker_hooks.state.registry import pieces_of
-from worker_hooks.state.replica import UnreadableState
+from worker_hooks.state.snapshot import UnreadableState
 
 LONG_S = 30.0
 

@@ -173,6 +173,14 @@ class BoardWriter:
         """So many changes were made that no version shows."""
         _WORD.pack_into(self._memory, _CHANGES_AT, changes)
 
+    def hide(self, slot: int) -> None:
+        """No map is there any more."""
+        _SLOT.pack_into(self._memory, _SLOTS_AT + slot * _SLOT.size, 0, 0, 0)
+
+    def wipe(self) -> None:
+        """Nothing that maps tell of is there any more."""
+        self._memory[:] = bytes(BOARD_BYTES)
+
     def show(self, slot: int, address: int, octets: bytes) -> None:
         """Say where a map is."""
         at = _SLOTS_AT + slot * _SLOT.size

@@ -1,0 +1,122 @@
+"""The memory of the simulated node's dead ranks, and what is promised of it.
+
+Not a test itself.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from signal import SIGKILL
+from typing import TYPE_CHECKING
+
+from agent.controller import actions as do
+from agent.controller import events as ev
+from agent.controller.job import Job
+from agent.controller.states import JobState
+from worker_hooks.contract import protocol
+
+if TYPE_CHECKING:
+    from support.simulator.node import Process
+    from support.simulator.promises import Watch
+
+TRAINING = (JobState.RUNNING, JobState.HOLDING, JobState.FREEZING, JobState.DUMPING)
+OVER = (JobState.STARTING, JobState.FAILED, JobState.STOPPED)
+
+
+class KeptMemory:
+    """Whose memory outlives it, in one schedule; its own dice leave the others as they are."""
+
+    def __init__(self, seed: int, *, is_copied: bool) -> None:
+        self.rng = Random(f"kept {seed}")
+        self.is_on = is_copied and self.rng.random() < 0.4
+        self.lacking = self.rng.choice((0.0, 0.0, 0.1))
+
+    def keeper(self) -> int:
+        """Of a rank that registers; 0: it has none."""
+        return int(self.is_on and self.rng.random() >= self.lacking)
+
+    def left(self, process: Process, exit_code: int) -> tuple[int, ...]:
+        """The steps that its memory holds; it was killed amid a commit, or an update, sometimes."""
+        step = process.step
+        if not (self.is_on and exit_code == -SIGKILL and process.is_registered) or step is None:
+            return ()
+        drawn = self.rng.random()
+        newest = step if drawn < 0.8 else step - 1
+        return () if drawn > 0.95 else tuple(max(newest - back, 0) for back in range(2))
+
+
+class KeptWatch:
+    """The promises, in the plainest way."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.broken = watch.broken
+        self.before = JobState.NEW
+        self.begin()
+
+    def begin(self) -> None:
+        """All ranks are started anew, or some replaced: what dead ones had is freed."""
+        self.left: dict[int, tuple[int, ...]] = {}
+        self.keepers: set[int] = set()
+        self.is_killing = False
+        self.order: do.CommitDump | None = None
+
+    def heard(self, before: Job, event: ev.Event) -> None:
+        self.before = before.state
+        now = self.watch.node.job.state
+        if isinstance(event, ev.WorkerExited) and event.attempt == self.watch.attempt:
+            self.left.setdefault(event.rank, event.kept)
+        if isinstance(event, protocol.Registered) and event.attempt == self.watch.attempt:
+            (self.keepers.add if event.keeper else self.keepers.discard)(event.rank)
+        is_read = self.before in TRAINING or (self.is_killing and self.before is JobState.STOPPING)
+        if not (is_read and now in OVER) or self.watch.stop.is_now or self.watch.dump.full:
+            return
+        if self.order is None and (due := self.due()):
+            self.broken(f"{now} at {event}, and step {due} is not read in the memory of the dead")
+        if self.is_killing and (copy := self.watch.copies.due()):
+            self.broken(f"{now} at {event}, and {copy} is not saved")
+
+    def may_kill(self, action: do.SignalRanks) -> bool:
+        """Whether those that live are killed so that what they hold can be read with the rest."""
+        is_meant = {*action.ranks} == self.watch.running <= self.keepers
+        self.is_killing |= is_meant and any(self.left.values())
+        return self.is_killing
+
+    def due(self) -> int:
+        """The newest step that they hold together, if it is newer than what is saved; 0: none."""
+        watch = self.watch
+        if watch.running or (watch.same.awaited and not watch.same.is_known):
+            return 0
+        held = [
+            {step for rank in group for step in self.left.get(rank, ())}
+            for group in watch.same.sharing()
+        ]
+        step = max(set.intersection(*held), default=0)
+        return step if step > max(watch.dump.saved, 0) else 0
+
+    def check(self, action: do.CommitDump) -> None:
+        """Where none lives, what they have left, and not twice; the copy if that is as new."""
+        watch, dump, copy = self.watch, self.watch.dump, self.watch.copies.due()
+        if watch.running or action.step != self.due():
+            self.broken(f"{action}, but {watch.running} live and {self.left} is left")
+        if copy is not None and copy.step >= action.step:
+            self.broken(f"{action}, but {copy} is as new")
+        for (rank,), group in zip(action.variants, self.parts(action), strict=True):
+            if rank not in group or action.step not in self.left[rank]:
+                self.broken(f"{action}, but {self.left} is left")
+        if self.order is not None and action.dump_id != self.order.dump_id:
+            self.broken(f"{action} after {self.order}")
+        if action.is_disputed or action.odd or action.is_copy or not action.from_memory:
+            self.broken(f"{action} is not what was left")
+        if self.order is None:
+            dump.begin(action.dump_id)
+        if dump.commit is not None or action.place != len(dump.full):
+            self.broken(f"{action} twice, or places {dump.full} are full")
+        self.order, dump.open, dump.is_fall = action, True, True
+        dump.step, dump.commit = action.step, action
+        watch.replacing.is_begun = True
+
+    def parts(self, action: do.CommitDump) -> list[set[int]]:
+        """The groups, in the order of who writes for them."""
+        every = self.watch.same.sharing()
+        return [next(g for g in every if each[0] in g) for each in action.variants]
