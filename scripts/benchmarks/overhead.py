@@ -2,6 +2,7 @@
 
     scripts/bench overhead                             1500 steps of about 5 ms on each side
     scripts/bench overhead --steps 5000 --step-ms 2 --json result.json
+    scripts/bench overhead --live                      with --protect-memory=live
 
 The guarded side works as under msrun: it is connected to a small agent in a thread, and its status
 page is real. Both sides train one model in one memory: of two equal models one is up to 2 % slower,
@@ -33,7 +34,7 @@ from torch import nn
 
 from worker_hooks import TrainState
 from worker_hooks.contract import protocol, wire
-from worker_hooks.contract.env import HOOKS
+from worker_hooks.contract.env import HOOKS, KEEPS_MEMORY
 from worker_hooks.data.feed import Feed
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.registry import pieces_of
@@ -60,6 +61,7 @@ def main() -> int:
     batches = data()
     width = width_for(options.step_ms, batches)
     guard()
+    os.environ[KEEPS_MEMORY] = str(int(options.live))
     training = Training(width, batches)
     training.arm()
     for turn in range(options.steps // TURN):
@@ -94,6 +96,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=1500, help="of each side (1500)")
     parser.add_argument("--step-ms", type=float, default=5.0, help="about, without hooks (5)")
+    parser.add_argument(
+        "--live", action="store_true", help="with --protect-memory=live, which has no goal"
+    )
     parser.add_argument("--json", type=Path, help="write every figure to this file, too")
     options = parser.parse_args()
     if options.steps < LEAST or not options.step_ms > 0:

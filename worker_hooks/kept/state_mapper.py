@@ -11,6 +11,8 @@ import atexit
 import ctypes
 import json
 import logging
+import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, compress, count
 from typing import Any, NamedTuple
@@ -99,12 +101,18 @@ class StateMapper:
         self._known: list[_PieceState | None] = [None] * len(self._pieces)
         self._layouts: dict[tuple[int, ...], _Layout] = {}
         self._said: set[str] = set()
-        # whoever exits by itself frees what the maps tell of
-        _mapping.append(self)  # not before that
-        atexit.register(self._board.wipe)
+        _mapping.append(self)  # what it tells of is not freed before the process ends by itself
+        self._pid = os.getpid()
+        atexit.register(self._end)
         self.board = ctypes.addressof(self._memory)
         self.keeper = start_keeper()
         """Its process id."""
+
+    def _end(self) -> None:
+        """The process ends by itself: then it frees its memory, and nobody needs that."""
+        if os.getpid() == self._pid:
+            self._board.wipe()
+            os.kill(self.keeper, signal.SIGKILL)
 
     def update_begins(self) -> None:
         """Until the next note, only what is copied is as of the newest one."""

@@ -58,7 +58,7 @@ class Commit(NamedTuple):
 
 
 class CommitPlaces(Protocol):
-    """Notes where commits lie in this process's memory, which outlives the process."""
+    """Notes where commits lie in this process's memory, which outlives it."""
 
     keeper: int
     board: int
@@ -67,7 +67,7 @@ class CommitPlaces(Protocol):
         """Live memory is not as of the newest commit any more."""
 
     def commit_begins(self, step: int) -> None:
-        """Copies of an older commit are about to be overwritten by those of this one."""
+        """Copies of an older commit are about to be overwritten."""
 
     def note(self, state: CommittedState, commit: Commit) -> None:
         """A commit is made, and is what the state's tensors and page hold."""
@@ -96,8 +96,7 @@ class CommittedState:
         script has yet to change."""
         self._extra_facts = extra_facts
         self._commit: Commit | None = None
-        # of the pieces: as of the commit, or of the loop's begin
-        self._marks: tuple[Any, ...] | None = None
+        self._marks: tuple[Any, ...] | None = None  # as of the commit, or of the loop's begin
         self._after: tuple[Any, ...] | None = None  # the same, as of the last update of the step
         self._begun: tuple[Any, ...] | None = None  # and as a loop began behind the commit
         self._last_changes: tuple[int, ...] = ()  # of the last step
@@ -112,7 +111,7 @@ class CommittedState:
         self._registered = structures(self.pieces)
         self._structures = self._registered  # as seen last
         self.parts: dict[int, list[torch.Tensor]] = {}  # torch counts no changes of these
-        self.kept: CommitPlaces | None = None  # if this memory outlives the process
+        self.kept: CommitPlaces | None = None
 
     @property
     def why_pending(self) -> str:
@@ -306,8 +305,8 @@ class CommittedState:
 
     def _note(self, position: Position, marks: tuple[Any, ...] | None = None) -> None:
         snapshots = self._reader.snapshots()  # first: they say which tensors of an object are large
-        if self.kept is not None:
-            self.kept.commit_begins(self.step)
+        if (kept := self.kept) is not None:
+            kept.commit_begins(self.step)
         before, tensors = self._commit, self.changes.commit(self.step)
         if before is None or before.tensors.versions.tensors is not tensors.versions.tensors:
             marks = None  # those that were read are of other tensors
@@ -321,8 +320,8 @@ class CommittedState:
         self._before, self._commit = before, Commit(self.step, snapshots, tensors)
         self._marks, self._after, self._begun = marks or self._reader.marks(), None, None
         self.private.write(self.step, position, is_commit=True)
-        if self.kept is not None:
-            self.kept.note(self, self._commit)
+        if kept is not None:
+            kept.note(self, self._commit)
         if self.device is not None:  # behind what the device copies to the page
             is_as_updated &= all(map(devices.is_on_host, tensors.copies.values()))
             is_as_updated &= not self.private.may_have_late_buffers()

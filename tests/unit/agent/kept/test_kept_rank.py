@@ -1,5 +1,7 @@
 """Memory of real processes that were killed with SIGKILL: what of it is whole, and what is refused."""
 
+import atexit
+import contextlib
 import hashlib
 import json
 import os
@@ -167,6 +169,32 @@ def test_a_map_that_was_cut_short_counts_for_nothing():
             if bytes(cut) != text:
                 checksum = next(c for _, s, c in board.slots if s == len(text))
                 assert not kept_memory.is_sound(bytes(cut), checksum)
+
+
+def test_copies_that_are_being_overwritten_count_for_nothing():
+    with killed(trained(True, lambda rank: rank.committed.kept.commit_begins(4))) as rank:
+        assert [step for step, _ in left(rank.memory)] == [3]
+
+
+def test_a_process_that_frees_its_memory_as_it_ends_leaves_nothing():
+    with killed(trained(True, lambda rank: rank.mapper._board.wipe())) as rank:
+        assert left(rank.memory) == []
+
+
+def test_who_ends_by_itself_ends_its_keeper():
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        rank = MappedRank()
+        os.write(theirs, str(rank.mapper.keeper).encode())
+        atexit._run_exitfuncs()  # as the interpreter does; the rest of its exit is not a fork's
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as said:
+        keeper = int(said.read())
+    os.waitpid(pid, 0)
+    with contextlib.suppress(FileNotFoundError):  # until whoever has adopted it has reaped it
+        assert "Z" in Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def keeper_of(rank):
