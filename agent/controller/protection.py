@@ -9,7 +9,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from agent.controller.job import NEVER, Job, Shadowed
-from agent.controller.replication import lone_ranks, why_no_holder, why_not_held
+from agent.controller.replication import is_all_kept, lone_ranks, why_no_holder, why_not_held
 from agent.spec.job_spec import CopyMode
 from agent.text.wording import listed
 
@@ -24,6 +24,12 @@ BY_SHADOWS = (
 NO_SHADOWS = Shadowed()
 
 GROUPS_TOLD = 4
+KEPT = " as long as msrun lives: what killed ranks leave in their memory is read"
+AMID = (
+    " (of a state that is too large to be copied at each step only a copy, if all that hold a part "
+    "are killed amid an update)"
+)
+READ = "what a killed rank leaves in its memory is read, and its death means"
 
 ONE_RANK = "there is one rank only, and no other holds its state"
 ONE_RANK_LOST = (
@@ -80,7 +86,8 @@ def protection(job: Job) -> Protection:
         return Protection(Level.UNKNOWN)  # a death could still leave parts of two steps
     checked = f" (checked: {known.holds})" if known.holds else ""
     if not (why := _why_not_replaced(job)):
-        replaced = f"a rank that dies is replaced, no step is lost{_of_groups(job)}"
+        lives = f"{KEPT}{AMID}" if is_all_kept(job) else _of_groups(job)
+        replaced = f"a rank that dies is replaced, no step is lost{lives}"
         return Protection(Level.PROTECTED, f"{replaced}{checked}{_of_nodes(job)}{_of_folders(job)}")
     if not job.policy.dump.after_failure:
         return Protection(Level.NOT_PROTECTED, f"{why}, {NOTHING_SAVED}")
@@ -140,6 +147,8 @@ def _of_copies(job: Job, why: str, lost: str) -> Protection:
     follows = "a restart from it"
     if not job.policy.max_restarts:
         follows = "the end of the job, once it is saved (--max-restarts=1 restarts it)"
+    if is_all_kept(job):
+        return Protection(Level.PARTLY, f"{why}; {READ} {follows}{AMID}")
     copied = "once a copy of it is in msrun's memory (the first is on its way),"
     if copies.newest is not None:
         often = "every step" if copies.every == 1 else f"about every {copies.every} steps"

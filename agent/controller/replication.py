@@ -186,6 +186,11 @@ def kept_state(job: Job) -> MemoryState | None:
     return MemoryState("", step, tuple((rank,) for rank in writers))
 
 
+def is_all_kept(job: Job) -> bool:
+    """Whether the memory of every rank outlives it."""
+    return len(job.since_restart.keeping) == len(job.ranks) and not job.apart
+
+
 def is_kept_next(job: Job) -> bool:
     """Whether what ranks that live hold is to be read in their memory, once they are killed.
 

@@ -31,7 +31,9 @@ class MappedRank:
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
         things = {"model": self.net, "optimizer": self.optimizer, "schedule": self.schedule, **more}
         self.committed = CommittedState(pieces_of(things), dict)
-        self.mapper = self.committed.kept = StateMapper(self.committed.pieces, self.why_unsafe)
+        self.said: list[str] = []
+        told = self.why_unsafe, self.said.append
+        self.mapper = self.committed.kept = StateMapper(self.committed.pieces, *told)
         if copies:
             self.committed.changes.keep_all()
         self.unsafe = "", ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import json
-import logging
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +32,10 @@ from worker_hooks.tensors import part_versions, shard
 from worker_hooks.tensors.placements import Box, is_distributed
 from worker_hooks.tensors.tensor_bytes import entry_of, plain, to_bytes
 
-log = logging.getLogger("msrun")
-
 _COUNT = 8  # bytes of a safetensors header's length
 _ALIGNED = 64
+TIMES = 8  # commits in a row after which a reason is none of the first steps'
+UNREAD = "what ranks leave in their memory when they are killed cannot be read: {}"
 _LAYOUTS = 4  # known at once: copies are made in turns in two places
 _METADATA = "__metadata__"
 _mapping: list[StateMapper] = []
@@ -79,13 +78,19 @@ class _Layout(NamedTuple):
 class StateMapper:
     """One for each process; the main thread calls it."""
 
-    def __init__(self, pieces: Sequence[Piece], why_unsafe: Callable[[], tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        why_unsafe: Callable[[], tuple[str, str]],
+        say: Callable[[str], None],
+    ) -> None:
         """Start the keeper; nothing is noted yet.
 
         Args:
             pieces: what was registered.
             why_unsafe: returns why no step of this training may be saved, and why none may be read
                 in live memory; empty: some may.
+            say: tells people, once for each reason, why what lies there cannot be read.
 
         Raises:
             OSError: the kernel does not allow it.
@@ -93,6 +98,8 @@ class StateMapper:
         """
         self._pieces = tuple(pieces)
         self._why_unsafe = why_unsafe
+        self._say = say
+        self._unread = "", 0  # why, and for how many commits in a row
         self._chain = tensor_chain()
         self._memory = ctypes.create_string_buffer(BOARD_BYTES)
         self._board = BoardWriter(memoryview(self._memory).cast("B"))
@@ -138,9 +145,11 @@ class StateMapper:
         self._board.mend()
 
     def _nothing(self, step: int, why: str) -> bytes:
-        if why not in self._said:
+        known, times = self._unread
+        self._unread = why, times + 1 if why == known else 1
+        if self._unread[1] == TIMES and why not in self._said:
             self._said.add(why)
-            log.info("step %d is not to be read after a kill: %s", step, why)
+            self._say(UNREAD.format(why))
         return kept_memory.encode(
             step=step,
             head=b"",

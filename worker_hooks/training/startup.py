@@ -121,8 +121,12 @@ def keep_memory(committed: CommittedState, guard: Guard) -> None:
     from worker_hooks.kept.state_mapper import StateMapper
     from worker_hooks.kept.tensor_chain import UnknownTensorLayoutError
 
+    def say(text: str) -> None:
+        if guard.env.rank == 0:
+            guard.say_unprotected(text, is_refused=False)
+
     try:
-        committed.kept = StateMapper(committed.pieces, guard.why_unsafe)
+        committed.kept = StateMapper(committed.pieces, guard.why_unsafe, say)
     except (OSError, UnknownTensorLayoutError) as error:
         guard.not_kept_why = str(error)
     else:

@@ -275,3 +275,16 @@ def test_what_the_death_of_a_node_costs_is_said_with_it(near, wait_s, said):
     more = job.policy.replace._replace(near=near, has_nodes=True, node_wait_s=wait_s)
     job = job._replace(policy=job.policy._replace(replace=more))
     assert said in str(protection(job))
+
+
+def test_whose_memory_outlives_them_need_not_live():
+    live = altered_policy(THREE, copies=CopyMode.LIVE)
+    keepers = [(protocol.Registered(rank, 0, 0, keeper=9, board=1), "running") for rank in range(3)]
+    job = play(live, [*EQUAL, *keepers])
+    assert str(protection(job)).startswith(
+        "protected: a rank that dies is replaced, no step is lost as long as msrun lives: what killed"
+    )
+    assert "as long as one rank lives" in str(protection(play(live, [*EQUAL, *keepers[:2]])))
+    alone = str(protection(play(live, [*OWN, *keepers])))
+    assert "its death means a restart from it" in alone
+    assert alone.startswith("partly protected")
