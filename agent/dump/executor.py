@@ -115,8 +115,7 @@ class DumpExecutor:
         self._kept: _Dump | None = None  # the complete dump in memory
         self._abandoned: list[Target] = []  # ranks may still look for their files there
         self.beside = RestartMemory()
-        self.kept: KeptSource | None = None
-        """What killed ranks have left; ``None``: that is not kept."""
+        self.kept: KeptSource | None = None  # what killed ranks have left
         self.spread: Spread | None = None
         """Brings a checkpoint in memory to the other nodes; ``None``: there are none."""
         self.gather: Gather | None = None
@@ -320,8 +319,19 @@ class DumpExecutor:
         if dump is None or (draft := dump.draft) is None:
             self._post(ev.CommitFailed(action.dump_id, str(AbandonedError()), is_place=False))
             return
-        order = DumpOrder(
-            written=dict(self._replies.written),
+        order = self._order_of(action, dict(self._replies.written))
+        began_s = time.monotonic()
+        self._do(
+            dump.target,
+            lambda: draft.commit(order),
+            lambda done: self._on_committed(dump, action, began_s, done),
+        )
+
+    def _order_of(
+        self, action: do.CommitDump, written: Mapping[int, protocol.Written]
+    ) -> DumpOrder:
+        return DumpOrder(
+            written=written,
             variants=action.variants,
             odd=action.odd,
             world_size=self._spec.world_size,
@@ -331,44 +341,32 @@ class DumpExecutor:
             holders=action.holders,
             is_disputed=action.is_disputed,
         )
-        began_s = time.monotonic()
-        self._do(
-            dump.target,
-            lambda: draft.commit(order),
-            lambda done: self._on_committed(dump, action, began_s, done),
-        )
 
     def _read_kept(self, action: do.CommitDump) -> None:
         """Make a dump in memory of what killed ranks have left, then go on from there."""
         self.abandon()
-        self._frozen_s, kept = self._frozen_s or time.monotonic(), self.kept
+        self._frozen_s = self._frozen_s or time.monotonic()
+        kept = self.kept
         assert kept is not None
         reading = kept.reading(action, self._pages.all(), self._ranks)
-        order = DumpOrder(
-            written={},
-            variants=action.variants,
-            odd=(),
-            world_size=self._spec.world_size,
-            attempt=self._attempt,
-            record_id=self._spec.saves_as,
-            reason=self._failure,
-            holders=action.holders,
-        )
-        dump = _Dump(reading.save, reading.target, reading.draft, time.monotonic())
-        event = ev.DumpProgressed(action.dump_id)
-        progress = self._progress(lambda: self._post(event))
+        order = self._order_of(action, {})
+        dump = self._dump = _Dump(reading.save, reading.target, reading.draft, time.monotonic())
+        progress = self._progress(lambda: self._post(ev.DumpProgressed(action.dump_id)))
 
         def done(result: SavedDump | Exception) -> None:
+            if self._dump is not dump:
+                return  # it was abandoned, and is closed with others
+            self._dump = None
             kept.drop_dead()
             if isinstance(result, Exception):
                 why = f"what killed ranks have left in memory cannot be read: {_describe(result)}"
-                reading.target.close()
+                dump.target.close()
                 self._post(ev.CommitFailed(action.dump_id, why, is_place=False, is_state=True))
                 return
             self._keep(dump)
             self._flush(action)
 
-        self._file_thread.continue_in_new_thread()  # the disk of an earlier job may be slow
+        self._file_thread.continue_in_new_thread()
         self._file_thread.do(lambda: reading.run(order, progress), done)
 
     def _flush(self, action: do.CommitDump) -> None:

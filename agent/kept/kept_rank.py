@@ -8,6 +8,7 @@ import signal
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from weakref import finalize
 
 from worker_hooks.machine import kept_memory
 from worker_hooks.machine.kept_memory import BOARD_BYTES, WORD, Proof, StateMap, TensorChain
@@ -31,12 +32,12 @@ class KeptRank:
             OSError: there is no such process, or its memory may not be read.
         """
         self._board = board
-        self._process = os.pidfd_open(keeper)
-        try:
-            self._memory = os.open(f"/proc/{keeper}/mem", os.O_RDONLY | os.O_CLOEXEC)
-        except BaseException:
-            os.close(self._process)
-            raise
+        # not before a thread has read: their numbers would be those of other files
+        opened = list[int]()
+        finalize(self, _close_all, opened)
+        opened.append(os.pidfd_open(keeper))
+        opened.append(os.open(f"/proc/{keeper}/mem", os.O_RDONLY | os.O_CLOEXEC))
+        self._process, self._memory = opened
 
     def states(self) -> list[StateMap]:
         """What is whole in it, the newest first. Whatever lies there, nothing raises."""
@@ -98,8 +99,6 @@ class KeptRank:
         """Kill the keeper, with which the memory ends."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._process, signal.SIGKILL)
-        os.close(self._process)
-        os.close(self._memory)
 
     def _is_proven(self, proof: Proof, chain: TensorChain) -> bool:
         inner = self._word(proof.tensor + chain.inner)
@@ -119,3 +118,8 @@ class KeptRank:
         if len(octets) != nbytes:  # the end of the process, or of what is mapped
             raise OSError(f"the memory of the rank is gone at {address:#x}")
         return octets
+
+
+def _close_all(opened: list[int]) -> None:
+    for file in opened:
+        os.close(file)

@@ -38,7 +38,7 @@ from agent.nodes.run_messages import (
 from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
-from agent.spec.job_spec import JobSpec
+from agent.spec.job_spec import CopyMode, JobSpec
 from agent.supervisor.job_view import Action, AgentPort, Holders
 from agent.text.sanitize import encodable
 from agent.workers.processes import is_exiting
@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from agent.supervisor.guarding import Guarding
 
 WRAPPER_S = 0.5  # until a wrapper ends whose rank has died
+ONE_NODE_ONLY = (
+    "--protect-memory=live keeps the memory of killed ranks on one node only: on several it is "
+    "copied, as with --protect-memory=copy"
+)
 NOT_KEPT = "the memory of rank {} is lost if it is killed (--protect-memory=live): {}"
 CLOSE_S = 5.0  # for file work that nobody waits for any more
 
@@ -138,6 +142,8 @@ class HooksBridge:
                 self._record,
                 self._services,
             )
+            if self._spec.dump.copies is CopyMode.LIVE and self._spec.nnodes > 1:
+                self._say(ONE_NODE_ONLY)
             loaded.dumps.spread, loaded.dumps.gather = self._spread, self._gather
             loaded.handshake.begin(self._attempt, self._resume)
             loaded.dumps.begin(self._attempt)
@@ -230,7 +236,7 @@ class HooksBridge:
                 self._links.send(rank, self._replicated(rank))
         if self._guarding is not None:
             self._guarding.dumps.copies.decided(state, holders.to_copy)
-            if state is JobState.RUNNING:  # others hold it
+            if state in {JobState.RUNNING, JobState.REPLACING}:  # others hold it, or msrun does
                 self._guarding.kept.drop_dead()
         self._exiting.decided(state)
         self._watch()

@@ -32,7 +32,7 @@ class MappedRank:
         things = {"model": self.net, "optimizer": self.optimizer, "schedule": self.schedule, **more}
         self.committed = CommittedState(pieces_of(things), dict)
         self.said: list[str] = []
-        told = self.why_unsafe, self.said.append
+        told = self.why_unsafe, self.said.append, os.getppid()
         self.mapper = self.committed.kept = StateMapper(self.committed.pieces, *told)
         if copies:
             self.committed.changes.keep_all()

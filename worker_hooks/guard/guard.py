@@ -101,6 +101,7 @@ class Guard:
         self.rehearses = False  # a new rank in this place has to run the script alone, up to run()
         self.why_cut_inside: Callable[[], str] = str  # as not_replaceable_why, once it has trained
         self.why_held_only = ""  # why the state can be read only while the main thread waits
+        self.agent_pid = 0  # 0: there is none
         self.not_kept_why = ""  # why this process's memory dies with it, if it was not to
         self._unsafe_why = ""  # why no moment of this training is known to be whole
         self.peers = KnownPeers()
@@ -112,8 +113,7 @@ class Guard:
         self._when_agent_died = when_agent_died
         self.is_forsaken = False
         """Whether the job's controller, on another node, is gone."""
-        self.is_loss_proven = False
-        """Whether its msrun has ended, so that its ranks know as much as this one."""
+        self.is_loss_proven = False  # its msrun has ended: its ranks know as much as this one
         self.why_not_replicated = "msrun had not said whether the ranks hold the same"
         self._last_signal: int | None = None
         self._link: AgentLink | None = None
@@ -179,7 +179,7 @@ class Guard:
         if answer.refusal:
             log.error("%s", answer.refusal)
             raise SystemExit(2)
-        self._link, self.welcome = link, answer
+        self._link, self.welcome, self.agent_pid = link, answer, link.agent_pid
         if answer.is_barred:
             self.gate.block_updates()
             self.memory = HeldDump.at(answer.resume)
@@ -211,13 +211,13 @@ class Guard:
         """From now on the state can be saved. Called in the main thread; again for a new page."""
         if self._link is None:
             return
-        why, kept = self.not_replaceable_why, self.source.kept
+        kept = self.source.kept
         try:
             self._link.send(
                 protocol.Registered(
                     **self._sender,
                     step=step,
-                    not_replaceable_why=why,
+                    not_replaceable_why=self.not_replaceable_why,
                     compares=self.compares,
                     rehearses=self.rehearses,
                     not_copied_why=self._copier.why_never,

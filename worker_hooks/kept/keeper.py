@@ -6,11 +6,13 @@ a rank that is killed with SIGKILL is there until its keeper is killed, too, and
 twice, and the keeper never runs. What the kernel itself takes back at a lack of memory is gone: it
 kills all processes that share it.
 
-The keeper has no stack of Python's, no file and no signal handler. It runs a few bytes of machine
-code that close its descriptors, so that peers see the rank's connections end; leave the rank's
-session and group, whose processes are killed with the rank; give it a name; and sleep. All signals
-but SIGKILL and SIGSTOP are blocked. As its end signals nothing, ``os.wait()`` in the script does
-not know it.
+The keeper has no stack of Python's and no signal handler. It runs a few bytes of machine code that
+close its descriptors, so that peers see the rank's connections end; leave the rank's session and
+group, whose processes are killed with the rank; give it a name; and sleep. All signals but SIGKILL
+and SIGSTOP are blocked. As its end signals nothing, ``os.wait()`` in the script does not know it.
+
+The one descriptor that stays stands for the agent's process: if that ends, the keeper does, as
+nobody is left who would read the memory, or free it.
 """
 
 from __future__ import annotations
@@ -19,38 +21,55 @@ import ctypes
 import mmap
 import os
 import platform
+import select
 import signal
+import struct
 
 NAME = "msrun-keeper"  # as ps shows it; at most 15 bytes
 _CLONE_VM = 0x100  # linux/sched.h
 _PAGE = mmap.PAGESIZE
 _LAST_FD = 0xFFFFFFFF
+_FOR_EVER = 0xFFFFFFFFFFFFFFFF  # -1
+_AT = 64  # where in its data the descriptor is that it waits for
 _PR_SET_NAME = 15  # linux/prctl.h
 _MACHINE = "x86_64"
 # of x86-64: asm/unistd_64.h
-_PAUSE, _SETSID, _PRCTL, _CLOSE_RANGE = 34, 112, 157, 436
+_POLL, _EXIT, _SETSID, _PRCTL, _CLOSE_RANGE = 7, 60, 112, 157, 436
+_POLLFD = struct.Struct("<ihh")  # poll.h: descriptor, events, those that have come
 _ENDBR64 = b"\xf3\x0f\x1e\xfa"  # where a call may land, if the processor asks for that
 _ARGUMENTS = (b"\x48\xbf", b"\x48\xbe", b"\x48\xba")  # mov rdi / rsi / rdx, 64 bits
 _NUMBER, _SYSCALL = b"\xb8", b"\x0f\x05"  # mov eax, 32 bits; syscall
-_JUMP = b"\xeb"  # by so many bytes from behind it
 
 
-def start_keeper() -> int:
+def start_keeper(agent: int) -> int:
     """Start one; its process id.
+
+    Args:
+        agent: the process id of who may read the memory.
 
     Raises:
         OSError: the kernel, or its policy, does not allow it.
     """
     if platform.machine() != _MACHINE:
         raise OSError(f"there is no keeper for processors of type {platform.machine()}")
-    memory = mmap.mmap(-1, 3 * _PAGE)  # its code; its name; its stack, which grows down
+    memory = mmap.mmap(-1, 3 * _PAGE)  # its code; its data; its stack, which grows down
     room = (ctypes.c_char * len(memory)).from_buffer(memory)
     _kept.append((memory, room))  # as long as this process lives
     code = ctypes.addressof(room)
     name, stack = code + _PAGE, code + 3 * _PAGE
     memory[_PAGE : _PAGE + len(NAME)] = NAME.encode()
-    text = _code(name)
-    memory[: len(text)] = text
+    watched = os.pidfd_open(agent)
+    try:
+        waits = _POLLFD.pack(watched, select.POLLIN, 0)
+        memory[_PAGE + _AT : _PAGE + _AT + len(waits)] = waits
+        text = _code(name, name + _AT, watched)
+        memory[: len(text)] = text
+        return _clone(code, stack)
+    finally:
+        os.close(watched)  # here
+
+
+def _clone(code: int, stack: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     _checked(libc.mprotect(ctypes.c_void_p(code), _PAGE, mmap.PROT_READ | mmap.PROT_EXEC))
     libc.clone.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
@@ -71,12 +90,13 @@ def _checked(result: int) -> int:
     return result
 
 
-def _code(name: int) -> bytes:
+def _code(name: int, waits: int, watched: int) -> bytes:
     """What the keeper runs; it needs no stack, and never returns."""
-    sleep = _call(_PAUSE)
-    again = _JUMP + (-(len(sleep) + 2) & 0xFF).to_bytes(1, "little")
-    begin = _call(_CLOSE_RANGE, 0, _LAST_FD, 0) + _call(_SETSID) + _call(_PRCTL, _PR_SET_NAME, name)
-    return _ENDBR64 + begin + sleep + again
+    close = _call(_CLOSE_RANGE, watched + 1, _LAST_FD, 0)
+    if watched:
+        close = _call(_CLOSE_RANGE, 0, watched - 1, 0) + close
+    named = _call(_SETSID) + _call(_PRCTL, _PR_SET_NAME, name)
+    return _ENDBR64 + close + named + _call(_POLL, waits, 1, _FOR_EVER) + _call(_EXIT, 0)
 
 
 def _call(number: int, *arguments: int) -> bytes:

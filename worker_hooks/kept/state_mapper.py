@@ -83,6 +83,7 @@ class StateMapper:
         pieces: Sequence[Piece],
         why_unsafe: Callable[[], tuple[str, str]],
         say: Callable[[str], None],
+        agent: int,
     ) -> None:
         """Start the keeper; nothing is noted yet.
 
@@ -91,6 +92,7 @@ class StateMapper:
             why_unsafe: returns why no step of this training may be saved, and why none may be read
                 in live memory; empty: some may.
             say: tells people, once for each reason, why what lies there cannot be read.
+            agent: the process id of who reads it.
 
         Raises:
             OSError: the kernel does not allow it.
@@ -112,7 +114,7 @@ class StateMapper:
         self._pid = os.getpid()
         atexit.register(self._end)
         self.board = ctypes.addressof(self._memory)
-        self.keeper = start_keeper()
+        self.keeper = start_keeper(agent)
         """Its process id."""
 
     def _end(self) -> None:

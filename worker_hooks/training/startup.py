@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from worker_hooks.callbacks.protocol import CallbackList
 from worker_hooks.contract.env import ENABLE_TFT, RankEnv, tft_features
 from worker_hooks.distributed import communicators
@@ -24,6 +26,7 @@ ENDED_BY_TORCH = (
     "when a rank dies, torch's NCCL watchdog may end the others before their state is saved: {}"
 )
 
+ON_DEVICE = "the script uses an accelerator"
 AMID_UPDATE = (
     "if all ranks that hold a part of the state are killed amid an update, training goes on from "
     "an older copy: %s"
@@ -118,6 +121,10 @@ def keep_memory(committed: CommittedState, guard: Guard) -> None:
     """Have this process's memory outlive it, if that is wanted and possible."""
     if not (guard.env.keeps_memory and guard.is_on):
         return
+    # a keeper would hold an accelerator's memory, too
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        guard.not_kept_why = ON_DEVICE
+        return
     from worker_hooks.kept.state_mapper import StateMapper
     from worker_hooks.kept.tensor_chain import UnknownTensorLayoutError
 
@@ -126,7 +133,7 @@ def keep_memory(committed: CommittedState, guard: Guard) -> None:
             guard.say_unprotected(text, is_refused=False)
 
     try:
-        committed.kept = StateMapper(committed.pieces, guard.why_unsafe, say)
+        committed.kept = StateMapper(committed.pieces, guard.why_unsafe, say, guard.agent_pid)
     except (OSError, UnknownTensorLayoutError) as error:
         guard.not_kept_why = str(error)
     else:

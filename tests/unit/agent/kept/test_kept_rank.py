@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import select
 import signal
 import time
 from pathlib import Path
@@ -15,8 +16,11 @@ import torch
 from support.kept_process import MappedRank, killed
 
 from worker_hooks.contract.process_stat import read_stat
+from worker_hooks.kept.keeper import start_keeper
 from worker_hooks.kept.state_mapper import TIMES
 from worker_hooks.machine import kept_memory
+
+WALL = 0x40000000  # __WALL: children whose end signals nothing, too
 
 
 def left(memory):
@@ -206,11 +210,11 @@ def test_who_ends_by_itself_ends_its_keeper():
 
 def keeper_of(rank):
     folder = Path(f"/proc/{rank.keeper}")
-    name, files = (folder / "comm").read_text().strip(), list((folder / "fd").iterdir())
-    return name, files, os.getsid(rank.keeper) == rank.keeper
+    files = [os.readlink(each) for each in (folder / "fd").iterdir()]
+    return (folder / "comm").read_text().strip(), files, os.getsid(rank.keeper) == rank.keeper
 
 
-def test_a_keeper_holds_nothing_but_memory_and_goes_by_no_signal():
+def test_a_keeper_holds_memory_and_its_agents_process_and_goes_by_no_signal():
     def act():
         rank = MappedRank()
         rank.train(1)
@@ -221,5 +225,20 @@ def test_a_keeper_holds_nothing_but_memory_and_goes_by_no_signal():
         return rank, os.getpid()
 
     with killed(act) as rank:
-        assert keeper_of(rank) == ("msrun-keeper", [], True)
+        assert keeper_of(rank) == ("msrun-keeper", ["anon_inode:[pidfd]"], True)
         assert read_stat(rank.keeper).state == "S"
+
+
+def test_a_keeper_ends_with_its_agent():
+    """If all of msrun is killed together with a rank, nobody would free the memory."""
+    agent = os.fork()
+    if agent == 0:
+        while True:
+            signal.pause()
+    keeper = start_keeper(agent)
+    watched = os.pidfd_open(keeper)
+    os.kill(agent, signal.SIGKILL)
+    os.waitpid(agent, 0)
+    assert select.select([watched], [], [], 20)[0]
+    os.close(watched)
+    assert os.waitpid(keeper, WALL) == (keeper, 0)
