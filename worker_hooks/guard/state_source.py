@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from worker_hooks.contract.status_page import Page
-from worker_hooks.state.committed_state import CommitPlaces
 from worker_hooks.state.device_state import DeviceState, HeldStep
+from worker_hooks.state.registry import CommitPlaces
 from worker_hooks.tensors.shard import Replica
 
 

@@ -131,6 +131,10 @@ class StateMapper:
         """What was noted in this one's place is overwritten."""
         self._board.hide(step % kept_memory.SLOTS)
 
+    def forget(self) -> None:
+        """There is no commit any more: another state takes the place of this one."""
+        self._board.wipe()
+
     def note(self, state: CommittedState, commit: Commit) -> None:
         """Note where the commit's state lies; never raises."""
         layout = None
@@ -184,7 +188,7 @@ class StateMapper:
                 mine = state.small.items()
                 buffers += ((entry_of(name, each), to_bytes(each)) for name, each in mine)
         layout = self._layout(states, small, commit, [entry for entry, _ in buffers])
-        if layout.live and (why := why_not_live or committed.why_unknown()):
+        if why := committed.why_unknown() or (why_not_live if layout.live else ""):
             raise UnmappedError(why)
         rest = f'"{{{_PIECES}: {{{", ".join(replicated)}}}}}"'
         facts = json.dumps(committed.facts_of(commit.step))

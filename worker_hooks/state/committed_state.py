@@ -12,7 +12,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from operator import ge
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,6 +30,7 @@ from worker_hooks.state.optimizer import OptimizerPiece
 from worker_hooks.state.pending_gradients import PendingGradients
 from worker_hooks.state.private import Position, PrivateSource, PrivateState
 from worker_hooks.state.registry import (
+    CommitPlaces,
     Piece,
     live_tensors,
     names_between_loops,
@@ -55,22 +56,6 @@ class Commit(NamedTuple):
     step: int
     snapshots: tuple[Any, ...]
     tensors: CommittedTensors  # those in live memory, and copies of some
-
-
-class CommitPlaces(Protocol):
-    """Notes where commits lie in this process's memory, which outlives it."""
-
-    keeper: int
-    board: int
-
-    def update_begins(self) -> None:
-        """Live memory is not as of the newest commit any more."""
-
-    def commit_begins(self, step: int) -> None:
-        """Copies of an older commit are about to be overwritten."""
-
-    def note(self, state: CommittedState, commit: Commit) -> None:
-        """A commit is made, and is what the state's tensors and page hold."""
 
 
 class CommittedState:
@@ -188,6 +173,8 @@ class CommittedState:
     def begin_again(self, step: int) -> None:
         """Training continues from a checkpoint of this step, in the same process as before."""
         self.forget()
+        if self.kept is not None:
+            self.kept.forget()
         self.step = step
         self.updates = [0] * len(self.pieces)
         self._pending.forget()
@@ -260,6 +247,8 @@ class CommittedState:
             wait()  # who reads the state is to find the same places as it began
             held = held._replace(copies={**held.copies, **copies})
             self._commit = self._commit._replace(tensors=held)
+            if self.kept is not None:
+                self.kept.note(self, self._commit)
         self.changes.leave_loop(held)
 
     def update_begins(self) -> None:

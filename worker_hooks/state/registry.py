@@ -61,6 +61,25 @@ class Piece(Protocol):
         """Put everything back, bit for bit. Each tensor is read once and not kept."""
 
 
+class CommitPlaces(Protocol):
+    """Notes where commits lie in this process's memory, which outlives it."""
+
+    keeper: int
+    board: int
+
+    def update_begins(self) -> None:
+        """Live memory is not as of the newest commit any more."""
+
+    def commit_begins(self, step: int) -> None:
+        """Copies of an older commit are about to be overwritten."""
+
+    def note(self, state: Any, commit: Any) -> None:
+        """A :class:`Commit` of a :class:`CommittedState` is made, or has more copies."""
+
+    def forget(self) -> None:
+        """There is no commit any more."""
+
+
 def pieces_of(objects: Mapping[str, object]) -> tuple[Piece, ...]:
     """Make pieces of registered objects.
 

@@ -1,7 +1,6 @@
 """Memory of real processes that were killed with SIGKILL: what of it is whole, and what is refused."""
 
 import atexit
-import contextlib
 import hashlib
 import json
 import os
@@ -195,17 +194,22 @@ def test_who_ends_by_itself_ends_its_keeper():
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
+        signal.signal(signal.SIGUSR1, lambda *_: None)
         atexit._clear()  # what others have registered is not for this process
         rank = MappedRank()
         os.write(theirs, str(rank.mapper.keeper).encode())
+        os.close(theirs)
+        signal.pause()
         atexit._run_exitfuncs()  # as the interpreter does; the rest of its exit is not a fork's
         os._exit(0)
     os.close(theirs)
     with os.fdopen(ours) as said:
         keeper = int(said.read())
+    watched = os.pidfd_open(keeper)
+    os.kill(pid, signal.SIGUSR1)
     os.waitpid(pid, 0)
-    with contextlib.suppress(FileNotFoundError):  # until whoever has adopted it has reaped it
-        assert "Z" in Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()[0]
+    assert select.select([watched], [], [], 20)[0]
+    os.close(watched)
 
 
 def keeper_of(rank):
@@ -242,3 +246,29 @@ def test_a_keeper_ends_with_its_agent():
     assert select.select([watched], [], [], 20)[0]
     os.close(watched)
     assert os.waitpid(keeper, WALL) == (keeper, 0)
+
+
+def test_what_was_before_another_state_was_put_back_counts_for_nothing():
+    """A survivor of a replacement goes on from a step that it had passed."""
+    with killed(trained(True, lambda rank: rank.committed.begin_again(2))) as rank:
+        assert left(rank.memory) == []
+
+
+def test_a_commit_of_which_nothing_is_known_is_no_place_to_go_on_from():
+    def give_up(rank):
+        rank.committed.changes.give_up("a graph was captured")
+        rank.train(2)
+
+    with killed(trained(True, give_up)) as rank:
+        assert left(rank.memory) == []
+
+
+def test_copies_that_are_made_as_a_loop_ends_count():
+    """The script exchanges the weights for a validation: the copies are as of the commit."""
+
+    def validate(rank):
+        rank.committed.leave_loop(lambda: None)
+        exchange_weights(rank)
+
+    with killed(trained(False, validate)) as rank:
+        assert left(rank.memory)[:1] in ([], [rank.told])
