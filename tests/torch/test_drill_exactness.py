@@ -22,8 +22,8 @@ PHASES = (
     "rank=0,step=11,phase=commit",
 )
 BESIDES = (
-    "rank=0,step=5,raise",
-    "rank=2,step=8,signal=SEGV",
+    "rank=0,step=5,phase=forward,raise",  # a moment in a step is late on a busy machine
+    "rank=2,step=8,phase=data,signal=SEGV",
     "rank=3,step=11,phase=backward,attempt=2",  # all hold step 10, so any may die while it writes
     "rank=1,phase=dump,attempt=2",
 )
