@@ -6,19 +6,25 @@ import contextlib
 import hashlib
 import json
 import os
+import select
 import signal
-import traceback
-from typing import NamedTuple
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from agent.kept.kept_rank import KeptRank
 from worker_hooks.data.feed import Feed
-from worker_hooks.kept.state_mapper import StateMapper
+from worker_hooks.kept.state_mapper import TIMES, StateMapper
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.registry import pieces_of
 from worker_hooks.tensors import shard
+
+ROOT = Path(__file__).parents[2]
+LONG_S = 60.0
 
 
 class MappedRank:
@@ -72,48 +78,149 @@ class MappedRank:
         return found.hexdigest(), fields, shard.digest_like("kept-", replica)
 
 
+class Meter:
+    """A registered object of the script's own, with a tensor that is new each time."""
+
+    def __init__(self):
+        self.sum = torch.zeros(3)
+
+    def state_dict(self):
+        return {"sum": self.sum.clone(), "name": 'a "quoted" \\ name'}
+
+    def load_state_dict(self, state):
+        self.sum = state["sum"]
+
+
+def nothing(rank):
+    """It is killed behind its commit."""
+
+
+def update(rank):
+    rank.update()
+
+
+def tear(rank):
+    rank.mapper.update_begins()
+
+
+def exchange_weights(rank):
+    """As for a validation with averages."""
+    with torch.no_grad():
+        rank.net[0].weight.mul_(0.5)
+
+
+def replace_memory(rank):
+    rank.net[0].weight.data = torch.zeros(16, 8)
+
+
+def change_optimizer(rank):
+    next(iter(rank.optimizer.state.values()))["exp_avg"].zero_()
+
+
+def train_on(rank):
+    """What it tells is of the commit before."""
+    rank.train(1)
+
+
+def distrust(rank):
+    rank.unsafe = "it changes in another thread", ""
+    rank.train(2)
+
+
+def hold_only(rank):
+    rank.unsafe = "", "its parameters are elsewhere within a step"
+    rank.train(2)
+
+
+def give_up(rank):
+    rank.committed.changes.give_up("a graph was captured")
+    rank.train(2)
+
+
+def turn_weights(rank):
+    rank.net[0].weight.data = torch.zeros(8, 16).t()
+    rank.train(TIMES - 1)
+    assert rank.said == []  # it may be so in the first steps alone
+    rank.train(TIMES)
+    return rank.said
+
+
+def overwrite(rank):
+    rank.mapper.commit_begins(rank.committed.step + 1)
+
+
+def free(rank):
+    rank.mapper._board.wipe()
+
+
+def go_back(rank):
+    """As a survivor of a replacement, which goes on from a step that it had passed."""
+    rank.committed.begin_again(2)
+
+
+def validate(rank):
+    rank.committed.leave_loop(lambda: None)
+    exchange_weights(rank)
+
+
+def wait_for_children(_):
+    try:
+        os.wait()
+    except ChildProcessError:
+        return "there are none"
+    return "it has some"
+
+
+def perform(name: str, copies: str) -> None:
+    """In the process: train, change something, tell it, and wait for the end; or end by itself."""
+    torch.set_num_threads(1)
+    rank = MappedRank(copies=copies == "True", **({"meter": Meter()} if name == "meter" else {}))
+    rank.train(3)
+    told = [rank.committed.step, rank.file()]
+    told = globals()["nothing" if name in {"meter", "end"} else name](rank) or told
+    print(json.dumps([os.getpid(), rank.mapper.keeper, rank.mapper.board, told]), flush=True)
+    if name == "end":
+        sys.stdin.readline()
+    else:
+        signal.pause()
+
+
 class KilledRank(NamedTuple):
-    """What is left of it, and what it said."""
+    """What is left of it, and what it told."""
 
     memory: KeptRank
     keeper: int
-    told: dict
+    told: Any
 
 
 @contextlib.contextmanager
-def killed(act):
-    """Have a process call ``act`` and tell what that returns, as JSON, then kill it with SIGKILL.
-
-    ``act`` returns the process's :class:`MappedRank` and what it tells.
-    """
-    ours, theirs = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+def process(python, name, *, copies=False):
+    """A process that performs this, and what it said."""
+    code = f"from support.kept_process import perform; perform({name!r}, {str(copies)!r})"
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    with subprocess.Popen(
+        [*python.words, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as running:
         try:
-            torch.set_num_threads(1)
-            rank, told = act()
-            text = json.dumps([rank.mapper.keeper, rank.mapper.board, told])
-        except BaseException:  # noqa: BLE001  the test shows it
-            text = json.dumps([0, 0, {"error": traceback.format_exc()}])
-        os.write(theirs, text.encode())
-        os.close(theirs)
-        while True:
-            signal.pause()
-    os.close(theirs)
-    keeper = 0
-    try:
-        with os.fdopen(ours) as said:
-            keeper, board, told = json.loads(said.read())
-        assert keeper, told["error"]
-        memory = KeptRank(keeper, board)
+            assert running.stdout is not None
+            yield running, json.loads(running.stdout.readline())
+        finally:
+            running.kill()
+
+
+@contextlib.contextmanager
+def killed(python, name, *, copies=False):
+    """What such a process leaves when it is killed with SIGKILL."""
+    with process(python, name, copies=copies) as (_, (pid, keeper, board, told)):
+        memory, watched = KeptRank(keeper, board), os.pidfd_open(pid)
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        pid = 0
+        assert select.select([watched], [], [], LONG_S)[0]
+        os.close(watched)
         try:
             yield KilledRank(memory, keeper, told)
         finally:
             memory.close()
-    finally:
-        if pid:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
