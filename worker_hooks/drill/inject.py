@@ -16,9 +16,10 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from worker_hooks.contract.atomic_file import write_atomic
@@ -315,12 +316,21 @@ def _raise_in_main_thread() -> None:
 
     def ignored(unraisable: sys.UnraisableHookArgs) -> None:
         if unraisable.exc_type is DrillError:
-            threading.Timer(0.001, _raise_soon).start()  # here it would be ignored as well
+            threading.Thread(target=_raise_after, args=(ignored.__code__,), daemon=True).start()
         else:
             previous(unraisable)
 
     sys.unraisablehook = ignored
     _raise_soon()
+
+
+def _raise_after(code: CodeType) -> None:
+    """Raise once the main thread has left this code, which would ignore the exception as well."""
+    while True:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        if all(each.f_code is not code for each, _ in traceback.walk_stack(frame)):
+            return _raise_soon()
+        time.sleep(0.001)
 
 
 def _raise_soon() -> None:

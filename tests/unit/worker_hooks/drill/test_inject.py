@@ -138,7 +138,12 @@ def test_an_exception_reaches_the_main_thread_from_a_timer(tmp_path):
 
 def test_an_exception_that_a_destructor_ignores_is_raised_again(monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    struck = threading.Event()
+    begun, struck = threading.Thread.start, threading.Event()
+
+    def start_slowly(thread):  # as on a busy machine
+        begun(thread)
+        for _ in range(50):
+            time.sleep(0.001)
 
     class Slow:
         def __del__(self):
@@ -152,11 +157,13 @@ def test_an_exception_that_a_destructor_ignores_is_raised_again(monkeypatch):
 
     striker = threading.Thread(target=strike)
     striker.start()
+    monkeypatch.setattr(threading.Thread, "start", start_slowly)
     with pytest.raises(DrillError):
         thing = Slow()
         del thing
         striker.join()
-        for _ in range(10**7):
+        give_up_s = time.monotonic() + 60
+        while time.monotonic() < give_up_s:
             pass
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+import time
 
 import pytest
 from support.gates import LONG_S, Rank, until
@@ -11,6 +12,7 @@ from worker_hooks.contract import clearance_board
 from worker_hooks.contract.clearance_board import FORGIVEN, MOST_MISSES, ClearanceBoard
 from worker_hooks.guard import update_clearance
 from worker_hooks.guard.gate import EjectedError, FreezeResult
+from worker_hooks.guard.peer_wait import await_peers
 from worker_hooks.guard.update_clearance import APART, STALE, UpdateClearance
 
 
@@ -181,14 +183,29 @@ def test_a_rank_that_was_waived_for_its_node_waits_no_longer(board):
     assert one.half == 1
 
 
-def test_nobody_decides_while_a_rank_is_frozen(board, monkeypatch):
-    monkeypatch.setattr(update_clearance, "PATIENCE_S", 0.01)
+def test_nobody_decides_while_a_rank_is_held(board, monkeypatch):
+    monkeypatch.setattr(update_clearance, "PATIENCE_S", 0.001)
+    vote, until_s = waiting(board).gate.vote, time.monotonic() + 0.1
+    vote.wait(1, lambda: time.monotonic() > until_s, lambda: True)
+    assert not board.is_waived(1)
+    vote.wait(1, lambda: False, lambda: False)
+    assert board.is_waived(1)
+
+
+def test_a_rank_is_held_while_its_gate_is_closed(board, monkeypatch):
+    held = []
+
+    def awaits(is_over, is_held, patience_s, late):
+        held.append(is_held)
+        await_peers(is_over, is_held, LONG_S, late)
+
+    monkeypatch.setattr(update_clearance, "await_peers", awaits)
     one = waiting(board)
     thread = begin(one.update)
-    until(lambda: one.gate.vote.is_waiting)
+    until(lambda: held)
+    assert not held[0]()
     assert one.gate.close(LONG_S, lambda: False) is FreezeResult.WHOLE
-    thread.join(0.1)
-    assert not board.is_waived(1)
+    assert held[0]()
     one.gate.eject()
     thread.join(LONG_S)
 
