@@ -327,7 +327,8 @@ def _raise_in_main_thread() -> None:
 def _raise_after(code: CodeType) -> None:
     """Raise once the main thread has left this code, which would ignore the exception as well."""
     while True:
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        frames = sys._current_frames()  # noqa: SLF001 - as the documentation of sys says
+        frame = frames.get(threading.main_thread().ident or 0)
         if all(each.f_code is not code for each, _ in traceback.walk_stack(frame)):
             return _raise_soon()
         time.sleep(0.001)

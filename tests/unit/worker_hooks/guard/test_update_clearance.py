@@ -195,7 +195,7 @@ def test_nobody_decides_while_a_rank_is_held(board, monkeypatch):
 def test_a_rank_is_held_while_its_gate_is_closed(board, monkeypatch):
     held = []
 
-    def awaits(is_over, is_held, patience_s, late):
+    def awaits(is_over, is_held, _, late):
         held.append(is_held)
         await_peers(is_over, is_held, LONG_S, late)
 
