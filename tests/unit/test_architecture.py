@@ -164,7 +164,9 @@ def ours(module):
     return named - deeper - {module}
 
 
-ARROWS = [(module, other) for module in FILES for other in sorted(ours(module))]
+@cache  # seconds, which each process would take that collects tests
+def arrows():
+    return [(module, other) for module in FILES for other in sorted(ours(module))]
 
 
 def loaded(statement):
@@ -182,7 +184,7 @@ def test_stairs_name_every_package_and_no_other():
 def test_stairs_no_package_imports_one_after_it():
     upward = [
         (module, other)
-        for module, other in ARROWS
+        for module, other in arrows()
         if LEVELS.index(package_of(module)) < LEVELS.index(package_of(other))
     ]
     assert upward == []
@@ -190,7 +192,7 @@ def test_stairs_no_package_imports_one_after_it():
 
 def test_doors_no_package_is_entered_elsewhere():
     entered = {
-        (other, module) for module, other in ARROWS if package_of(module) != package_of(other)
+        (other, module) for module, other in arrows() if package_of(module) != package_of(other)
     }
     doors = {f"{package}.{module}" for package in DOORS for module in DOORS[package].split()}
     assert {
@@ -231,7 +233,7 @@ def test_no_imports_go_in_circles():
 def test_the_agent_and_the_command_line_import_only_what_is_shared():
     assert [
         (module, other)
-        for module, other in ARROWS
+        for module, other in arrows()
         if top(module) != "worker_hooks" == top(other) and not other.startswith(SHARED)
     ] == [("msrun", "worker_hooks")]  # the public names, handed on
 
@@ -275,7 +277,7 @@ def test_a_framework_is_imported_by_its_adapter_alone():
     assert {name: each for name, each in found.items() if each} == {
         name: {package} for name, package in EXTRAS.items()
     }
-    assert {module for module, other in ARROWS if other in EXTRAS} <= EXTRAS.keys()
+    assert {module for module, other in arrows() if other in EXTRAS} <= EXTRAS.keys()
 
 
 def test_what_hooks_and_agent_share_needs_only_the_standard_library():
