@@ -22,12 +22,7 @@ def main(target: str, folder: str, told: str, *program: str) -> int:
     Raises:
         OSError: the process has ended, or the kernel refuses.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    places = NAMESPACES
-    if os.readlink("/proc/self/ns/user") == os.readlink(f"/proc/{target}/ns/user"):
-        places &= ~NEW_USER  # a process may not enter its own once more
-    if libc.setns(os.pidfd_open(int(target)), places):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), f"process {target}")
+    enter(int(target))
     os.set_inheritable(int(told), False)
     pid = os.fork()
     if pid == 0:
@@ -35,6 +30,24 @@ def main(target: str, folder: str, told: str, *program: str) -> int:
     os.write(int(told), str(pid).encode())
     os.close(int(told))
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def enter(target: int) -> None:
+    """Enter the namespaces of a process; that of pids counts for children from now on.
+
+    Raises:
+        OSError: the process has ended, or the kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    places = NAMESPACES
+    if os.readlink("/proc/self/ns/user") == os.readlink(f"/proc/{target}/ns/user"):
+        places &= ~NEW_USER  # a process may not enter its own once more
+    pidfd = os.pidfd_open(target)
+    try:
+        if libc.setns(pidfd, places):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), f"process {target}")
+    finally:
+        os.close(pidfd)
 
 
 def become(folder: str, program: tuple[str, ...]) -> None:

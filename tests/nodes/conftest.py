@@ -15,7 +15,9 @@ from msrun.cluster.namespaces import refusal
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Callable[[int], Cluster]]:
+def nodes(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[[int], Cluster]]:
     """`nodes(3)`: a cluster of three machines, which ends with the test."""
     if why := refusal():
         pytest.skip(why)
@@ -23,7 +25,10 @@ def nodes(tmp_path: Path) -> Iterator[Callable[[int], Cluster]]:
 
         def made(count: int) -> Cluster:
             (folder := tmp_path / "cluster").mkdir()
-            return open_ones.enter_context(Cluster(count, folder))
+            cluster = Cluster(count, folder)
+            if request.node.get_closest_marker("warm"):
+                cluster.warm = request.getfixturevalue("warm_python")
+            return open_ones.enter_context(cluster)
 
         yield made
 

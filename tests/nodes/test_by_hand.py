@@ -12,7 +12,7 @@ from support.jobs import poll
 from support.node_jobs import NodeJobs, NodesJob, check_nothing_left
 from support.node_trainings import SCRIPT, check_weights, go, weights
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 WAITS = (SCRIPT, "--wait=5:3")
 
 

@@ -15,7 +15,7 @@ from support.node_trainings import saved
 from support.sharded_trainings import SCRIPT, Undisturbed, undisturbed_digests
 from support.warm_python import WarmPython
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 STEPS = 120
 PAUSE = "--pause=0.05"
 PROMISED = (

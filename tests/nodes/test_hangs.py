@@ -11,7 +11,7 @@ from support.node_jobs import NodeJobs, check_nothing_left
 from support.node_trainings import go, train, weights
 
 Nodes = Callable[[int], Cluster]
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 
 
 @pytest.mark.parametrize("rank", [3, 0])

@@ -14,7 +14,7 @@ from support.node_jobs import NodeJobs, check_nothing_left, programs_on
 from support.node_trainings import go, saved, train
 
 Nodes = Callable[[int], Cluster]
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 ALONE = ("--max-restarts=1", "--node-wait=0")
 SOON_S = 25.0  # on a busy machine; without an answer ranks would get 30 s, and msrun more
 

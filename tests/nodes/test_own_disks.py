@@ -17,7 +17,7 @@ from support.warm_python import WarmPython
 from worker_hooks.storage import manifest as manifests
 
 Nodes = Callable[[int], Cluster]
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 WAITS = ("/", "--wait=5:1")
 PROTECTED = "msrun: protected: a rank that dies is replaced, no step is lost as long as one rank lives (checked: "
 APART = "is not one folder for all nodes: what node 1 (node1) writes there is not seen"

@@ -10,7 +10,7 @@ from support.node_jobs import PORT, NodeJobs, NodeMsrun, check_nothing_left, job
 from support.node_trainings import SCRIPT, go
 
 Nodes = Callable[[int], Cluster]
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 MEET = ("--nnodes=2:3", "--master-addr=node0", f"--master-port={PORT}")
 WORDS = (*MEET, "--rdzv-conf=last_call_timeout=1", "--node-wait=4")
 

@@ -11,7 +11,7 @@ from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left
 from support.sharded_trainings import SCRIPT, Undisturbed, undisturbed_digests
 from support.warm_python import WarmPython
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 STEPS = 14
 
 

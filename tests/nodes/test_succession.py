@@ -12,7 +12,7 @@ from support.node_drills import told_place
 from support.node_jobs import PORT, NodeJobs, NodeMsrun, NodesJob, check_nothing_left, static
 from support.node_trainings import SCRIPT, check_weights, go, train, weights
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 Nodes = Callable[[int], Cluster]
 WAITS = (SCRIPT, "--wait=3:1")
 TAKES_PART = "this node takes the part of node 0, which is lost; step "

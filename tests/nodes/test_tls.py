@@ -13,6 +13,7 @@ from support.node_trainings import SCRIPT, go, train, weights
 Nodes = Callable[[int], Cluster]
 
 
+@pytest.mark.warm
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [(2, 3), (0, 1)], ids=["there", "back"])

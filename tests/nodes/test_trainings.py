@@ -29,7 +29,7 @@ from support.node_trainings import (
 )
 
 Nodes = Callable[[int], Cluster]
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 
 
 def check_same(job: NodesJob, undisturbed: list[str], attempt: int) -> None:

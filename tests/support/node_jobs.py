@@ -185,8 +185,8 @@ class NodeJobs:
     ) -> NodeMsrun:
         """`msrun WORDS` on one node."""
         folder = log_dir or node.folder / f"logs{self.started}"
-        argv = [*PYTHON, "-m", "msrun", f"--log_dir={folder}", *self.common, *words]
-        handle = node.run(argv, env=environ, cwd=self.folder)
+        argv = [f"--log_dir={folder}", *self.common, *words]
+        handle = self.cluster.run_msrun(node, argv, environ, self.folder)
         mark = self.cluster.mark
         return NodeMsrun(handle.process, folder, mark, handle.pid, handle, node, nproc)
 

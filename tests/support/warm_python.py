@@ -15,6 +15,7 @@ import ctypes
 import gc
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -33,6 +34,7 @@ ALONE_S = 400.0  # for a training without msrun, which may take ten
 LONGEST = 1 << 18  # a message, in bytes
 PID_TO = "MSRUN_TEST_PID_TO"  # the descriptor to which a client writes the program's process id
 ENVIRON = "MSRUN_TEST_ENVIRON"  # the program's environment as JSON, where it is not the client's
+NODE = "MSRUN_TEST_NODE"  # a process in whose namespaces the program runs
 ROOM = "MSRUN_TEST_ROOM"  # a variable of the host's that makes room for a program's environment
 ROOM_BYTES = 64 << 10
 
@@ -96,14 +98,15 @@ class WarmPython:
 # --- the client -------------------------------------------------------------------------------------
 
 
-def client_environ(environ: dict[str, str], pid_to: int) -> dict[str, str]:
+def client_environ(environ: dict[str, str], pid_to: int, node: int = 0) -> dict[str, str]:
     """For a client that is no part of what it starts, but says its process id.
 
     Args:
         environ: the program's.
         pid_to: a descriptor; the client closes it.
+        node: a process in whose namespaces the program runs; 0: in those of the host.
     """
-    return {ENVIRON: json.dumps(environ), PID_TO: str(pid_to)}
+    return {ENVIRON: json.dumps(environ), PID_TO: str(pid_to), NODE: str(node)}
 
 
 def ask(name: str, words: list[str]) -> None:
@@ -115,6 +118,7 @@ def ask(name: str, words: list[str]) -> None:
             "words": words,
             "environ": json.loads(environ) if environ else dict(os.environ),
             "cwd": os.getcwd(),
+            "node": int(os.environ.get(NODE, 0)),
         }
         link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST)
         socket.send_fds(link, [json.dumps(told).encode()], [0, 1, 2])
@@ -153,16 +157,20 @@ def serve(name: str) -> list[str]:
                 continue
             link, _ = door.accept()
             message, fds, _, _ = socket.recv_fds(link, LONGEST, 3)
+            told = json.loads(message)
             pid = os.fork()
             if pid == 0:
+                if told["node"]:
+                    enter(told["node"], link, fds)
                 link.close()
                 for pidfd, (_, other) in clients.items():
                     os.close(pidfd)
                     other.close()
-                return become(json.loads(message), fds)
+                return become(told, fds)
             for fd in fds:
                 os.close(fd)
-            link.send(str(pid).encode())
+            if not told["node"]:
+                link.send(str(pid).encode())
             clients[os.pidfd_open(pid)] = pid, link
 
 
@@ -179,6 +187,22 @@ def look_after(
         del clients[pidfd]
     elif link in ready:  # it says nothing more
         os.kill(pid, signal.SIGKILL)
+
+
+def enter(node: int, link: socket.socket, fds: list[int]) -> None:
+    """Returns in a child, in the namespaces of a process; its parent tells of it and ends alike."""
+    enters = runpy.run_path(str(ROOT / "msrun" / "cluster" / "enter.py"))  # without msrun's modules
+    enters["enter"](node)
+    pid = os.fork()
+    if pid == 0:
+        return
+    link.send(str(pid).encode())
+    for fd in fds:
+        os.close(fd)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code < 0:
+        enters["end_alike"](code)
+    os._exit(code)
 
 
 def become(told: dict, fds: list[int]) -> list[str]:
