@@ -105,10 +105,16 @@ def launcher(
 
 def launched(folder: Path, request: pytest.FixtureRequest) -> Iterator[Launcher]:
     launcher = Launcher(folder)
-    if request.node.get_closest_marker("warm"):
+    own = None
+    if modules := getattr(request.module, "WARM_IMPORTS", ()):  # what its scripts import
+        own = WarmPython(*modules)
+        launcher.python = own.words
+    elif request.node.get_closest_marker("warm"):
         launcher.python = request.getfixturevalue("warm_python").words
     yield launcher
     left = launcher.end()
+    if own:
+        own.end()
     assert not left, f"processes outlived their job: {left}"
 
 

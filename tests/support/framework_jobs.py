@@ -1,4 +1,4 @@
-"""Jobs of the frameworks' samples: ``plain.py`` under torchrun, ``protected.py`` under msrun."""
+"""Jobs of the frameworks' samples: ``plain.py`` alone, ``protected.py`` under msrun."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from support.jobs import DEADLINE_S, ROOT, Ended, Launcher
+from support.warm_python import train
 from worker_hooks.drill.plan import DrillPlan, Fault
 
 SAMPLES = ROOT / "scripts/samples"
@@ -37,6 +38,12 @@ def torchrun(launcher: Launcher, script: Path, *arguments: str) -> Ended:
         check=False,
     )
     return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def alone(launcher: Launcher, script: Path) -> Ended:
+    """The script in two ranks that nobody guards."""
+    folder = launcher.tmp / f"alone-{script.stem}"
+    return Ended(0, "".join(train(launcher.python, folder, 2, script)), "")
 
 
 def struck(

@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -42,10 +43,11 @@ ROOM_BYTES = 64 << 10
 class WarmPython:
     """A host, and the words that start a program in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        """Import torch, and these modules."""
         self.name = f"msrun-test-python-{os.getpid()}-{time.monotonic_ns()}"
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "host", self.name],
+            [sys.executable, __file__, "host", self.name, *modules],
             # no thread of a host is in its forks
             env={**os.environ, "OMP_NUM_THREADS": "1", ROOM: "." * ROOM_BYTES},
             stdin=subprocess.PIPE,  # its end is the host's end
@@ -61,38 +63,56 @@ class WarmPython:
 
     def train(self, folder: Path, ranks: int, script: Path, *words: object) -> list[str]:
         """What the ranks of a training that nobody guards print, each to its end with 0."""
-        from support.free_ports import free_port  # neither host nor client find it
-
-        folder.mkdir(parents=True, exist_ok=True)
-        port = free_port()
-        paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": paths}
-        processes = [
-            subprocess.Popen(
-                [*self.words, script, *map(str, words)],
-                env={**os.environ, **told, "RANK": str(rank), "WORLD_SIZE": str(ranks)},
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
-        try:
-            said = [each.communicate(timeout=ALONE_S)[0] for each in processes]
-        finally:
-            for each in processes:
-                each.kill()
-                each.communicate()
-        assert [each.returncode for each in processes] == [0] * ranks, said
-        return said
+        return train(self.words, folder, ranks, script, *words)
 
     def end(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             stream.close()
         self._process.wait()
+
+
+def train(
+    python: tuple[str, ...], folder: Path, ranks: int, script: Path, *words: object
+) -> list[str]:
+    """What the ranks of a training that nobody guards print, each to its end with 0."""
+    from support.free_ports import free_port  # neither host nor client find it
+
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    told = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",  # as torchrun and msrun do: sums depend on it
+        "PYTHONPATH": paths,
+    }
+    processes = [
+        subprocess.Popen(
+            [*python, script, *map(str, words)],
+            env={
+                **os.environ,
+                **told,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+            },
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        said = [each.communicate(timeout=ALONE_S)[0] for each in processes]
+    finally:
+        for each in processes:
+            each.kill()
+            each.communicate()
+    assert [each.returncode for each in processes] == [0] * ranks, said
+    return said
 
 
 # --- the client -------------------------------------------------------------------------------------
@@ -118,7 +138,7 @@ def ask(name: str, words: list[str]) -> None:
             "words": words,
             "environ": json.loads(environ) if environ else dict(os.environ),
             "cwd": os.getcwd(),
-            "node": int(os.environ.get(NODE, 0)),
+            "node": int(os.environ.get(NODE, "0")),
         }
         link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST)
         socket.send_fds(link, [json.dumps(told).encode()], [0, 1, 2])
@@ -272,7 +292,10 @@ if __name__ == "__main__":
         ask(sys.argv[1], sys.argv[2:])
     import torch._dynamo  # noqa: F401  what programs find
 
-    del sys.path[0]  # the folder of this file
+    sys.path[0] = str(ROOT)
+    for module in sys.argv[3:]:
+        importlib.import_module(module)
+    del sys.path[0]
     gc.freeze()
     asked = serve(sys.argv[2])
     if asked[:2] != ["-m", "msrun"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
-from support.framework_jobs import SAMPLES, result, struck, torchrun
+from support.framework_jobs import SAMPLES, alone, result, struck, torchrun
 from support.jobs import Launcher
 
 from worker_hooks.adapters import accelerate as adapter
@@ -14,6 +14,7 @@ from worker_hooks.adapters.tested_versions import check_version
 from worker_hooks.drill.plan import Fault, Moment
 
 pytestmark = pytest.mark.torch
+WARM_IMPORTS = ("accelerate",)
 PLAIN = SAMPLES / "accelerate/plain.py"
 PROTECTED = SAMPLES / "accelerate/protected.py"
 KILLER = """
@@ -29,8 +30,8 @@ def strike(epoch):
 
 @pytest.fixture(scope="module")
 def expected(launcher: Launcher) -> list[str]:
-    """What the plain script prints, under torchrun."""
-    return result(torchrun(launcher, PLAIN))
+    """What the plain script prints."""
+    return result(alone(launcher, PLAIN))
 
 
 def test_the_protected_script_trains_the_same_under_torchrun(launcher, expected):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.utils import DistributedType
-from support.framework_jobs import SAMPLES, result, struck, torchrun
+from support.framework_jobs import SAMPLES, alone, result, struck
 from support.jobs import Launcher
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -15,6 +15,7 @@ from worker_hooks.adapters.hf import TrainerProgress, _plain, protect, why_not
 from worker_hooks.drill.plan import Fault, Moment
 
 pytestmark = pytest.mark.torch
+WARM_IMPORTS = ("transformers.trainer",)
 PLAIN = SAMPLES / "hugging_face/plain.py"
 PROTECTED = SAMPLES / "hugging_face/protected.py"
 PRELOAD = "--preload=transformers.trainer,worker_hooks.adapters.hf"
@@ -22,8 +23,8 @@ PRELOAD = "--preload=transformers.trainer,worker_hooks.adapters.hf"
 
 @pytest.fixture(scope="module")
 def expected(launcher: Launcher) -> list[str]:
-    """What the plain script prints, under torchrun."""
-    return result(torchrun(launcher, PLAIN))
+    """What the plain script prints."""
+    return result(alone(launcher, PLAIN))
 
 
 def test_ranks_are_replaced_in_all_parts_of_a_step(launcher, expected):
@@ -105,7 +106,7 @@ def test_a_training_that_is_stopped_early_and_one_by_epochs_end_alike(launcher, 
     )
     changed = changed.replace("trainer.train()", "protect(trainer).train()")
     (protected := tmp_path / "protected.py").write_text(changed)
-    expected = result(torchrun(launcher, plain))
+    expected = result(alone(launcher, plain))
     faults = [Fault(1, 6, Moment.DATA), Fault(0, 10, Moment.COMMIT)]
     ended = struck(launcher, protected, "epochs", faults, PRELOAD)
     assert result(ended) == expected

@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.strategies import FSDPStrategy
-from support.framework_jobs import SAMPLES, result, struck, torchrun
+from support.framework_jobs import SAMPLES, alone, result, struck
 from support.jobs import Launcher
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -15,6 +15,7 @@ from worker_hooks.adapters.lightning import Protect, why_not
 from worker_hooks.drill.plan import Fault, Moment
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]  # Lightning's hints
+WARM_IMPORTS = ("lightning",)
 PLAIN = SAMPLES / "lightning/plain.py"
 PROTECTED = SAMPLES / "lightning/protected.py"
 OPTIONS = ("--preload=lightning.pytorch,worker_hooks.adapters.lightning", "--max-restarts=9")
@@ -47,8 +48,8 @@ PLACES = {"start 14 1", "end 21 0", "batch 25 0", "epoch 28 1"}
 
 @pytest.fixture(scope="module")
 def expected(launcher: Launcher) -> list[str]:
-    """What the plain script prints, under torchrun."""
-    return result(torchrun(launcher, PLAIN))
+    """What the plain script prints."""
+    return result(alone(launcher, PLAIN))
 
 
 def test_a_death_in_each_part_of_a_step_loses_nothing(launcher, expected):
@@ -88,7 +89,7 @@ def test_accumulation_limits_and_early_stopping_end_alike(launcher, tmp_path):
             assert old in text
             text = text.replace(old, new)
         script.write_text(text)
-    expected = result(torchrun(launcher, scripts[0]))
+    expected = result(alone(launcher, scripts[0]))
     faults = [Fault(1, 4, Moment.COMMIT), Fault(0, 8, Moment.BACKWARD)]
     ended = struck(launcher, scripts[1], "limits", faults, *OPTIONS)
     assert result(ended) == expected
