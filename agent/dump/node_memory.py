@@ -7,6 +7,7 @@ node write it into the memory of their own msrun, which brings it to the control
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from agent.dump.beside import manifest_file
 from agent.dump.room import SPARE, shortage
 from agent.nodes.run_messages import MemoryTaken, SaveFar, TakeMemory, pack_said, unpack_said
 from agent.nodes.tls import PLAIN, Security
-from agent.nodes.transfer import MemoryInbox, MemoryServer, fetch, give
+from agent.nodes.transfer import SILENCE_S, MemoryInbox, MemoryServer, fetch, give
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.layout import held
@@ -270,11 +271,30 @@ class MemoryInboxes:
 
         inbox = self._open[rank] = MemoryInbox(
             f"msrun-memory-{save.step}-rank-{rank}",
-            lambda file: self._call_soon(self._taken, save.dump_id, save.folder, file),
+            lambda file: self._hand_over(save, file),
             ThrottledProgress(lambda _: self._call_soon(self._progressed, save.dump_id)),
             self._security,
         )
         return SaveFar(rank, pack_said(save), inbox.port, inbox.key.hex())
+
+    def _hand_over(self, save: protocol.Save, file: int) -> None:
+        """Return once the loop has taken the file: only then may its sender say that it is here.
+
+        What it says may be read by a turn of the loop that is queued already, so a call that is
+        queued now could come after it.
+
+        Raises:
+            OSError: the loop stands still.
+        """
+        is_here = threading.Event()
+
+        def take() -> None:
+            self._taken(save.dump_id, save.folder, file)
+            is_here.set()
+
+        self._call_soon(take)
+        if not is_here.wait(SILENCE_S):
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
 
     def close(self) -> None:
         """Nothing is to come any more."""

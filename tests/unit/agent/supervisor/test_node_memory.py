@@ -3,7 +3,7 @@
 import os
 import threading
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import pytest
 
@@ -209,6 +209,29 @@ def test_what_a_rank_writes_elsewhere_is_here_before_it_is_told(far):
     assert far.told == [written]
     shard = far.target.accept(written, 0)
     assert os.pread(int(shard.file), 10, 0) == b"statestate"
+
+
+def test_its_sender_hears_nothing_before_the_loop_has_taken_the_file(far):
+    """What it says then may be read by a turn that is queued already: ahead of a queued call."""
+    written = far.write(far.order())
+    far.give(written)
+    take = far.calls.get(timeout=DEADLINE_S)
+    with pytest.raises(Empty):
+        far.calls.get(timeout=0.2)()  # a faulty sender is slow at worst: then this proves nothing
+    take()
+    far.run_until(lambda: far.told)
+    assert far.told == [written]
+
+
+def test_a_loop_that_stands_still_is_a_place_that_fails(far, monkeypatch):
+    monkeypatch.setattr(module, "SILENCE_S", 0.01)
+    far.give(far.write(far.order()))
+    take = far.calls.get(timeout=DEADLINE_S)
+    far.inboxes.close()
+    far.run_until(lambda: far.told)
+    (failed,) = far.told
+    assert isinstance(failed, protocol.SaveFailed)
+    take()
 
 
 def test_of_two_orders_to_a_rank_the_newer_one_counts(far):
