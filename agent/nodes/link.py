@@ -15,6 +15,7 @@ from agent.nodes.messages import NodeMessage, unpack
 from agent.nodes.vocabulary import CodecError
 
 MOST_UNSENT = 64 << 20  # bytes: an end that takes so much less than it is told is as good as silent
+MOST_READS = 64  # at once: more than the kernel keeps, of an end that does not stop talking
 _SEND_BYTES = 1 << 20  # at a time
 
 Heard = Callable[[NodeMessage], None]
@@ -57,8 +58,7 @@ class NodeLink:
         """
         self._loop, self._heard, self._lost = loop, heard, lost
         loop.add_reader(self._connection, self._read)
-        early, self._early = self._early, b""
-        loop.call_soon(self._take, early)  # not before the caller is ready for it
+        loop.call_soon(self._take_early)  # not before the caller is ready for it
         self._write()
 
     def send(self, message: NodeMessage) -> None:
@@ -133,21 +133,34 @@ class NodeLink:
             self._loop.remove_writer(self._connection)
             self._loop = None
 
-    def _read(self) -> None:
-        """Take what is there, but let others have their turn."""
-        if not self._is_open:
+    def catch_up(self) -> None:
+        """Hear what lies unread: somebody is about to be judged for not having said it."""
+        if self._early:  # what lies there came after it
             return
+        for _ in range(MOST_READS):
+            if not self._read():
+                return
+
+    def _take_early(self) -> None:
+        early, self._early = self._early, b""
+        self._take(early)
+
+    def _read(self) -> bool:
+        """Take what is there, but let others have their turn; whether there was anything."""
+        if self._loop is None:
+            return False
         try:
             data = self._connection.recv(RECEIVE_BYTES)
         except BlockingIOError:
-            return
+            return False
         except OSError as error:
             self._lose(loss_of(error))
-            return
+            return False
         if data:
             self._take(data)
         else:
             self._lose(self._failure or CLOSED)
+        return bool(data)
 
     def _take(self, data: bytes) -> None:
         """Hand on the messages that are complete with ``data``, while somebody listens."""

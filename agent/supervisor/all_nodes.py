@@ -15,6 +15,7 @@ from agent.arrivals.doorkeeper import Doorkeeper, RunningJob
 from agent.arrivals.late import LateGuests, NodePlace
 from agent.arrivals.places import LostPlaces
 from agent.arrivals.resize import Resize
+from agent.arrivals.withheld import WithheldFailures
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
@@ -52,7 +53,6 @@ OUTVOTED = "more than half of the nodes are silent, and may go on without this o
 FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at about that time
 SWEEP_S = 10.0  # until a node has swept, and told what it found
 TELL_S = 10.0  # until nodes whose ranks train already have told what these hold
-FAILURES = ev.WorkerExited | ev.StartFailed | ev.RankUnreachable | protocol.Raised
 MOST_SHOWN = 256  # ranks of which every node shows the state: each time it goes to all nodes
 CLOSE_S = 5.0  # until all nodes have heard that the job is over
 
@@ -84,8 +84,7 @@ class AllNodes:
         self._door = LateGuests(
             met.door, met.version, met.token, self._judge, self._admit, met.security
         )
-        self._untold: set[RemoteNode] = set()  # whose ranks trained already
-        self._withheld: list[ev.Event] = []  # until these have told what they have
+        self._withheld = WithheldFailures(controller.post)
         self._adopts = met.prepared.spec.adopted is not None  # ranks that train already
         self._wait_s = met.prepared.spec.replace.node_wait_s
         self._places = LostPlaces(len(met.roster.nodes), self._wait_s)
@@ -170,8 +169,8 @@ class AllNodes:
     def _order_all(self, action: do.Action) -> None:
         if self._adopts and isinstance(action, do.StartAttempt):
             self._adopts = False
-            self._untold = set(self._others)
-            self._loop.call_later(TELL_S, self._release_withheld)
+            self._withheld.begin(self._others)
+            self._loop.call_later(TELL_S, self._give_up_told)
             for node in self._others:
                 node.adopt(action)
             return
@@ -227,6 +226,12 @@ class AllNodes:
                 node.know(view)
         self._own.decided(view, holders)
         self._grow()
+
+    def catch_up(self) -> None:
+        """Take in what all ranks and nodes have said by now."""
+        self._own.catch_up()
+        for node in self._others:
+            node.catch_up()
 
     def refresh(self) -> bool:
         """Note in the workers how far they are; whether that changes by itself."""
@@ -288,6 +293,9 @@ class AllNodes:
             self._controller.go_on()
 
     def _give_up_sweeps(self) -> None:
+        self.catch_up()
+        if self.is_swept:
+            return
         self._late = None
         for node in self._others:
             node.is_swept = True
@@ -533,22 +541,15 @@ class AllNodes:
 
     def post(self, event: ev.Event) -> None:
         """Decide on an event; of what is lost not before all have told what they have."""
-        if self._untold and isinstance(event, FAILURES):
-            self._withheld.append(event)
-        else:
-            self._controller.post(event)
+        self._withheld.post(event)
 
     def told_again(self, node: RemoteNode) -> None:
         """A node whose ranks trained already has told all that is true of them."""
-        self._untold.discard(node)
-        if not self._untold:
-            self._release_withheld()
+        self._withheld.told(node)
 
-    def _release_withheld(self) -> None:
-        self._untold.clear()
-        withheld, self._withheld = self._withheld, []
-        for event in withheld:
-            self._controller.post(event)
+    def _give_up_told(self) -> None:
+        self.catch_up()
+        self._withheld.release()
 
     def announce(self) -> None:
         """Take in every start that has happened already; other nodes tell theirs in order."""

@@ -241,6 +241,10 @@ class HooksBridge:
         self._exiting.decided(state)
         self._watch()
 
+    def catch_up(self) -> None:
+        """Take in what living ranks of this node have said by now."""
+        self._links.catch_up(self._spec.ranks_here)
+
     def hear_out(self, rank: int) -> int | None:
         """Take in the last messages of a dead rank; its newest commit, if it had any.
 

@@ -103,6 +103,7 @@ class HooksRelay:
         self._giver = giver
         self._copied = NodeCopies(spec.ranks_here)
         self._frozen: dict[int, int] = {}  # rank -> bytes of its state
+        self._ranks_here = spec.ranks_here
         self._links = RankLinks(listener, spec.ranks_here, journal)
         self._pages = StatusPages()
         self._shared = SharedPages(self._links, self._pages, spec.ranks_here)
@@ -361,6 +362,10 @@ class HooksRelay:
     def kept_steps(self, rank: int) -> tuple[int, ...]:  # noqa: ARG002
         """No step: no memory is kept on several nodes."""
         return ()
+
+    def catch_up(self) -> None:
+        """Hand on what living ranks of this node have said by now."""
+        self._links.catch_up(self._ranks_here)
 
     def hear_out(self, rank: int) -> int | None:
         """Hand on the last messages of a dead rank, and its page; its commit is read there."""

@@ -50,6 +50,9 @@ class NodePort(Protocol):
     def finish(self) -> None:
         """The job is over."""
 
+    def catch_up(self) -> None:
+        """Take in what ranks and nodes have said by now, and their ends."""
+
     def refresh(self) -> bool:
         """Note in the workers how far they are; whether that changes by itself."""
 
@@ -256,7 +259,17 @@ class JobController:
         self._cancel_deadline()
         if action.after_s is not None:
             passed = ev.DeadlinePassed(action.state, action.attempt)
-            self._deadline = self._loop.call_later(action.after_s, self.post, passed)
+            self._deadline = self._loop.call_later(action.after_s, self._on_deadline, passed)
+
+    def _on_deadline(self, passed: ev.DeadlinePassed) -> None:
+        """Judge nobody for an answer that lies unread: of thousands that takes seconds to read.
+
+        What came meanwhile may have set another deadline.
+        """
+        due = self._deadline
+        self._node.catch_up()
+        if due is not None and self._deadline is due:
+            self.post(passed)
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:

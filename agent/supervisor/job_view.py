@@ -114,6 +114,9 @@ class HooksPort(Protocol):
     def decided(self, state: JobState, holders: Holders) -> None:
         """The job is in this state now."""
 
+    def catch_up(self) -> None:
+        """Take in what living ranks of this node have said by now."""
+
     def hear_out(self, rank: int) -> int | None:
         """Take in the last messages of a dead rank; its newest commit, if it is known here."""
 

@@ -174,6 +174,10 @@ class RemoteNode:
         self._job = job
         self._link.attach(loop, self._hear, lambda loss: lost(self, loss))
 
+    def catch_up(self) -> None:
+        """Hear what it has said by now."""
+        self._link.catch_up()
+
     def know(self, view: JobView) -> None:
         """Tell it what became of the job, if that is new to it."""
         if view != self._known:

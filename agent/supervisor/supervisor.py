@@ -299,6 +299,11 @@ class Supervisor:
         """Know what became of the job by the newest decision, which was carried out."""
         self._hooks.decided(view.state, holders)
 
+    def catch_up(self) -> None:
+        """Take in what ranks have said by now, and their ends."""
+        self._hooks.catch_up()
+        self.settle()
+
     def refresh(self) -> bool:
         """Note in the workers how far they are; whether that changes by itself."""
         self._hooks.refresh(self._workers)

@@ -36,12 +36,18 @@ class FakeLink:
 
     def __init__(self):
         self.said, self.is_open, self.drained = [], True, None
+        self.unread = []  # messages that :meth:`catch_up` hears
 
     def attach(self, _loop, heard, lost):
         self._heard, self._lost = heard, lost
 
     def hear(self, message):
         self._heard(travelled(message))
+
+    def catch_up(self):
+        unread, self.unread = self.unread, []
+        for message in unread:
+            self.hear(message)
 
     def send(self, message):
         if self.is_open:
@@ -118,6 +124,7 @@ class Cluster:
         self.loop = loop
         self.acts, self.events, self.said, self.told = [], [], [], []
         self.ends, self.woken = 0, []
+        self.decide = self.events.append
         self.hooks = FakeHooks()
         self.links = [FakeLink(), FakeLink()]
         self.others = [
@@ -133,6 +140,7 @@ class Cluster:
             next_end=self._next_end,
             wake=self.woken.append,
             finish=lambda: self.told.append("finish"),
+            catch_up=lambda: None,
             refresh_of=lambda _: False,
             reserve=lambda _: 4711,
             reserved_port=4711,
@@ -141,7 +149,7 @@ class Cluster:
         )
         self.controller = SimpleNamespace(
             view=JobView(JobState.STARTING, 0),
-            post=self.events.append,
+            post=self._post,
             go_on=lambda: self.told.append("go on"),
             ending=SimpleNamespace(
                 exit_code=3,
@@ -184,6 +192,9 @@ class Cluster:
     def size(self, resize):
         """The job may have so many nodes."""
         self.all._resize = self.all._doorkeeper._resize = resize
+
+    def _post(self, event):
+        self.decide(event)
 
     def _next_end(self):
         self.ends += 1

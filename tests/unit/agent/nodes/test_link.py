@@ -233,6 +233,43 @@ def test_after_close_nothing_is_heard_sent_or_reported(end):
     assert (end.heard, end.losses, end.link.is_open) == ([], [], False)
 
 
+def test_what_lies_unread_is_heard_at_once_when_somebody_is_to_be_judged(end, monkeypatch):
+    monkeypatch.setattr(links, "RECEIVE_BYTES", 100)
+    turn(end.loop)
+    said = [noted(number) for number in range(20)]
+    end.peer.sendall(b"".join(map(bytes_of, said)))
+    end.link.catch_up()
+    assert end.heard == said
+    end.peer.sendall(bytes_of(noted(20)))
+    end.peer.close()
+    end.link.catch_up()
+    end.link.catch_up()
+    assert end.heard == [*said, noted(20)]
+    assert end.loss().kind is LossKind.PROOF
+
+
+def test_one_that_does_not_stop_talking_holds_up_nobody(end, monkeypatch):
+    monkeypatch.setattr(links, "RECEIVE_BYTES", len(bytes_of(noted(1))))
+    monkeypatch.setattr(links, "MOST_READS", 2)
+    turn(end.loop)
+    end.peer.sendall(bytes_of(noted(1)) * 3)
+    end.link.catch_up()
+    assert end.heard == [noted(1)] * 2
+
+
+def test_what_was_read_before_the_link_was_made_comes_first(loop):
+    one, other = pair()
+    heard = []
+    link = NodeLink(Line(one, heard=bytes_of(noted(1))))
+    link.attach(loop, heard.append, lambda _: None)
+    other.sendall(bytes_of(noted(2)))
+    link.catch_up()
+    turn(loop, 10)
+    assert heard == [noted(1), noted(2)]
+    link.close()
+    other.close()
+
+
 def test_who_closes_while_hearing_hears_no_more(loop):
     one, other = pair()
     link, heard = NodeLink(Line(one)), []

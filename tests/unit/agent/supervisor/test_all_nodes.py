@@ -229,6 +229,16 @@ def test_a_node_that_does_not_sweep_holds_up_the_job_only_for_a_while(cluster, m
     assert cluster.all.is_swept
 
 
+def test_a_sweep_of_which_the_news_lies_unread_is_not_given_up(cluster):
+    cluster.start()
+    sweep(cluster)
+    for link, rank in zip(cluster.links, (3, 5), strict=True):
+        link.unread = [SweptNode(0, (as_json(evidence(rank)),))]
+    cluster.all._give_up_sweeps()
+    assert cluster.told == ["go on"]
+    assert [link.unread for link in cluster.links] == [[], []]
+
+
 def test_a_sweep_that_was_given_up_is_not_taken_for_the_next_one(cluster):
     cluster.start()
     sweep(cluster)
@@ -424,7 +434,7 @@ def test_the_node_that_has_come_is_lost_as_well_and_another_one_gets_the_order(r
     lost = replacing.late
     lost.hear(MemoryTaken(MEMORY, "/proc/7/fd/3", ""))
     once = [do.ReplaceRanks(2, (0, 1, 5), (2, 3, 4), MEMORY, 7, "node 1 is gone again")]
-    replacing.controller.post = lambda _: once and replacing.all.act(once.pop())
+    replacing.decide = lambda _: once and replacing.all.act(once.pop())
     lost.lose(GONE)
     replacing.late = FakeLink()
     replacing.all._admit(1, None)

@@ -4,12 +4,14 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from support.histories.dumps import froze, reg
 from support.histories.plain import ask, gone, launch, tell, up
 from support.histories.short import short
 
 from agent.controller import actions as do
+from agent.controller.job import first_job
 from agent.controller.states import JobState
-from agent.spec.job_spec import JobSpec, Program, ProgramKind
+from agent.spec.job_spec import DumpSpec, JobSpec, Program, ProgramKind
 from agent.supervisor.job_controller import JobController
 from agent.workers.worker import Worker
 
@@ -32,6 +34,7 @@ class Nodes:
         self.is_swept = True
         self.sweeps = True  # at once
         self.controller = None
+        self.unread = []  # events that lie in sockets
 
     def act(self, action):
         if isinstance(action, QUIET):
@@ -46,6 +49,11 @@ class Nodes:
 
     def finish(self):
         self.log.append("end")
+
+    def catch_up(self):
+        unread, self.unread = self.unread, []
+        for event in unread:
+            self.controller.post(event)
 
     def refresh(self):
         return False
@@ -73,7 +81,7 @@ def job():
     )
     nodes.controller = controller
     controller.attach(loop, nodes)
-    yield SimpleNamespace(log=log, nodes=nodes, controller=controller)
+    yield SimpleNamespace(log=log, nodes=nodes, controller=controller, loop=loop)
     loop.close()
 
 
@@ -130,3 +138,36 @@ def test_going_on_without_anything_left_changes_nothing(job):
     job.controller.go_on()
     job.controller.post(tell(10))
     assert job.log == ["start 0", "USR1 0,1"]
+
+
+# --- deadlines ------------------------------------------------------------------------------------
+
+
+def freezing(job):
+    """Rank 1 is killed, and rank 0, which holds the state, has no time to answer."""
+    spec = SPEC._replace(dump=DumpSpec(freeze_s=0.0, update_grace_s=0.0))
+    job.controller._job = first_job(spec)
+    for event in (launch(), up(0), up(1), reg(0, 5), reg(1, 5), gone(1, -9)):
+        job.controller.post(event)
+    assert job.controller.view.state is JobState.FREEZING
+
+
+def pass_deadlines(job):
+    """Turns of the loop in which timers that are due are called."""
+    for _ in range(3):
+        job.loop.call_later(0, job.loop.stop)
+        job.loop.run_forever()
+
+
+def test_an_answer_that_lies_unread_at_the_deadline_counts(job):
+    freezing(job)
+    job.nodes.unread = [froze(0, 5)]
+    pass_deadlines(job)
+    assert job.controller.view.state is JobState.DUMPING
+    assert job.nodes.unread == []
+
+
+def test_who_has_said_nothing_by_the_deadline_is_judged(job):
+    freezing(job)
+    pass_deadlines(job)
+    assert job.controller.view.state is JobState.STOPPING
