@@ -17,7 +17,9 @@ is why a recorded history can be replayed and random schedules simulated. Theory
 from __future__ import annotations
 
 import signal as signals
+from collections.abc import Sequence
 from dataclasses import astuple, replace
+from typing import cast
 
 from agent.controller import actions as do
 from agent.controller import dump, graceful_exit, replacement, replication
@@ -37,6 +39,8 @@ from agent.controller.attempts import (
 )
 from agent.controller.drain import (
     DRAINING,
+    absorb_digests,
+    absorb_frozen,
     apply,
     give_up,
     gone,
@@ -85,6 +89,33 @@ def decide(job: Job, event: ev.Event) -> Decision:
     say = sentence(job, after_job, actions)
     tone_of_it = tone(job, after_job, actions) if say else Tone.PLAIN
     return Decision(after_job, freed + actions + warmed, say, tone_of_it)
+
+
+Answer = protocol.Frozen | protocol.Digested | protocol.Rejoining | protocol.Registered
+"""What thousands of ranks say one after the other when one of them has died."""
+
+
+def absorb(job: Job, answers: Sequence[Answer]) -> tuple[Job, int]:
+    """Take answers of one kind from which nothing follows, because others are awaited.
+
+    For each of them :func:`decide` would do the same, and take a hundred times as long. What it
+    would do as well is that a :class:`protocol.Digested` moves the deadline: so the last one of a
+    row is for :func:`decide`.
+
+    Returns:
+        The job after them, and how many it has taken, from the first one on.
+    """
+    match answers[0]:
+        case protocol.Frozen():
+            return absorb_frozen(job, cast("Sequence[protocol.Frozen]", answers))
+        case protocol.Digested():
+            return absorb_digests(job, cast("Sequence[protocol.Digested]", answers))
+        case protocol.Rejoining():
+            return replacement.absorb_rejoining(job, cast("Sequence[protocol.Rejoining]", answers))
+        case protocol.Registered():
+            return replacement.absorb_registered(
+                job, cast("Sequence[protocol.Registered]", answers)
+            )
 
 
 def _warm_up(before: Job, event: ev.Event, job: Job) -> tuple[Job, tuple[do.Action, ...]]:

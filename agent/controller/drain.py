@@ -6,13 +6,15 @@ The results of the dump and of the graceful exit move the job.
 from __future__ import annotations
 
 import signal as signals
+from collections.abc import Iterable
+from itertools import islice
 
 from agent.controller import actions as do
 from agent.controller import dump, graceful_exit, replacement
 from agent.controller import events as ev
 from agent.controller.attempts import Decision, all_gone, leave, move, signal_ranks, stop, succeed
 from agent.controller.dump import Turn, extend_deadline
-from agent.controller.job import DumpProgress, Job, MemoryState
+from agent.controller.job import NEVER, DumpProgress, Job, MemoryState
 from agent.controller.replaceable import blame_left_amid
 from agent.controller.replication import is_kept_next, kept_state, unsaved_copy
 from agent.controller.restart_policy import describe_outcome
@@ -92,6 +94,51 @@ def _is_awaited(known: DumpProgress, state: JobState, event: protocol.Frozen) ->
     # a late one may still stand in for another
     is_open = state in {JobState.HOLDING, JobState.FREEZING, JobState.DUMPING}
     return is_open and event.rank in known.asked and event.rank not in known.answers
+
+
+def absorb_frozen(job: Job, answers: Iterable[protocol.Frozen]) -> tuple[Job, int]:
+    """While freezing: take first answers, as long as others have to come.
+
+    Returns:
+        The job after them, and how many it has taken.
+    """
+    known = job.dump
+    if job.state is not JobState.FREEZING or known is None or known.reach != NEVER:
+        return job, 0
+    due = known.asked - known.answers.ranks
+    owing = due & job.reachable()
+    taken: dict[int, protocol.Frozen] = {}
+    for answer in answers:
+        rank = answer.rank
+        is_due = answer.dump_id == known.id and rank in due
+        if not is_due or rank in taken or owing <= {rank}:
+            break
+        owing -= {rank}
+        taken[rank] = answer
+    job = job.with_steps({rank: answer.step for rank, answer in taken.items()})
+    answers_now = known.answers.with_all(taken)
+    return job._replace(dump=known._replace(answers=answers_now)), len(taken)
+
+
+def absorb_digests(job: Job, answers: Iterable[protocol.Digested]) -> tuple[Job, int]:
+    """While dumping: take what ranks hold, as long as more is awaited then; as the above.
+
+    It is a sign of progress, which the caller has to note.
+    """
+    known = job.dump
+    if job.state is not JobState.DUMPING or known is None or not (known.writing or known.writers):
+        return job, 0
+    most = len(known.digesting) - (not known.writing)
+    taken: dict[int, str] = {}
+    for answer in islice(answers, most):
+        rank, digest = answer.rank, answer.digest
+        is_due = answer.dump_id == known.id and answer.round >= known.since
+        is_new = rank in known.digesting and rank not in taken
+        if not (is_due and is_new and known.digests.get(rank, digest) == digest):
+            break
+        taken[rank] = digest
+    digesting, digests = known.digesting - RankSet(taken), known.digests.with_all(taken)
+    return job._replace(dump=known._replace(digests=digests, digesting=digesting)), len(taken)
 
 
 def hear_of_dump(job: Job, event: dump.DumpEvent) -> Decision:

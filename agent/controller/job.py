@@ -260,11 +260,19 @@ class Job(NamedTuple):
 
     def with_step(self, rank: int, step: int) -> Job:
         """The job once a rank whose state can be saved is known to have committed ``step``."""
-        known = self.now.registered.get(rank)
-        if known is not None and known >= step:
+        return self.with_steps({rank: step})
+
+    def with_steps(self, steps: Mapping[int, int]) -> Job:
+        """The same of several ranks."""
+        known = self.now.registered
+        news = {
+            rank: max(step, NEVER)
+            for rank, step in steps.items()
+            if rank not in known or known[rank] < step
+        }
+        if not news:
             return self
-        now = self.now._replace(registered=self.now.registered.set(rank, max(step, NEVER)))
-        since = self.since_restart
+        now, since = self.now._replace(registered=known.with_all(news)), self.since_restart
         if since.comparison.uncounted:
             since = since._replace(comparison=since.comparison._replace(uncounted=""))
         return self._replace(now=now, since_restart=since, has_hooks=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import Collection, Iterable
+from itertools import islice
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -119,6 +120,48 @@ def is_awaited(job: Job, event: protocol.Rejoining) -> bool:
     """Whether a round waits for this rank to leave its training function."""
     replacement = job.since_restart.replacement
     return replacement is not None and event.rank in replacement.leaving
+
+
+def absorb_rejoining(job: Job, news: Iterable[protocol.Rejoining]) -> tuple[Job, int]:
+    """While replacing: take survivors that leave their training function, as long as more have to.
+
+    Returns:
+        The job after them, and how many it has taken.
+    """
+    replacement = job.since_restart.replacement
+    if job.state is not JobState.REPLACING or replacement is None:
+        return job, 0
+    leaving = replacement.leaving - replacement.going
+    taken: list[int] = []
+    for one in islice(news, max(0, len(replacement.leaving) - 1)):
+        if one.attempt != job.attempt or one.rank not in leaving:
+            break
+        leaving -= {one.rank}
+        taken.append(one.rank)
+    left = replacement._replace(leaving=replacement.leaving - RankSet(taken))
+    return job.with_replacement(left), len(taken)
+
+
+def absorb_registered(job: Job, news: Iterable[protocol.Registered]) -> tuple[Job, int]:
+    """While replacing: take ranks that join at the step of the memory, as long as others have to.
+
+    Returns:
+        The job after them, and how many it has taken.
+    """
+    replacement = job.since_restart.replacement
+    if job.state is not JobState.REPLACING or replacement is None or not replacement.newcomers:
+        return job, 0
+    step = job.present_memory().step
+    due = job.having(RankState.RUNNING) - replacement.going - replacement.leaving
+    missing, count = job.ranks.all - replacement.joined, 0
+    for one in news:
+        is_due = one.attempt == job.attempt and one.step == step and one.rank in due
+        if not is_due or missing <= {one.rank}:
+            break
+        missing -= {one.rank}
+        count += 1
+        job = with_registered(job, one)
+    return job.with_replacement(replacement._replace(joined=job.ranks.all - missing)), count
 
 
 def forget(job: Job) -> tuple[Job, tuple[do.Action, ...]]:

@@ -29,7 +29,7 @@ def manifest_file(manifest: Manifest, name: str) -> int:
     """
     made = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.write(made, manifests.encode(manifest))
+        os.write(made, manifests.encode(manifest, is_for_people=False))
         fcntl.fcntl(made, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK)
     except BaseException:
         os.close(made)

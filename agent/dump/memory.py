@@ -112,7 +112,7 @@ class MemoryTarget:
         with self._closing:
             self._check()
             file = self._open("manifest")
-            _write(file, [manifests.encode(manifest)])
+            _write(file, [manifests.encode(manifest, is_for_people=False)])
             for each in (file, *(int(shard.file) for shard in manifest.shards)):
                 fcntl.fcntl(each, fcntl.F_ADD_SEALS, _FROZEN)  # readers may map it
                 with contextlib.suppress(OSError):  # its writer still maps it

@@ -90,12 +90,13 @@ class MemorySender:
             done(describe_os_error(error))
             return {}
         self._present = _Spreading(path, server, done, set(nodes))
-        parts = NodeParts(manifest)
-        whole = sorted(nodes)[:MOST_WHOLE]
-        return {
-            node: _order(server, path, manifest if node in whole else parts.of(ranks))
-            for node, ranks in nodes.items()
-        }
+        parts, first = NodeParts(manifest), sorted(nodes)[:MOST_WHOLE]
+        orders = {node: _order(server, path, manifest) for node in first[:1]}
+        for node in first[1:]:  # to say it again for each would take longer than to send it
+            orders[node] = orders[first[0]]._replace(key=_key(server, manifest))
+        for node in nodes.keys() - orders.keys():
+            orders[node] = _order(server, path, parts.of(nodes[node]))
+        return orders
 
     def again(self, path: str, manifest: Manifest) -> TakeMemory:
         """What to order a node that lacks a checkpoint which is complete.
@@ -129,9 +130,13 @@ class MemorySender:
 
 def _order(server: MemoryServer, path: str, manifest: Manifest) -> TakeMemory:
     """What fetches the checkpoint's files."""
-    manifest = manifest._replace(shards=tuple(sorted(manifest.shards)))  # as they are encoded
-    key = server.offer(int(shard.file) for shard in manifest.shards)
-    return TakeMemory(path, manifests.encode(manifest).decode(), server.port, key.hex())
+    text = manifests.encode(manifest, is_for_people=False).decode()
+    return TakeMemory(path, text, server.port, _key(server, manifest))
+
+
+def _key(server: MemoryServer, manifest: Manifest) -> str:
+    """A new one to these files, in the order in which the manifest is encoded."""
+    return server.offer(int(shard.file) for shard in sorted(manifest.shards)).hex()
 
 
 class NodeParts:

@@ -7,10 +7,18 @@ its place.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agent.nodes.messages import NodeMessage
-from agent.nodes.run_messages import FromRank, FromRanks, PageNews, PageSeen, ToRank, ToRanks
+from agent.nodes.run_messages import (
+    FromRank,
+    FromRanks,
+    PageNews,
+    PageSeen,
+    ToRank,
+    ToRanks,
+    unpack_said,
+)
 
 MOST_KINDS = 32  # of messages that wait
 
@@ -74,13 +82,21 @@ class Merger:
 
 
 def apart(message: NodeMessage) -> Iterator[NodeMessage]:
-    """The messages that were merged."""
+    """The messages to several ranks that were merged; see :func:`said_by` for what ranks say."""
     match message:
         case ToRanks(ranks=ranks, message=about):
             for rank in ranks:
                 yield ToRank(rank, about)
-        case FromRanks(ranks=ranks, message=about):
-            for rank in ranks:
-                yield FromRank({**about, "rank": rank})
         case _:
             yield message
+
+
+def said_by(message: FromRanks) -> Iterator[Any]:
+    """What each of these ranks has said.
+
+    Raises:
+        CodecError: it is nothing that a rank says.
+    """
+    said: Any = unpack_said(message.message)
+    for rank in message.ranks:
+        yield said._replace(rank=rank)

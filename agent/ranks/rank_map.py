@@ -46,11 +46,16 @@ class RankMap(Mapping[int, V], Generic[V]):
 
     def with_all(self, items: Mapping[int, V]) -> RankMap[V]:
         """The mapping with all of these, too."""
-        found = self
-        if len(items) > 1 << _SHIFT:
-            return RankMap({**self, **items})
+        news: dict[int, dict[int, V]] = {}
         for rank, value in items.items():
-            found = found.set(rank, value)
+            news.setdefault(rank >> _SHIFT, {})[rank] = value
+        if not news:
+            return self
+        found: RankMap[V] = RankMap.__new__(RankMap)
+        found.parts = self.parts | {
+            index: self.parts.get(index, {}) | part for index, part in news.items()
+        }
+        found.ranks = self.ranks | RankSet(items)
         return found
 
     def without(self, rank: int) -> RankMap[V]:

@@ -10,10 +10,11 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 
+from agent.text.ranges import format_ranges
 from worker_hooks.contract.atomic_file import write_atomic
 from worker_hooks.contract.layout import RunLayout
 
@@ -38,8 +39,23 @@ class Journal:
         """One event or decision."""
         self.figures(what, **fields)
         if self._layout is not None:
-            words = " ".join(f"{name}={_word(value)}" for name, value in fields.items())
-            self._append(self._layout.scheduler_log, f"{_stamp()} {what} {words}")
+            self._append(self._layout.scheduler_log, f"{_stamp()} {what} {_words(fields)}")
+
+    def of_ranks(self, what: str, ranks: Sequence[int], **fields: object) -> None:
+        """An event of each of these ranks: for people it is one, for programs as if it came alone.
+
+        Thousands of ranks say the same at once.
+        """
+        begin = f'{{"time": {time.time():.6f}, "event": {json.dumps(what)}, "rank": '
+        end = json.dumps(fields, default=_plain)[1:]
+        lines = [f"{begin}{rank}, {end}" for rank in ranks]
+        if self._echo is not None:
+            for line in lines:
+                self._echo(line)
+        if self._layout is not None:
+            self._append(self._layout.events, "\n".join(lines))
+            told = {"ranks": format_ranges(sorted(ranks)), **fields}
+            self._append(self._layout.scheduler_log, f"{_stamp()} {what} {_words(told)}")
 
     def figures(self, what: str, **fields: object) -> None:
         """The same for programs only: people would find nothing else in the log."""
@@ -102,6 +118,10 @@ def _stamp() -> str:
 
 def _plain(value: object) -> object:
     return value.value if isinstance(value, Enum) else str(value)
+
+
+def _words(fields: Mapping[str, object]) -> str:
+    return " ".join(f"{name}={_word(value)}" for name, value in fields.items())
 
 
 def _word(value: object) -> str:

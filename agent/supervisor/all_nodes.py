@@ -18,6 +18,7 @@ from agent.arrivals.resize import Resize
 from agent.arrivals.withheld import WithheldFailures
 from agent.controller import actions as do
 from agent.controller import events as ev
+from agent.controller.decide import Answer
 from agent.controller.states import JobState
 from agent.dump.flush import Written
 from agent.dump.node_copies import CopyGatherer
@@ -385,7 +386,7 @@ class AllNodes:
                 self._gatherer.lose(node.facts.rank, node.lost_why)
                 return
         for node, shards in parts:
-            part = manifests.encode(manifest._replace(shards=shards)).decode()
+            part = manifests.encode(manifest._replace(shards=shards), is_for_people=False).decode()
             node.write_copy(WriteCopy(dump_id, files, part, folder))
 
     def copy_written(self, node: int, answer: CopyWritten) -> None:
@@ -541,7 +542,10 @@ class AllNodes:
 
     def post(self, event: ev.Event) -> None:
         """Decide on an event; of what is lost not before all have told what they have."""
-        self._withheld.post(event)
+        if isinstance(event, Answer) and event.rank in self._node_of:
+            self._controller.post_soon(event)
+        else:
+            self._withheld.post(event)
 
     def told_again(self, node: RemoteNode) -> None:
         """A node whose ranks trained already has told all that is true of them."""

@@ -10,7 +10,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from itertools import groupby, takewhile
+from typing import Protocol, cast, get_args
 
 from agent.accounting import ledger
 from agent.accounting.account import Account
@@ -18,9 +19,9 @@ from agent.accounting.incident import Incident
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.attempts import Decision
-from agent.controller.decide import decide
+from agent.controller.decide import Answer, absorb, decide
 from agent.controller.events import renewed
-from agent.controller.job import Job, first_job
+from agent.controller.job import NEVER, Job, first_job
 from agent.controller.messages import ELAPSED
 from agent.controller.replication import groups_to_copy, known_groups, why_no_holder
 from agent.controller.states import JobState, RankState
@@ -36,6 +37,8 @@ from agent.text.tone import Tone
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
+
+IN_ORDER = get_args(Answer)
 
 
 class NodePort(Protocol):
@@ -105,6 +108,8 @@ class JobController:
         self._account = Account()
         self._events: deque[ev.Event] = deque()
         self._deciding = False
+        self._is_due = False  # events wait for the next turn of the loop
+        self._skips = self._barren = 0  # events that are not taken in rows, now and the last time
         self._left: Iterator[None] | None = None  # of a decision that waits for a sweep
         self._gone: tuple[JobState, tuple[Worker, ...]] | None = None  # not examined yet
         self._deadline: asyncio.TimerHandle | None = None
@@ -143,6 +148,21 @@ class JobController:
         if not self._deciding:
             self._decide_all()
 
+    def post_soon(self, event: ev.Event) -> None:
+        """The same in the next turn of the loop, or with the next event that cannot wait.
+
+        What thousands of ranks answer at about the same time is decided on together then.
+        """
+        self._events.append(event)
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._decide_soon)
+
+    def _decide_soon(self) -> None:
+        self._is_due = False
+        if self._events and not self._deciding:
+            self._decide_all()
+
     def go_on(self) -> None:
         """All nodes have done what a sweep ordered."""
         if self._left is not None:
@@ -152,7 +172,7 @@ class JobController:
         self._deciding = True
         try:
             while self._events or self._left is not None:
-                self._left = self._left or self._decide(self._events.popleft())
+                self._left = self._left or self._decide(self._next_event())
                 for _ in self._left:
                     if not self._node.is_swept:
                         return  # what follows must not begin yet
@@ -160,6 +180,51 @@ class JobController:
         finally:
             self._deciding = self._left is not None
         self._publisher.changed(self._job.state)
+
+    def _next_event(self) -> ev.Event:
+        """The next one from which something may follow; answers before it are taken at once.
+
+        Ranks do not wait for each other, so one's second answer comes among others' first ones:
+        they are taken by their kinds, in the order in which a rank gives them.
+        """
+        if self._skips:
+            self._skips -= 1
+            return self._events.popleft()
+        row = list(takewhile(lambda event: isinstance(event, Answer), self._events))
+        if len(row) < 2:  # noqa: PLR2004
+            return self._events.popleft()
+        for _ in row:
+            self._events.popleft()
+        answers = cast("list[Answer]", row)
+        answers.sort(key=lambda answer: IN_ORDER.index(type(answer)))
+        left = self._absorb(answers)
+        # where nothing can be taken, it is not tried with each: that would be quadratic
+        self._barren = 0 if len(left) < len(answers) else 2 * self._barren + 1
+        self._skips = self._barren
+        self._events.extendleft(reversed(left))
+        return self._events.popleft()
+
+    def _absorb(self, answers: list[Answer]) -> list[Answer]:
+        """Take answers, but for the last one; those that are left."""
+        at = 0
+        for _, of_kind in groupby(answers[:-1], type):
+            row, before = list(of_kind), self._job
+            self._job, count = absorb(before, row)
+            self._note(before, row[:count])
+            at += count
+            if count < len(row):
+                break
+        return answers[at:]
+
+    def _note(self, before: Job, answers: list[Answer]) -> None:
+        alike: dict[Answer, list[int]] = {}
+        for answer in answers:
+            alike.setdefault(answer._replace(rank=NEVER), []).append(answer.rank)
+        for answer, ranks in alike.items():
+            self._take_account(before, answer, Decision(self._job))
+            about = {name: value for name, value in ev.fields(answer).items() if name != "rank"}
+            kind, state = type(answer).__name__, self._job.state.value
+            self._journal.of_ranks(kind, ranks, **about, job=state)
 
     def ended(self, state: JobState, gone: tuple[Worker, ...]) -> None:
         """These workers are gone for good; what they left can be examined."""

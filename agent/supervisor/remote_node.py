@@ -17,6 +17,7 @@ from agent.controller.events import renewed
 from agent.dump.node_memory import not_written
 from agent.failure.evidence import Evidence
 from agent.failure.evidence_json import as_heard, from_json
+from agent.nodes.alike import said_by
 from agent.nodes.checkpoint_copy import CheckpointPlace
 from agent.nodes.codec import pack_action, unpack_event
 from agent.nodes.line import Loss
@@ -29,6 +30,7 @@ from agent.nodes.run_messages import (
     Fact,
     FolderMarked,
     FromRank,
+    FromRanks,
     JobKnown,
     MemoryTaken,
     NodeFacts,
@@ -377,6 +379,9 @@ class RemoteNode:
             case FromRank():
                 said: Any = unpack_said(message.message)
                 self._hooks.hear_relayed(said, b64decode(message.page))
+            case FromRanks():
+                for said in said_by(message):
+                    self._hooks.hear_relayed(said, b"")
             case PageSeen():
                 self._hooks.mirror(message.rank, message.attempt, b64decode(message.page))
             case PageNews():

@@ -104,7 +104,7 @@ REFRESH_S = 2.0  # how old the published steps may be
 PUBLISH_S = 0.1  # how old everything else may be
 CHEAP_S = 0.01  # of processor time: what takes less is done at once
 MOST_BUSY = 0.02  # share of a processor: the more ranks there are, the older it may be
-MOST_HURRIED = 0.2  # the same where the state is another one
+MOST_HURRIED = 0.05  # the same where the state is another one
 
 
 class StatusPublisher:

@@ -150,6 +150,7 @@ class Cluster:
         self.controller = SimpleNamespace(
             view=JobView(JobState.STARTING, 0),
             post=self._post,
+            post_soon=self._post,
             go_on=lambda: self.told.append("go on"),
             ending=SimpleNamespace(
                 exit_code=3,

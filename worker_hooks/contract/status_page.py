@@ -337,14 +337,15 @@ class Page:
 
     def paces(self) -> list[Pace]:
         """The paces of the last steps, oldest first; one that is being written is left out."""
-        found = []
-        for slot in range(PACES):
-            at = _PACES_AT + slot * _PACE.size
-            octets = self._map[at : at + _PACE.size]
-            pace = Pace(*_PACE.unpack(octets))
-            is_still = octets == self._map[at : at + _PACE.size]
-            if is_still and pace.step and pace.step % PACES == slot:
-                found.append(pace)
+        octets, again = self._map[_PACES_AT:_TEXT_AT], self._map[_PACES_AT:_TEXT_AT]
+        found = [
+            Pace(*pace)
+            for slot, pace in enumerate(_PACE.iter_unpack(octets))
+            if pace[0] and pace[0] % PACES == slot
+        ]
+        if octets != again:
+            later = {*_PACE.iter_unpack(again)}
+            found = [pace for pace in found if pace in later]
         found.sort()
         return [pace for pace in found if pace.step > found[-1].step - PACES]
 

@@ -133,11 +133,15 @@ def write(folder: Path, manifest: Manifest) -> None:
     write_atomic(folder / MANIFEST, encode(manifest))
 
 
-def encode(manifest: Manifest) -> bytes:
-    """The content of the manifest's file."""
+def encode(manifest: Manifest, *, is_for_people: bool = True) -> bytes:
+    """The content of the manifest's file.
+
+    json's quick encoder does not indent: of thousands of ranks it takes a tenth of the time.
+    """
     fields = manifest._asdict()
     fields["shards"] = [shard._asdict() for shard in sorted(manifest.shards)]
-    return (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode()
+    indent = 1 if is_for_people else None
+    return (json.dumps(fields, indent=indent, sort_keys=True) + "\n").encode()
 
 
 def is_in_memory(path: Path) -> bool:

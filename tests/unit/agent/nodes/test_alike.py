@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from agent.nodes.alike import MOST_KINDS, Merger, apart
+from agent.nodes.alike import MOST_KINDS, Merger, apart, said_by
 from agent.nodes.messages import pack, unpack
 from agent.nodes.run_messages import FromRank, FromRanks, ToRank, ToRanks, Wake, pack_said
 from worker_hooks.contract import protocol
@@ -14,6 +14,13 @@ GO = pack_said(protocol.GoOn(1))
 
 def frozen(rank, step=7):
     return FromRank(pack_said(protocol.Frozen(rank, 0, 1, step, is_whole=True)))
+
+
+def heard(message):
+    """What is told of each rank."""
+    if isinstance(message, FromRanks):
+        return [FromRank(pack_said(said)) for said in said_by(message)]
+    return list(apart(message))
 
 
 def merged(*messages):
@@ -27,7 +34,7 @@ def merged(*messages):
 def test_what_all_say_alike_is_one_message_that_names_their_ranks():
     (one,) = merged(*map(frozen, range(8)))
     assert (one.ranks, pack(one)["ranks"]) == (tuple(range(8)), "0-7")
-    assert list(apart(one)) == [frozen(rank) for rank in range(8)]
+    assert heard(one) == [frozen(rank) for rank in range(8)]
     (order,) = merged(*(ToRank(rank, GO) for rank in range(8)))
     assert order == ToRanks(tuple(range(8)), GO)
     assert list(apart(order)) == [ToRank(rank, GO) for rank in range(8)]
@@ -63,9 +70,9 @@ def test_what_waits_is_bounded():
 def test_each_rank_is_heard_in_order(seed):
     dice = random.Random(seed)
     said = [frozen(dice.randrange(3), dice.randrange(3)) for _ in range(dice.randrange(1, 20))]
-    heard = [each for one in merged(*said) for each in apart(one)]
+    found = [each for one in merged(*said) for each in heard(one)]
 
     def of(rank, messages):
         return [each for each in messages if each.message["rank"] == rank]
 
-    assert [of(rank, heard) for rank in range(3)] == [of(rank, said) for rank in range(3)]
+    assert [of(rank, found) for rank in range(3)] == [of(rank, said) for rank in range(3)]

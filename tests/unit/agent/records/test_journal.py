@@ -33,6 +33,23 @@ def test_an_event_is_a_json_line_and_a_line_for_people(layout):
     assert line.endswith('WorkerExited rank=3 reason="rank 3 was killed" path=/x')
 
 
+def test_what_ranks_say_alike_is_a_json_line_of_each_and_one_for_people(layout):
+    echoed = []
+    journal = Journal(layout, print, echoed.append)
+    journal.of_ranks("Frozen", [4, 0, 1], step=7, why="")
+    journal.close()
+    events = written(layout)
+    assert [(each.pop("rank"), each.pop("time") > 0) for each in events] == [
+        (4, True),
+        (0, True),
+        (1, True),
+    ]
+    assert events == [{"event": "Frozen", "step": 7, "why": ""}] * 3
+    assert [json.loads(line)["rank"] for line in echoed] == [4, 0, 1]
+    (line,) = layout.scheduler_log.read_text().splitlines()
+    assert line.endswith('Frozen ranks=0-1,4 step=7 why=""')
+
+
 @pytest.mark.parametrize("text", ["a\nb", "\ud800", "\u2028", 'say "x"', "\x1b[2J", ""])
 def test_any_text_is_one_json_line(layout, text):
     journal = Journal(layout, print)

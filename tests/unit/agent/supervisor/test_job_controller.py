@@ -4,15 +4,17 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from support.histories.dumps import froze, reg
+from support.histories.dumps import done, froze, holds, reg, wrote
 from support.histories.plain import ask, gone, launch, tell, up
+from support.histories.replacements import rejoins
 from support.histories.short import short
 
 from agent.controller import actions as do
 from agent.controller.job import first_job
 from agent.controller.states import JobState
-from agent.spec.job_spec import DumpSpec, JobSpec, Program, ProgramKind
+from agent.spec.job_spec import DumpSpec, JobSpec, Program, ProgramKind, ReplaceSpec
 from agent.supervisor.job_controller import JobController
+from agent.text.ranges import format_ranges
 from agent.workers.worker import Worker
 
 SPEC = JobSpec(
@@ -71,7 +73,10 @@ def job():
     nodes = Nodes(log)
     controller = JobController(
         SPEC,
-        journal=SimpleNamespace(event=lambda *_, **__: None),
+        journal=SimpleNamespace(
+            event=lambda *_, **__: None,
+            of_ranks=lambda kind, ranks, **_: log.append(f"{kind} of {format_ranges(ranks)}"),
+        ),
         notifier=SimpleNamespace(tell=lambda _: None),
         say=lambda _: None,
         tell=lambda *_: None,
@@ -171,3 +176,63 @@ def test_who_has_said_nothing_by_the_deadline_is_judged(job):
     freezing(job)
     pass_deadlines(job)
     assert job.controller.view.state is JobState.STOPPING
+
+
+# --- answers of very many ranks -------------------------------------------------------------------
+
+
+MANY = 200
+
+
+def replacing(job):
+    """Of very many ranks the last one is killed; the log begins with what follows."""
+    spec = SPEC._replace(nproc=MANY, nodes=(MANY,), replace=ReplaceSpec(is_on=True))
+    job.controller._job = first_job(spec)
+    every = range(MANY)
+    for event in (launch(), *map(up, every), *(reg(rank, 5) for rank in every)):
+        job.controller.post(event)
+    job.controller.post(gone(MANY - 1, -9))
+    job.log.clear()
+
+
+def soon(job, *events):
+    for event in events:
+        job.controller.post_soon(event)
+    assert job.log == []
+    pass_deadlines(job)
+    said, job.log[:] = [*job.log], []
+    return said
+
+
+def test_what_very_many_ranks_answer_is_decided_on_together(job):
+    replacing(job)
+    left = range(MANY - 1)
+    first, *_ = soon(job, *(froze(rank, 5) for rank in left))
+    assert first == "Frozen of 0-197"
+    writers = job.controller._job.dump.writers
+    holders = [rank for rank in left if rank not in writers]
+    assert soon(job, *map(holds, holders)) == [f"Digested of {format_ranges(holders[:-1])}"]
+    soon(job, *map(wrote, writers))
+    assert soon(job, done("/proc/1/fd/5"))[0].startswith("replace 1: 199 beside ")
+    job.controller.post(up(MANY - 1, 1))
+    news = [each for rank in left for each in (rejoins(rank), reg(rank, 5, 1))]
+    assert soon(job, *news) == ["Rejoining of 0-197", "Registered of 0-197"]
+    assert soon(job, reg(MANY - 1, 5, 1))[-1].startswith("go on 1: 0,1,2,")
+    assert job.controller.view.state is JobState.RUNNING
+
+
+def test_an_event_that_cannot_wait_comes_after_those_that_waited(job):
+    replacing(job)
+    for rank in range(MANY - 1):
+        job.controller.post_soon(froze(rank, 5))
+    job.controller.post(gone(7, -9))
+    assert job.log[0] == "Frozen of 0-197"
+    assert job.controller.view.state is JobState.DUMPING
+    assert 7 not in job.controller._job.dump.writers
+
+
+def test_answers_that_cannot_be_taken_together_are_decided_on_in_their_order(job):
+    replacing(job)
+    said = soon(job, *(froze(rank, 5, dump=9) for rank in range(50)), froze(3, 5), froze(4, 5))
+    assert said == []
+    assert {*job.controller._job.dump.answers} == {3, 4}
