@@ -19,8 +19,8 @@ NOT_SHARED = (
 )
 NEVER_COMPLETE = (
     "a ModelCheckpoint in {folder} cannot become complete, as the ranks of {node} write their "
-    "parts to another disk: its first save waits half an hour for them, and fails. Give it a "
-    "folder that all nodes share, or leave it out"
+    "parts to another disk: its first save fails. Give it a folder that all nodes share, or leave "
+    "it out"
 )
 
 

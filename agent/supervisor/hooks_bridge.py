@@ -102,6 +102,7 @@ class HooksBridge:
         self._raised: set[int] = set()
         self._holders = Holders()
         self._is_loss_said = False  # that the memory of a killed rank is not kept
+        self._not_shared: dict[str, protocol.NotShared] = {}  # by folder
         self._alike: dict[int, protocol.Replicated] = {}  # by rank, of those in a replica group
         self._spread: Spread | None = None
         self._gather: Gather | None = None
@@ -376,6 +377,8 @@ class HooksBridge:
             folder = encodable(os.path.dirname(message.path))
             why = shared_folders.NOT_SHARED.format(folder=folder, node=node)
             self._agent.post(ev.FolderApart(why))
+            self._not_shared[folder] = protocol.NotShared(folder, why)
+            self._tell(tuple(self._steps), self._not_shared[folder])
             within = () if self._guarding is None else self._guarding.handshake.checkpoints
             if place := next((each for each in within if Path(each).is_relative_to(folder)), ""):
                 lost = shared_folders.NEVER_COMPLETE.format(folder=encodable(place), node=node)
@@ -527,6 +530,8 @@ class HooksBridge:
             message._replace(not_replaceable_why=encodable(message.not_replaceable_why))
         )
         self._links.send(rank, self._replicated(rank))
+        for not_shared in self._not_shared.values():
+            self._links.send(rank, not_shared)
         if len(self._steps) == self._spec.world_size:
             self._load().dumps.beside.all_joined()
 

@@ -176,8 +176,8 @@ def test_the_first_node_is_killed(apart: NodeJobs) -> None:
 def test_parts_of_a_periodic_checkpoint_are_nowhere_together(apart: NodeJobs) -> None:
     job = train(apart, "/", "--periodic=checkpoints/periodic")
     job.head.await_error("cannot become complete, as the ranks of node 1 (node1) write their parts")
-    assert f"a ModelCheckpoint in {apart.folder}/checkpoints/periodic" in job.head.errors
-    for _ in range(3):
-        job.head.signal(signal.SIGTERM)
-    job.wait()
+    place = f"a ModelCheckpoint in {apart.folder}/checkpoints/periodic cannot become complete"
+    assert place in job.head.errors
+    assert [each.code for each in job.wait()] == [1, 1], job.told()
+    assert f"CheckpointError: {place}: {apart.folder}/checkpoints" in "".join(job.logs().values())
     check_nothing_left(*apart.cluster.nodes)

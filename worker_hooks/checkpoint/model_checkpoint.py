@@ -30,6 +30,10 @@ from worker_hooks.state.replication import COMMITS, fingerprint
 
 log = logging.getLogger("msrun")
 
+NOT_SHARED = (
+    "a ModelCheckpoint in {} cannot become complete: {}. Give it a folder that all nodes share, or "
+    "leave it out"
+)
 STALL_S = 1800.0  # without any rank's progress, until rank 0 gives a checkpoint up
 
 
@@ -208,7 +212,7 @@ class ModelCheckpoint:
             CheckpointError: it failed.
         """
         if self._writer is not None:
-            self._done(self._writer.wait(self._context.guard.gate.raise_if_ejected))
+            self._done(self._writer.wait(self._check_others))
 
     # --- internals ------------------------------------------------------------------------------
 
@@ -232,6 +236,7 @@ class ModelCheckpoint:
 
     def _poll(self) -> None:
         if self._writer is not None and self._writer.is_busy:
+            self._check_shared()
             with self._failures.said(self._context.guard):
                 self._done(self._writer.poll())
 
@@ -273,10 +278,11 @@ class ModelCheckpoint:
         return is_overdue
 
     def _overdue(self, step: int) -> OverdueCheckpoint:
-        check = self._context.guard.gate.raise_if_ejected
-        return OverdueCheckpoint(self._layout(step), self._context.env, step, check, STALL_S)
+        where = self._layout(step), self._context.env, step
+        return OverdueCheckpoint(*where, self._check_others, STALL_S)
 
     def _save(self, step: int, reason: str, *, is_end: bool = False) -> None:
+        self._check_shared()
         self._finish_previous()
         # behind the last step no update follows that gradients could wait for
         if (why := self._context.committed.why_pending) and not is_end:
@@ -332,7 +338,7 @@ class ModelCheckpoint:
             committed = self._context.committed
             texts = bundled(fingerprint(committed.pieces, access=committed.reading.queued()))
             ranks = env.rank, env.world_size
-            found = compare_ranks(layout, ranks, texts, self._check_ejected, STALL_S)
+            found = compare_ranks(layout, ranks, texts, self._check_others, STALL_S)
         except (OSError, TypeError) as error:
             raise CheckpointError(
                 f"{layout.folder} cannot be saved: {error}", is_passing=is_passing(error)
@@ -345,12 +351,29 @@ class ModelCheckpoint:
         return found.groups
 
     def _write(self, order: SaveOrder, plan: PlannedCheckpoint) -> None:
-        write_part(order, plan, self._check_ejected)
+        write_part(order, plan, self._check_others)
         if order.rank == 0:
-            self._done(finalize(order, self._check_ejected))
+            self._done(finalize(order, self._check_others))
 
-    def _check_ejected(self, _nbytes: int) -> None:
-        self._context.guard.gate.raise_if_ejected()  # an awaited rank may be dead
+    def _check_others(self, _nbytes: int = 0) -> None:
+        """Call while other ranks are awaited.
+
+        Raises:
+            EjectedError: one of them may be dead.
+            CheckpointError: they write to other disks.
+        """
+        self._context.guard.gate.raise_if_ejected()
+        self._check_shared()
+
+    def _check_shared(self) -> None:
+        folder, known = self._directory, self._context.guard.not_shared
+        why = next((why for place, why in known.items() if folder.is_relative_to(place)), "")
+        if not why:
+            return
+        writer, self._writer = self._writer, None
+        if writer is not None:  # it would wait for other ranks
+            writer.give_up()
+        raise CheckpointError(NOT_SHARED.format(folder, why))
 
     def _plan(self, step: int) -> PlannedCheckpoint:
         env, committed = self._context.env, self._context.committed

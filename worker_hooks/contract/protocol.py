@@ -9,7 +9,8 @@ that import a forkserver is ready 20 ms earlier.
                            Leaving, ExitRequested, Standing, Frozen, Written, Digested, SaveFailed,
                            Progress, Rejoining, Stack, VoteOpened, Copied
     agent -> hooks         Welcome, Hold, Proceed, Freeze, Save, Leave, Release, Dismiss, Rejoin,
-                           GoOn, Inspect, PeerPages, Replicated, OpenVote, Copy, SaveAlone
+                           GoOn, Inspect, PeerPages, Replicated, NotShared, OpenVote, Copy,
+                           SaveAlone
     shadows -> agent       ShadowPageWanted, ShadowMade, ShadowRefused, Forked, ForkFailed
     agent -> shadows       ShadowPage, WakeShadow
 """
@@ -380,6 +381,16 @@ class Replicated(NamedTuple):
     alike: list[int] = []  # noqa: RUF012  never changed
 
 
+class NotShared(NamedTuple):
+    """A folder is another one on each node: what takes files of all ranks is never complete there.
+
+    ``why``: a sentence without its full stop.
+    """
+
+    folder: str
+    why: str
+
+
 class OpenVote(NamedTuple):
     """Ranks hold different parts of the state: vote on each update.
 
@@ -542,6 +553,7 @@ Message = (
     | GoOn
     | PeerPages
     | Replicated
+    | NotShared
     | OpenVote
     | VoteOpened
     | Copy

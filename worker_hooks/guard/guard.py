@@ -17,7 +17,6 @@ from functools import partial
 from typing import NamedTuple, TypedDict
 
 from worker_hooks.contract import protocol, wire
-from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.env import GROUP_INFO_FILE, RankEnv, meeting_point
 from worker_hooks.distributed import abort, communicators, stacks
 from worker_hooks.guard import exit_hooks
@@ -114,6 +113,8 @@ class Guard:
         self.is_forsaken = False
         """Whether the job's controller, on another node, is gone."""
         self.is_loss_proven = False  # its msrun has ended: its ranks know as much as this one
+        self.not_shared: dict[str, str] = {}
+        """Folders that are others on other nodes, and how that was found."""
         self.why_not_replicated = "msrun had not said whether the ranks hold the same"
         self._last_signal: int | None = None
         self._link: AgentLink | None = None
@@ -411,21 +412,13 @@ class Guard:
         finally:
             self._stop_guarding("")
 
-    def _publish_group(self, alike: list[int]) -> None:
-        """Tell others by a file who holds the same, if MindSpore's variable names one."""
-        path = os.environ.get(GROUP_INFO_FILE, "")
-        if not path or not alike:
-            return
-        try:
-            group_info.publish(path, self.env.rank, alike)
-        except OSError as error:
-            log.warning("%s=%s: %s", GROUP_INFO_FILE, path, describe_os_error(error))
-
     def _obey(self, message: protocol.Message, fds: list[int]) -> None:  # noqa: C901, PLR0912  a row each
         match message:
             case protocol.Replicated():
                 self.why_not_replicated = message.why_not
-                self._publish_group(message.alike)
+                group_info.tell(os.environ.get(GROUP_INFO_FILE, ""), self.env.rank, message.alike)
+            case protocol.NotShared():
+                self.not_shared[message.folder] = message.why
             case protocol.PeerPages():
                 self.peers.learn(message.ranks, message.pids, fds)
             case protocol.OpenVote():

@@ -7,11 +7,20 @@ Nothing here trusts such a file, since the manifest has the groups. Standard lib
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from worker_hooks.contract.atomic_file import ensure_folder, read_small, write_atomic
+from worker_hooks.contract.atomic_file import (
+    describe_os_error,
+    ensure_folder,
+    read_small,
+    write_atomic,
+)
+from worker_hooks.contract.env import GROUP_INFO_FILE
 from worker_hooks.contract.layout import DumpLayout
+
+log = logging.getLogger("msrun")
 
 _RESTORE_LIST, _RANK = 2, 1  # numbers of fields: ckpt_restore_rank_list, and dim in it
 _VARINT, _BYTES = 0, 2  # protobuf's wire types
@@ -30,6 +39,22 @@ def write_all(folder: Path, holders: Iterable[Sequence[int]]) -> None:
             with contextlib.suppress(OSError):
                 ensure_folder(path.parent)
                 write_atomic(path, encode(ranks), durable=False, private=True)
+
+
+def tell(path: str, rank: int, ranks: Sequence[int]) -> None:
+    """Tell others by a file who holds the same, if MindSpore's variable names one.
+
+    Args:
+        path: the variable; empty: it is not set.
+        rank: whose file it is.
+        ranks: its group; none: it is not known.
+    """
+    if not path or not ranks:
+        return
+    try:
+        publish(path, rank, ranks)
+    except OSError as error:
+        log.warning("%s=%s: %s", GROUP_INFO_FILE, path, describe_os_error(error))
 
 
 def publish(path: str, rank: int, ranks: Sequence[int]) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -91,6 +92,54 @@ def test_what_goes_on_ends_as_if_it_had_not_been_interrupted(tmp_path, is_async,
     assert rest.state.step == stop // 3 * 3
     assert rest.run().held() == whole
     assert names(tmp_path / "cut")[-1] == "Net-3_6"
+
+
+APART = "it is not one folder for all nodes"
+
+
+@WAYS
+def test_where_each_node_has_a_disk_of_its_own_the_first_save_says_so(tmp_path, is_async):
+    one = Training(tmp_path / "here", save_checkpoint_steps=3, async_save=is_async)
+    guard = one.state.checkpoint_context.guard
+    guard.not_shared[str(tmp_path / "elsewhere")] = APART
+    guard.not_shared[str(tmp_path / "her")] = APART  # the beginning of the name is not enough
+    one.run(stop=4)
+    guard.not_shared[str(tmp_path)] = APART
+    with pytest.raises(CheckpointError) as raised:
+        one.run()
+    assert str(raised.value) == (
+        f"a ModelCheckpoint in {tmp_path / 'here'} cannot become complete: {APART}. Give it a "
+        "folder that all nodes share, or leave it out"
+    )
+    assert names(tmp_path / "here") == ["Net-1_3"]
+
+
+class Writer:
+    """Writes what never becomes complete; others' disks turn out meanwhile."""
+
+    is_busy, has_given_up = True, False
+
+    def __init__(self, not_shared, folder):
+        self.learns = lambda: not_shared.update({str(folder): APART})
+
+    def wait(self, check):
+        check()
+        self.learns()
+        check()
+
+    def give_up(self):
+        self.has_given_up = True
+
+
+def test_a_save_that_waits_for_ranks_with_other_disks_ends_once_that_is_known(tmp_path):
+    saving, not_shared = ModelCheckpoint("Net", tmp_path), {}
+    gate = SimpleNamespace(raise_if_ejected=lambda: None)
+    saving._context = SimpleNamespace(guard=SimpleNamespace(gate=gate, not_shared=not_shared))
+    saving._writer = writer = Writer(not_shared, tmp_path)
+    with pytest.raises(CheckpointError, match="cannot become complete"):
+        saving.wait()
+    assert writer.has_given_up
+    saving.wait()  # nothing is under way any more
 
 
 def test_without_memory_for_a_copy_each_save_is_waited_for(tmp_path, monkeypatch, caplog):

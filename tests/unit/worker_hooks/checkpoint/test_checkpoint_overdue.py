@@ -116,7 +116,7 @@ def test_all_ranks_save_what_was_due_and_is_not_there(
         saving._context = SimpleNamespace(
             env=told(number),
             memory_step=STEP,
-            guard=SimpleNamespace(gate=SimpleNamespace(raise_if_ejected=nothing)),
+            guard=SimpleNamespace(gate=SimpleNamespace(raise_if_ejected=nothing), not_shared={}),
             committed=SimpleNamespace(position=lambda step: (1, step)),
         )
         state = SimpleNamespace(rank=number, world_size=RANKS, step=STEP)

@@ -77,6 +77,7 @@ MESSAGES = [
     protocol.PeerPages([0, 3], [4711, 4712]),
     protocol.Replicated("the ranks hold different state"),
     protocol.Replicated("", [0, 4]),
+    protocol.NotShared("/data", "/data is not one folder for all nodes"),
     protocol.OpenVote(),
     protocol.OpenVote(is_over_nodes=True, is_cut=False),
     protocol.VoteOpened(3, 1, 41, "it has an accelerator"),
