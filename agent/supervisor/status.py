@@ -25,7 +25,7 @@ def status(
     facts: RunFacts, job: Job, workers: Sequence[Worker], account: Account
 ) -> dict[str, object]:
     """Everything known; times in seconds since the epoch."""
-    spec, layout = facts.spec, facts.layout
+    spec, layout, folder = facts.spec, facts.layout, str(facts.layout.folder)
     ended, known = time.time() if job.state.is_end else None, protection(job)
     if known.level is Level.UNKNOWN and facts.unprotected and not job.has_hooks:
         known = Protection(Level.NOT_PROTECTED, facts.unprotected)
@@ -51,12 +51,12 @@ def status(
         "started": facts.started,
         "updated": time.time(),
         "ended": ended,
-        "log_dir": str(layout.folder),
-        "workers": [_worker(layout, worker) for worker in workers],
+        "log_dir": folder,
+        "workers": [_worker(layout, folder, worker) for worker in workers],
     }
 
 
-def _worker(layout: RunLayout, worker: Worker) -> dict[str, object]:
+def _worker(layout: RunLayout, folder: str, worker: Worker) -> dict[str, object]:
     return {
         "rank": worker.rank,
         "local_rank": worker.local_rank,
@@ -69,7 +69,7 @@ def _worker(layout: RunLayout, worker: Worker) -> dict[str, object]:
         "exit_code": worker.exit_code,
         "exit": _exit_words(worker),
         **_progress(worker),
-        "log": str(layout.worker_log(worker.rank)),
+        "log": f"{folder}/{layout.worker_log_name(worker.rank)}",  # of thousands each time
     }
 
 

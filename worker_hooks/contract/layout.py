@@ -80,7 +80,11 @@ class RunLayout(NamedTuple):
 
     def worker_log(self, rank: int) -> Path:
         """Both streams of a rank's present attempt."""
-        return self.folder / f"{self.stem}_{rank}.log"
+        return self.folder / self.worker_log_name(rank)
+
+    def worker_log_name(self, rank: int) -> str:
+        """The same within the run's folder."""
+        return f"{self.stem}_{rank}.log"
 
     def next_worker_log(self, rank: int) -> Path:
         """The same of a replacement, while the dead rank's log has the name."""
