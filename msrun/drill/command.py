@@ -24,16 +24,16 @@ from agent.spec.job_spec import UsageError
     "--graceful",
     multiple=True,
     metavar="FAULT",
-    help="step=S[,phase=...][,signal=TERM]: msrun gets the signal; all ranks must exit at one "
-    "step, and msrun with 0; then msrun --resume continues.",
+    help="step=S[,phase=...][,signal=TERM]: msrun gets the signal, with --nodes that of node=N "
+    "(0); all ranks must exit at one step, and msrun with 0; then msrun --resume continues.",
 )
 @click.option(
     "--preempt",
     multiple=True,
     metavar="FAULT",
-    help="step=S[,grace=SECONDS][,phase=...]: SIGTERM to msrun and, after the grace (default 30), "
-    "SIGKILL to it and all ranks, as Slurm and Kubernetes do; then msrun --resume continues from "
-    "what was saved until then, or the job starts from the beginning.",
+    help="step=S[,grace=SECONDS][,phase=...]: SIGTERM to msrun, on each node, and, after the grace "
+    "(default 30), SIGKILL to it and all ranks, as Slurm and Kubernetes do; then msrun --resume "
+    "continues from what was saved until then, or the job starts from the beginning.",
 )
 @click.option(
     "--cut",
@@ -70,7 +70,8 @@ from agent.spec.job_spec import UsageError
     metavar="KIND,...",
     help="Kinds of random drills: kill (default), double (two ranks at once), again (a second "
     "death during recovery from the first), hang, raise, stop, graceful, preempt; with --nodes "
-    "also node, poweroff, cut (0.5 to 8 s), msrun (default: kill and these).",
+    "also node, poweroff, cut (0.5 to 8 s), away (cut for 12 to 30 s), msrun, pair (two nodes, or "
+    "a node and a rank of another one; default: kill, graceful, preempt and these).",
 )
 @click.option(
     "--faults",

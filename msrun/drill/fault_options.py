@@ -3,7 +3,7 @@
 One ``--kill``, ``--stop``, ``--graceful``, ``--preempt``, ``--cut`` or ``--poweroff`` is one drill;
 ``+`` joins several faults into one. A kill strikes a rank, msrun itself, or a node; a stop strikes
 a rank or msrun; a graceful exit and a preemption start with a signal to msrun, which rank 0 sends
-at the given moment. A cut and a poweroff strike nodes.
+at the given moment, or on several nodes the drill itself. A cut and a poweroff strike nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WHEN = ("step", "phase", "attempt", "delay")
 _KEYS = {
     "kill": ("rank", *_WHEN, "signal", "exit", "raise"),
     "stop": ("rank", *_WHEN, "for"),
-    "graceful": (*_WHEN, "signal"),
+    "graceful": (*_WHEN, "signal", "node"),
     "preempt": (*_WHEN, "grace"),
     "cut": ("node", "step", "delay", "for"),
     "poweroff": ("node", "step", "delay"),
@@ -33,6 +33,7 @@ _OF_NODES = {  # how a kill names what is not a rank, and what befalls it
     "controller": NodeDeed.KILL_MSRUN,
 }
 _NODE_KEYS = ("step", "delay")
+_REQUESTS = {Deed.REQUEST: NodeDeed.REQUEST, Deed.PREEMPT: NodeDeed.PREEMPT}
 _BARE = frozenset({"raise", "controller"})  # words without a value
 _CUT_S = "8"
 _SHORTEST_S = 0.01
@@ -76,6 +77,32 @@ def read_file(path: str) -> tuple[FaultOrder | RandomFaults, ...]:
     if not isinstance(content, list) or not content:
         raise UsageError(f"--faults {path} must be a list of drills: - kill: {{rank: 3, step: 50}}")
     return tuple(_entry(entry, path) for entry in content)
+
+
+def on_nodes(order: FaultOrder | RandomFaults) -> FaultOrder | RandomFaults:
+    """The same drill of a job on several nodes: what asks msrun to exit asks it from outside.
+
+    Raises:
+        UsageError: it is to ask from within a step.
+    """
+    if isinstance(order, RandomFaults):
+        return order
+    return _order(_asked_from_outside(fault) for fault in order.faults)
+
+
+def _asked_from_outside(fault: AnyFault) -> AnyFault:
+    if isinstance(fault, NodeFault) or fault.deed not in _REQUESTS:
+        return fault
+    if fault.moment is not Moment.ANY or fault.attempt is not None:
+        raise UsageError(f"{fault.words}: with --nodes give no phase and no attempt")
+    return NodeFault(
+        node=0,
+        step=fault.step,
+        deed=_REQUESTS[fault.deed],
+        delay=fault.delay,
+        number=fault.number,
+        grace_s=fault.grace_s,
+    )
 
 
 def check(orders: Sequence[FaultOrder | RandomFaults], world_size: int, nodes: int = 1) -> None:
@@ -155,7 +182,10 @@ def _fields(part: str, deed: str) -> dict[str, str]:
 
 
 def _needed(deed: str) -> tuple[str, ...]:
-    return tuple(name for name in ("rank", "node", "step") if name in _KEYS[deed])
+    optional = {"node"} if deed == "graceful" else set[str]()
+    return tuple(
+        name for name in ("rank", "node", "step") if name in _KEYS[deed] and name not in optional
+    )
 
 
 def _fault(fields: Mapping[str, Any], deed: str) -> AnyFault:
@@ -164,6 +194,11 @@ def _fault(fields: Mapping[str, Any], deed: str) -> AnyFault:
         return _node_fault(fields, deed, struck[0], _OF_NODES[struck[0]])
     if deed in {"cut", "poweroff"}:
         return _node_fault(fields, deed, "node", NodeDeed(deed))
+    if deed == "graceful" and "node" in fields:
+        rest = {name: value for name, value in fields.items() if name != "node"}
+        asked = _asked_from_outside(_rank_fault(rest, deed))
+        assert isinstance(asked, NodeFault)
+        return asked._replace(node=whole("node", fields["node"], 0))
     return _rank_fault(fields, deed)
 
 

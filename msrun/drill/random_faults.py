@@ -37,12 +37,18 @@ _NODE_KINDS: Mapping[str, NodeDeed] = MappingProxyType(
         "node": NodeDeed.KILL,
         "poweroff": NodeDeed.POWEROFF,
         "cut": NodeDeed.CUT,
+        "away": NodeDeed.CUT,  # for so long that the node counts as lost
         "msrun": NodeDeed.KILL_MSRUN,  # of any node, the controller's included
     }
 )
-ON_NODES = ("kill", *_NODE_KINDS)
-_ON_ONE_NODE = frozenset({"graceful", "preempt"})
-_CUTS_S = (0.5, 8.0)
+_PAIR = "pair"  # two nodes, or a node and a rank of another one, in the same step
+_OF_JOB: Mapping[str, NodeDeed] = MappingProxyType(
+    {"graceful": NodeDeed.REQUEST, "preempt": NodeDeed.PREEMPT}
+)
+ON_NODES = ("kill", *_NODE_KINDS, _PAIR, *_OF_JOB)
+_CUTS_S: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"cut": (0.5, 8.0), "away": (12.0, 30.0)}
+)
 _SHARED = 3  # the first step in which all ranks have surely committed one
 
 
@@ -60,7 +66,8 @@ def read_kinds(text: str) -> tuple[str, ...]:
     Raises:
         UsageError: a kind is unknown.
     """
-    kinds, known = tuple(word.strip() for word in text.split(",")), (*_KINDS, *_NODE_KINDS)
+    kinds = tuple(word.strip() for word in text.split(","))
+    known = (*_KINDS, *_NODE_KINDS, _PAIR)
     if unknown := [kind for kind in kinds if kind not in known]:
         raise UsageError(
             f"{unknown[0]!r} is an unknown kind of random drill, choose from {', '.join(known)}"
@@ -75,10 +82,8 @@ def check_kinds(kinds: Sequence[str], nodes: int) -> None:
         UsageError: it names the kind.
     """
     for kind in kinds:
-        if nodes == 1 and kind in _NODE_KINDS:
+        if nodes == 1 and (kind in _NODE_KINDS or kind == _PAIR):
             raise UsageError(f"random drills of the kind {kind} need several nodes: give --nodes")
-        if nodes > 1 and kind in _ON_ONE_NODE:
-            raise UsageError(f"random drills of the kind {kind} have one node: leave out --nodes")
 
 
 def draw(
@@ -109,10 +114,8 @@ def _draw(
     if kinds == KILLS:
         return (fault,)  # so that a seed draws the same as in earlier versions
     kind = chance.choice(kinds)
-    if kind in _NODE_KINDS:
-        node, for_s = chance.randrange(nodes), round(chance.uniform(*_CUTS_S), 1)
-        step = max(_SHARED, fault.step)  # before, nobody knows what ranks share
-        return (NodeFault(node, step, _NODE_KINDS[kind], fault.delay, for_s),)
+    if nodes > 1 and (kind in _NODE_KINDS or kind in _OF_JOB or kind == _PAIR):
+        return _draw_on_nodes(chance, kind, fault, world_size, nodes)
     fault = fault._replace(**_KINDS[kind])
     other = fault._replace(delay=round(chance.random(), 3))
     match kind:
@@ -124,6 +127,28 @@ def _draw(
         case "again":
             return fault, other._replace(rank=chance.randrange(world_size), attempt=1)
     return (fault,)
+
+
+def _draw_on_nodes(
+    chance: random.Random, kind: str, fault: Fault, world_size: int, nodes: int
+) -> tuple[AnyFault, ...]:
+    """``fault``: of a rank, at the moment that was drawn."""
+    step = max(_SHARED, fault.step)  # before, nobody knows what ranks share
+    if kind == _PAIR:
+        # not node 0: what its ranks alone have lies on the next node, and would be lost with it
+        node, deed = chance.randrange(1, nodes), chance.choice((NodeDeed.KILL, NodeDeed.KILL_MSRUN))
+        first = NodeFault(node, step, deed, fault.delay)
+        others = [each for each in range(1, nodes) if each != node]
+        if others and chance.random() < 0.5:  # noqa: PLR2004
+            again = NodeFault(chance.choice(others), step, delay=round(chance.random(), 3))
+            return first, again
+        rank = chance.randrange(max(1, world_size // nodes))  # of node 0
+        return fault._replace(rank=rank, step=step), first
+    node = chance.randrange(nodes)
+    if kind in _OF_JOB:
+        return (NodeFault(node, step, _OF_JOB[kind], fault.delay),)
+    for_s = round(chance.uniform(*_CUTS_S.get(kind, (8.0, 8.0))), 1)
+    return (NodeFault(node, step, _NODE_KINDS[kind], fault.delay, for_s),)
 
 
 class MarathonFault(NamedTuple):

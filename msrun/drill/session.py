@@ -27,7 +27,7 @@ from msrun.options.argv import scan
 from msrun.terminal.progress import say
 from msrun.terminal.table import show_json
 from msrun.trials.history import DrillHistory, read
-from msrun.trials.node_fault import AnyFault, NodesOfDrill
+from msrun.trials.node_fault import AnyFault, NodeDeed, NodesOfDrill
 from msrun.trials.node_trial import NodesTrial, meeting
 from msrun.trials.trial import Command, Trial
 from msrun.trials.verdict import (
@@ -80,6 +80,8 @@ def drill(
     if request.origin is not None:
         raise UsageError("msrun drill: its runs start from the beginning: remove --resume")
     world_size = request.job.world_size
+    if size.nodes > 1:
+        drills = [*map(fault_options.on_nodes, drills)]
     fault_options.check(drills, world_size, size.nodes)
     if size.nodes > 1 and (why := refusal()):
         raise UsageError(f"msrun drill: {why}, or leave out --nodes")
@@ -200,8 +202,8 @@ class _Session(NamedTuple):
         self, number: int, order: FaultOrder, reference: DrillHistory, within_s: float
     ) -> TrialOutcome:
         trial = self._trial(self.folder / f"{number:03}", order.faults)
-        of_ranks = (fault for fault in order.faults if isinstance(fault, Fault))
-        graces = (fault.grace_s for fault in of_ranks if fault.deed is Deed.PREEMPT)
+        preemptions = {Deed.PREEMPT, NodeDeed.PREEMPT}
+        graces = (fault.grace_s for fault in order.faults if fault.deed in preemptions)
         ended = trial.run(self.environ, within_s + sum(graces))
         outcome = judge(
             order.faults,

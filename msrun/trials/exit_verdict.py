@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from agent.text.ranges import format_ranges
 from msrun.trials.history import DrillExit, DrillHistory, Round, Strike, begun
-from msrun.trials.node_fault import AnyFault
-from worker_hooks.drill.plan import Deed, Fault
+from msrun.trials.node_fault import OF_JOB, AnyFault, NodeDeed
+from worker_hooks.drill.plan import Deed
 
 SIGNAL_EXIT_BASE = 128
-REQUESTS = frozenset({Deed.REQUEST, Deed.PREEMPT})
+REQUESTS = frozenset({Deed.REQUEST, Deed.PREEMPT}) | OF_JOB
 _NOTICED = frozenset({"StopRequested", "SignalReceived"})
 
 
@@ -40,9 +40,8 @@ def judge_exit(
     if went is None:
         return None
     fault, left_s = faults[strike.number], went.at - strike.at
-    assert isinstance(fault, Fault)  # as are all with such a deed
     how = f"exited after {left_s:.2f} s"
-    if fault.deed is Deed.REQUEST:
+    if fault.deed in {Deed.REQUEST, NodeDeed.REQUEST}:
         broken = tuple(_ungraceful(fault, went, history, strike)) if len(faults) == 1 else ()
         return ExitVerdict(left_s, in_time=None, words=how, broken=broken)
     in_time = not _lost_at(history, strike)
@@ -79,7 +78,7 @@ def _lost_at(history: DrillHistory, strike: Strike) -> int:
 
 
 def _ungraceful(
-    fault: Fault, went: DrillExit, history: DrillHistory, strike: Strike
+    fault: AnyFault, went: DrillExit, history: DrillHistory, strike: Strike
 ) -> Iterator[str]:
     expected = SIGNAL_EXIT_BASE + fault.number if fault.number == signal.SIGINT else 0
     if not _could_exit_gracefully(history, strike):

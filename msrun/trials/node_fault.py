@@ -6,6 +6,7 @@ has committed the step before.
 
 from __future__ import annotations
 
+import signal as signals
 from enum import Enum
 from typing import NamedTuple
 
@@ -20,6 +21,12 @@ class NodeDeed(Enum):
     POWEROFF = "poweroff"  # nobody is told
     CUT = "cut"  # its cable is pulled out, and put back some time later
     KILL_MSRUN = "kill_msrun"  # msrun alone; its ranks find out
+    REQUEST = "request"  # a signal to its msrun, that requests a graceful exit of the whole job
+    PREEMPT = "preempt"  # SIGTERM to each node's msrun, and SIGKILL to all some time later
+
+
+OF_JOB = frozenset({NodeDeed.REQUEST, NodeDeed.PREEMPT})
+"""What ends the job, and no node in it."""
 
 
 class NodeFault(NamedTuple):
@@ -30,6 +37,8 @@ class NodeFault(NamedTuple):
     deed: NodeDeed = NodeDeed.KILL
     delay: float = 0.5  # fraction of a step
     for_s: float = 8.0  # length of a cut
+    number: int = signals.SIGTERM  # the signal that requests an exit
+    grace_s: float = 30.0  # from a preemption's signal to its SIGKILL
 
     @property
     def words(self) -> str:
@@ -50,6 +59,13 @@ class NodeFault(NamedTuple):
                 return f"power off node {self.node}"
             case NodeDeed.CUT:
                 return f"cut node {self.node} for {self.for_s:g} s"
+            case NodeDeed.REQUEST if self.number == signals.SIGTERM:
+                return f"graceful exit asked for at node {self.node}"
+            case NodeDeed.REQUEST:
+                name = signals.Signals(self.number).name
+                return f"graceful exit by {name} to node {self.node}"
+            case NodeDeed.PREEMPT:
+                return f"preemption of all nodes with {self.grace_s:g} s"
             case NodeDeed.KILL_MSRUN:
                 who = "the controller" if self.node == 0 else f"msrun of node {self.node}"
                 return f"kill -9 {who}"

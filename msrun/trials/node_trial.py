@@ -14,15 +14,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.controller.states import JobState
 from msrun.cluster.cluster import Cluster
 from msrun.cluster.node import ClusterNode
 from msrun.cluster.program import NodeProgram
+from msrun.runs.fields import read_object
 from msrun.trials.history import DrillExit
-from msrun.trials.node_fault import AnyFault, NodeDeed, NodeFault, NodesOfDrill
+from msrun.trials.node_fault import OF_JOB, AnyFault, NodeDeed, NodeFault, NodesOfDrill
 from msrun.trials.step_watch import StepWatch
 from msrun.trials.trial import FOLDERS, REFUSED_EXIT, Command, TrialEnd
 from worker_hooks.contract.atomic_file import write_atomic
 from worker_hooks.contract.env import DRILL
+from worker_hooks.contract.layout import STATUS
 from worker_hooks.drill.plan import DrillPlan, Fault
 
 PORT = 29511  # of the namespaces' own ports all are free
@@ -82,6 +85,8 @@ class NodesTrial:
         self._parts: list[_NodeMsrun] = []
         self._starts = 0
         self._places: dict[int, int] = {}  # of the job's nodes that a spare one has taken
+        self._kill_at = float("inf")  # of a preemption
+        self._is_killed = False  # by it
         self._moved = (0, 0, 0.0)  # the newest commit, how many have ended, and since when
 
     def run(self, environ: Mapping[str, str], within_s: float | None) -> TrialEnd:
@@ -100,8 +105,9 @@ class NodesTrial:
         with Cluster(count, self.folder / "cluster", own) as cluster:
             self._start_all(cluster)
             while (code := self._await_end(cluster, deadline)) is not None:
-                departures.append(DrillExit(code, time.monotonic()))
-                if code == 0 or len(departures) > self._may_resume + 1:
+                departures.append(DrillExit(code, time.monotonic(), self._is_killed))
+                is_over = code == 0 and not self._is_stopped()
+                if is_over or len(departures) > self._may_resume + 1:
                     break
                 self._restore(cluster)
                 self._start_all(cluster, *(() if code == REFUSED_EXIT else ("--resume",)))
@@ -139,6 +145,8 @@ class NodesTrial:
             self._watch.look()
             self._strike_due(cluster)
             self._mend_due()
+            if time.monotonic() >= self._kill_at:
+                self._preempt(cluster)
             awaited = [part for part in self._parts if not part.is_struck] or self._parts
             codes = [part.code for part in awaited]
             if None not in codes:
@@ -169,6 +177,12 @@ class NodesTrial:
             if part.is_struck:
                 part.program.signal(signal.SIGTERM)
 
+    def _is_stopped(self) -> bool:
+        """Whether the job has ended because it was asked to, as its newest status says."""
+        found = [*(self.folder / "logs").rglob(STATUS)]
+        newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
+        return newest is not None and read_object(newest).get("state") == JobState.STOPPED.value
+
     # --- faults -----------------------------------------------------------------------------------
 
     def _strike_due(self, cluster: Cluster) -> None:
@@ -190,7 +204,21 @@ class NodesTrial:
             "fault": fault.words,
         }
         write_atomic(self._plan.layout.struck(index), json.dumps(mark).encode(), durable=False)
-        struck = [part for part in self._parts if part.node is node and part.code is None]
+        living = [part for part in self._parts if part.code is None]
+        struck = [part for part in living if part.node is node]
+        if fault.deed in OF_JOB:
+            self._ask(fault, living if fault.deed is NodeDeed.PREEMPT else struck)
+        else:
+            self._disturb(fault, node, struck)
+
+    def _ask(self, fault: NodeFault, parts: Sequence[_NodeMsrun]) -> None:
+        """A person asks at one node, a batch system at all of them."""
+        for part in parts:
+            part.program.signal(fault.number)
+        if fault.deed is NodeDeed.PREEMPT:
+            self._kill_at = time.monotonic() + fault.grace_s
+
+    def _disturb(self, fault: NodeFault, node: ClusterNode, struck: Sequence[_NodeMsrun]) -> None:
         for part in struck:
             part.is_struck = not fault.disturbs_nobody
         match fault.deed:
@@ -209,6 +237,13 @@ class NodesTrial:
                 return
         if not self._has_spare(fault.node):
             self._start_again(node, fault.node)
+
+    def _preempt(self, cluster: Cluster) -> None:
+        """The time of grace is over."""
+        self._kill_at, self._is_killed = float("inf"), True
+        for node in cluster.nodes:
+            if node.init is not None:
+                node.kill()
 
     def _has_spare(self, place: int) -> bool:
         """Whether a spare node takes the place; it is none any more."""
@@ -237,6 +272,7 @@ class NodesTrial:
             if node.init is not None:
                 node.mend()
         self._mends.clear()
+        self._kill_at, self._is_killed = float("inf"), False
         for node in cluster.nodes:
             if node.init is not None:
                 node.kill()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from signal import SIGINT
+
 import pytest
 from click.testing import CliRunner
 
@@ -9,7 +11,7 @@ from agent.spec.job_spec import UsageError
 from msrun.cluster.namespaces import ClusterError
 from msrun.drill import session
 from msrun.drill.command import drill
-from msrun.drill.fault_options import FaultOrder, check, read_file, read_words
+from msrun.drill.fault_options import FaultOrder, check, on_nodes, read_file, read_words
 from msrun.drill.random_faults import ON_NODES, RandomFaults, draw
 from msrun.trials.node_fault import NodeDeed, NodeFault, NodesOfDrill
 from worker_hooks.drill.plan import Fault
@@ -75,8 +77,8 @@ def test_faults_of_nodes_in_a_file(tmp_path):
         ("kill", "node=2,step=1", 2, "the nodes are 0 to 1"),
         ("kill", "rank=4,step=1", 2, "the ranks are 0 to 3"),
         ("kill", "rank=launcher,step=1", 2, "give controller or agent=N"),
-        ("graceful", "step=1", 2, "leave out --nodes"),
-        ("preempt", "step=1", 2, "leave out --nodes"),
+        ("stop", "rank=launcher,step=1", 2, "leave out --nodes"),
+        ("graceful", "node=1,step=1", 1, "give --nodes"),
     ],
 )
 def test_what_the_job_does_not_have_is_refused(deed, words, nodes, sentence):
@@ -86,22 +88,57 @@ def test_what_the_job_does_not_have_is_refused(deed, words, nodes, sentence):
 
 @pytest.mark.parametrize(
     ("kind", "nodes", "sentence"),
-    [("cut", 1, "give --nodes"), ("graceful", 3, "leave out --nodes")],
+    [("cut", 1, "give --nodes"), ("pair", 1, "give --nodes")],
 )
 def test_random_kinds_that_the_job_cannot_have_are_refused(kind, nodes, sentence):
     with pytest.raises(UsageError, match=sentence):
         check([RandomFaults(3, 0, (kind,))], 4, nodes)
 
 
+def test_on_several_nodes_what_asks_for_an_exit_asks_from_outside():
+    asked = NodeFault(0, 4, NodeDeed.REQUEST, 0.25, number=SIGINT)
+    order = on_nodes(read_words("step=4,delay=0.25,signal=INT", "graceful"))
+    assert order == FaultOrder((asked,))
+    assert order.words == "graceful exit by SIGINT to node 0 at step 4 + 0.25"
+    (of_node,) = read_words("step=4,node=2", "graceful").faults
+    assert of_node.words == "graceful exit asked for at node 2 at step 4 + 0.50"
+    mixed = on_nodes(read_words("step=9,grace=7", "preempt"))
+    assert mixed.words == "preemption of all nodes with 7 s at step 9 + 0.50"
+    lots = RandomFaults(3, 0, ("graceful",))
+    assert on_nodes(lots) is lots
+    killed = read_words("rank=1,step=3", "kill")
+    assert on_nodes(killed) == killed
+
+
+@pytest.mark.parametrize("words", ["step=4,phase=backward", "step=4,attempt=1"])
+def test_from_outside_no_phase_of_a_rank_is_seen(words):
+    with pytest.raises(UsageError, match="give no phase and no attempt"):
+        on_nodes(read_words(words, "graceful"))
+
+
+def test_of_pairs_none_takes_along_what_is_promised_to_last():
+    for faults in draw(RandomFaults(200, 4, ("pair",)), 6, 20, 3):
+        one, other = faults
+        assert one.step == other.step > 2
+        assert other.node > 0
+        if isinstance(one, Fault):
+            assert one.rank in {0, 1}  # of node 0
+        else:
+            assert {one.node, other.node} == {1, 2}
+
+
 def test_random_faults_of_nodes_are_all_kinds_on_all_nodes():
-    lots = RandomFaults(300, 1, ON_NODES)
+    kinds = tuple(kind for kind in ON_NODES if kind != "pair")
+    lots = RandomFaults(600, 1, kinds)
     drawn = [one for (one,) in draw(lots, 6, 20, 3)]
     assert draw(lots, 6, 20, 3) == draw(lots, 6, 20, 3)
     of_nodes = [one for one in drawn if isinstance(one, NodeFault)]
     assert {(one.node, one.deed) for one in of_nodes} == {
         (node, deed) for node in range(3) for deed in NodeDeed
     }
-    assert all(one.disturbs_nobody for one in of_nodes if one.deed is CUT)
+    cuts = [one.for_s for one in of_nodes if one.deed is CUT]
+    assert all(0.5 <= each <= 8 or 12 <= each <= 30 for each in cuts)
+    assert {each < 10 for each in cuts} == {True, False}
     assert {one.rank for one in drawn if isinstance(one, Fault)} == set(range(6))
 
 

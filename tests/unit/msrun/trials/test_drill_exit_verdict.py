@@ -8,6 +8,7 @@ import pytest
 
 from msrun.trials.exit_verdict import judge_exit
 from msrun.trials.history import DrillExit, DrillHistory, FinalState, RankLife, SavedStep, Strike
+from msrun.trials.node_fault import NodeDeed, NodeFault
 from msrun.trials.verdict import judge
 from worker_hooks.drill.plan import LAUNCHER, Deed, Fault
 
@@ -37,6 +38,17 @@ def gone_on(first=4, last=(3, 3), **changes):
 
 def judged(fault, history, *departures, exit_code=0):
     return judge((fault,), REFERENCE, history, exit_code=exit_code, departures=departures)
+
+
+def test_an_exit_of_several_nodes_is_judged_alike():
+    asked = NodeFault(1, 3, NodeDeed.REQUEST)
+    outcome = judged(asked, gone_on(), DrillExit(0, 3.25), DrillExit(0, 20.0))
+    assert outcome.verdict == "nothing lost; exited after 0.25 s"
+    outcome = judged(asked, gone_on(last=(3, 4)), DrillExit(0, 3.25), DrillExit(0, 20.0))
+    assert "the ranks exited at different steps: 0 at 3, 1 at 4" in outcome.verdict
+    preempted = NodeFault(0, 3, NodeDeed.PREEMPT, grace_s=0.5)
+    outcome = judged(preempted, gone_on(), DrillExit(-9, 3.5, is_killed=True), DrillExit(0, 20.0))
+    assert outcome.verdict == "nothing lost; saved in time, killed after 0.5 s"
 
 
 def test_a_graceful_exit_has_its_times():

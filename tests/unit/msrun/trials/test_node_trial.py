@@ -1,6 +1,7 @@
 """What a drill does with nodes that are struck; the nodes here only remember what befell them."""
 
 import json
+from signal import SIGINT, SIGTERM
 from types import SimpleNamespace
 
 import pytest
@@ -18,14 +19,14 @@ class PlayedNode:
 
     def __init__(self, index, codes):
         self.index, self.name, self.init = index, f"node{index}", object()
-        self.codes, self.befell, self.words = codes, [], []
+        self.codes, self.befell, self.words, self.signals = codes, [], [], []
 
     def run(self, argv, **_):
         looks = iter([None] * 5)
-        code = self.codes[len(self.words)]
+        code = self.codes[min(len(self.words), len(self.codes) - 1)]
         self.words.append(argv)
         process = SimpleNamespace(poll=lambda: next(looks, code))
-        return SimpleNamespace(process=process, signal=lambda _: None)
+        return SimpleNamespace(process=process, signal=self.signals.append)
 
     def kill(self):
         self.befell.append("kill")
@@ -48,7 +49,7 @@ class PlayedNode:
 def play(monkeypatch, tmp_path):
     """Run a trial of two nodes that train to step 8 at once, whose msruns end with these codes."""
 
-    def run(codes, faults, spares=0):
+    def run(codes, faults, spares=0, states=()):
         nodes = [PlayedNode(index, each) for index, each in enumerate(codes)]
 
         class PlayedCluster:
@@ -67,6 +68,9 @@ def play(monkeypatch, tmp_path):
         lines = [{"life": 0}, *({"commit": step, "at": step / 1000} for step in range(1, 9))]
         trace = tmp_path / "trial/traces/rank_0.jsonl"
         trace.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        for at, state in enumerate(states):
+            (folder := tmp_path / "trial/logs" / str(at)).mkdir()
+            (folder / "status.json").write_text(json.dumps({"state": state}))
         return nodes, trial.run({}, 60)
 
     return run
@@ -90,3 +94,28 @@ def test_a_fault_strikes_the_spare_node_that_has_the_place_of_one_cut_off_for_lo
     nodes, _ = play([[0], [1], [0, 0]], faults, spares=1)
     assert [node.befell for node in nodes] == [[], ["cut"], ["kill"]]
     assert "--node-rank=1" in nodes[2].words[1]  # started again, it has the place that it had
+
+
+def test_a_job_that_was_asked_to_stop_at_one_node_is_resumed_on_all(play):
+    asked = [NodeFault(1, 3, NodeDeed.REQUEST, 0.0, number=SIGINT)]
+    nodes, ended = play([[0, 0], [0, 0]], asked, states=["stopped"])
+    assert [node.signals for node in nodes] == [[], [SIGINT]]
+    assert [each.exit_code for each in ended.departures] == [0, 0, 0]  # nobody writes a new state
+    assert all("--resume" in node.words[1] for node in nodes)
+
+
+def test_a_job_that_ended_before_it_could_stop_is_not_resumed(play):
+    asked = [NodeFault(1, 3, NodeDeed.REQUEST, 0.0)]
+    nodes, ended = play([[0], [0]], asked, states=["succeeded"])
+    assert len(ended.departures) == 1
+    assert [len(node.words) for node in nodes] == [1, 1]
+
+
+def test_a_preemption_asks_all_nodes_and_kills_them_after_the_grace(play):
+    fault = NodeFault(0, 3, NodeDeed.PREEMPT, 0.0, grace_s=0.0)
+    nodes, ended = play([[-9, 0], [-9, 0]], [fault])
+    assert [node.signals for node in nodes] == [[SIGTERM], [SIGTERM]]
+    assert [node.befell[0] for node in nodes] == ["kill", "kill"]
+    found = [(each.exit_code, each.is_killed) for each in ended.departures]
+    assert found == [(-9, True), (0, False)]
+    assert all("--resume" in node.words[1] for node in nodes)
