@@ -415,7 +415,8 @@ def join_one(
         is_new = cluster is not None and cluster.home is not None  # saved a moment ago
         if (place := CheckpointPlace.read(joined.settings.get("checkpoint"))) is not None:
             host = joined.line.connection.getpeername()[0]
-            have_checkpoint(place, host, secured, say, SEEN_S if is_new else 0.0)
+            patience_s = SEEN_S if is_new else 0.0
+            have_checkpoint(place, host, secured, say, patience_s, spec.dump.keep)
         told = _Told.read(joined.settings)
         met = spec._replace(
             nodes=tuple(node.nproc for node in joined.roster.nodes),

@@ -6,7 +6,8 @@ for itself, a rank of another node hears of it once it is there.
 Nodes may share the folder of the checkpoints, or each has a disk of its own: then what node 0 has
 saved is nowhere else. All nodes are told the checksum of its manifest, so no node takes another
 checkpoint of the same name for it. A node that lacks it fetches all its files, compares their
-checksums, and completes the folder under the same path as on node 0.
+checksums, and completes the folder under the same path as on node 0. Then it deletes old ones
+beside it, as node 0 does when it has saved one.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from typing import Any, NamedTuple, Self
 from agent.nodes.tls import PLAIN, Security
 from agent.nodes.transfer import MemoryServer, dialled, fill, received
 from agent.spec.job_spec import UsageError
-from worker_hooks.contract.atomic_file import FOLDER_MODE
-from worker_hooks.contract.layout import MANIFEST, DumpLayout
-from worker_hooks.storage import commit, manifest
+from worker_hooks.contract.atomic_file import FOLDER_MODE, describe_os_error
+from worker_hooks.contract.layout import DUMP, MANIFEST, DumpLayout
+from worker_hooks.storage import commit, manifest, retention
 from worker_hooks.storage.manifest import Manifest
 
 MOST_BYTES = 1 << 30  # of a manifest
@@ -171,9 +172,19 @@ def _place(server: CheckpointServer | None) -> CheckpointPlace | None:
 class CheckpointFetcher:
     """Another node: has what its ranks resume from brought here, in threads."""
 
-    def __init__(self, call_soon: CallSoon, security: Security, say: Callable[[str], None]) -> None:
-        """``security``: of the connections; ``say`` prints one sentence for people."""
+    def __init__(
+        self, call_soon: CallSoon, security: Security, say: Callable[[str], None], keep: int
+    ) -> None:
+        """Nothing is awaited yet.
+
+        Args:
+            call_soon: the loop's method that another thread may call.
+            security: of the connections.
+            say: prints one sentence for people.
+            keep: how many checkpoints stay beside one that was copied, that included; 0: all.
+        """
         self._call_soon = call_soon
+        self._keep = keep
         self._security = security
         self._say = say
         self._waiting: dict[CheckpointPlace, list[Callable[[str], object]]] = {}
@@ -200,7 +211,7 @@ class CheckpointFetcher:
         def bring() -> None:
             why = ""
             try:
-                have_checkpoint(place, host, self._security, say, patience_s)
+                have_checkpoint(place, host, self._security, say, patience_s, self._keep)
             except UsageError as error:
                 why = str(error)
             except Exception as error:  # noqa: BLE001  a rank waits for the answer
@@ -224,6 +235,7 @@ def have_checkpoint(
     security: Security,
     say: Callable[[str], None],
     patience_s: float,
+    keep: int,
 ) -> None:
     """Wait until a checkpoint is seen on this node, or else copy it from node 0.
 
@@ -233,6 +245,7 @@ def have_checkpoint(
         security: of the connection.
         say: prints one sentence for people.
         patience_s: until it may appear by itself: file servers are late.
+        keep: how many checkpoints stay beside one that was copied, that included; 0: all.
 
     Raises:
         UsageError: it is not to be had.
@@ -245,7 +258,7 @@ def have_checkpoint(
         node = socket.gethostname()
         say(f"{place.path} is not on this node ({node}): it is copied from node 0")
         try:
-            _fetch(place, host, security)
+            found = _fetch(place, host, security)
         except _OtherError:
             raise UsageError(
                 f"{place.path} on {node} is not the checkpoint of node 0, another run has saved "
@@ -255,10 +268,31 @@ def have_checkpoint(
             raise UsageError(
                 f"the checkpoint {place.path} cannot be copied to {node}: {error}"
             ) from error
+        try:
+            _remove_old(place.path, found, keep)
+        except OSError as error:
+            say(f"an old checkpoint cannot be deleted: {describe_os_error(error)}")
         return
 
 
-def _fetch(place: CheckpointPlace, host: str, security: Security) -> None:
+def _remove_old(newest: Path, found: Manifest, keep: int) -> None:
+    """Delete the oldest checkpoints beside one that was copied, of its run and of that one's past.
+
+    What they saved of later steps stays: somebody may have gone back on purpose.
+    """
+    if not keep or not newest.name.startswith(DUMP):
+        return  # a ModelCheckpoint deletes its own
+    runs = (found.record_id, *found.lineage)
+    past = [
+        (path, one)
+        for path, one in retention.present(newest.parent)
+        if path.name.startswith(DUMP) and one.record_id in runs and one.step <= found.step
+    ]
+    for path in retention.chosen(past, keep, 0, (), runs, newest):
+        retention.remove(path)
+
+
+def _fetch(place: CheckpointPlace, host: str, security: Security) -> Manifest:
     """Bring a checkpoint to this node, under its path.
 
     Raises:
@@ -282,6 +316,7 @@ def _fetch(place: CheckpointPlace, host: str, security: Security) -> None:
             _complete(place, layout, found)
         finally:
             shutil.rmtree(layout.unfinished, ignore_errors=True)
+    return found
 
 
 def _take(folder: Path, found: Manifest, connection: socket.socket) -> None:

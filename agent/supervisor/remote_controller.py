@@ -73,6 +73,7 @@ class RemoteController:
         lost: Callable[[Loss, int, bool], bool],
         look: Look | None = None,
         security: Security = PLAIN,
+        keep: int = 0,
     ) -> None:
         """Take the parts; nothing is heard before :meth:`begin`.
 
@@ -89,10 +90,12 @@ class RemoteController:
             look: begins to look for that node's msrun if it has ended. ``None``: ranks do not
                 train without it.
             security: of connections to it.
+            keep: how many checkpoints stay beside one that was copied; 0: all.
         """
         self._look = look
         self._alone: tuple[Loss, SchedulerWatch] | None = None  # while they train without it
         self._security = security
+        self._keep = keep
         self._link = link
         self._hooks = hooks
         self._evidence = evidence
@@ -123,7 +126,9 @@ class RemoteController:
         self._memory = MemoryKeeper(
             self._host, loop.call_soon_threadsafe, self._link.send, self._security
         )
-        self._checkpoints = CheckpointFetcher(loop.call_soon_threadsafe, self._security, self._say)
+        self._checkpoints = CheckpointFetcher(
+            loop.call_soon_threadsafe, self._security, self._say, self._keep
+        )
 
     def begin(self) -> None:
         """The node is ready: hear what it is to do."""

@@ -86,6 +86,7 @@ def run_controlled(
         ),
         look=None if dialling is None else look,
         security=met.security,
+        keep=spec.dump.keep,
     )
     supervisor = parts.supervisor(hooks, console.say, nexts.pids)
     here = ranged(spec.ranks_here)

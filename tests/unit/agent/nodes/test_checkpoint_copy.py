@@ -41,9 +41,9 @@ def there(server, saved, tmp_path):
     return server.place._replace(path=tmp_path / "node1" / saved.name)
 
 
-def had(place, patience_s=0.0):
+def had(place, patience_s=0.0, keep=0):
     said = []
-    have_checkpoint(place, "127.0.0.1", PLAIN, said.append, patience_s)
+    have_checkpoint(place, "127.0.0.1", PLAIN, said.append, patience_s, keep)
     return said
 
 
@@ -63,6 +63,37 @@ def test_all_of_it_comes_and_is_what_it_was(there, saved):
     assert there.is_here()
     assert had(there) == []  # once is enough
     assert list(there.path.parent.iterdir()) == [there.path]
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(0, {1, 2, 3, 5, 7, 9}), (1, {3, 7, 9}), (3, {2, 3, 5, 7, 9})]
+)
+def test_old_ones_of_the_same_training_are_deleted_once_one_was_copied(there, keep, left):
+    """Not another training's, nor what it saved of later steps: somebody has gone back."""
+    for step in (1, 2, 5, 9):
+        checkpoints.saved(there.path.parent, step=step)
+    checkpoints.saved(there.path.parent, step=3, run="another")
+    had(there, keep=keep)
+    found = [manifest.read(path).step for path in there.path.parent.iterdir()]
+    assert sorted(found) == sorted(left)
+    for step in (1, 2):
+        checkpoints.saved(there.path.parent, step=step)
+    assert had(there, keep=1) == []  # what is here already was not copied
+    assert len(list(there.path.parent.iterdir())) >= 5
+
+
+def test_old_ones_that_cannot_be_deleted_are_a_sentence(there, monkeypatch):
+    for step in (1, 2):
+        checkpoints.saved(there.path.parent, step=step)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(checkpoint_copy.retention, "remove", refuse)
+    said = had(there, keep=1)
+    oldest = there.path.with_name(f"{checkpoints.NAME}1")
+    assert said[1:] == [f"an old checkpoint cannot be deleted: Permission denied: {oldest}"]
+    assert there.is_here()
 
 
 def test_a_later_attempt_fetches_it_while_an_earlier_one_still_does(there, monkeypatch):
@@ -229,7 +260,7 @@ def test_what_cannot_be_read_has_no_place(tmp_path):
 
 def test_ranks_that_wait_for_one_checkpoint_have_it_brought_once(there):
     turns, said, done = Turns(), [], []
-    fetcher = CheckpointFetcher(turns.call_soon, PLAIN, said.append)
+    fetcher = CheckpointFetcher(turns.call_soon, PLAIN, said.append, 0)
     for _ in range(2):
         fetcher.have(there, "127.0.0.1", 0.0, done.append)
     turns.turn(2)  # the sentence, and the end
@@ -244,7 +275,7 @@ def test_ranks_that_wait_for_one_checkpoint_have_it_brought_once(there):
 def test_what_cannot_be_had_is_said_to_each(there, server):
     turns, said, done = Turns(), [], []
     server.close()
-    fetcher = CheckpointFetcher(turns.call_soon, PLAIN, said.append)
+    fetcher = CheckpointFetcher(turns.call_soon, PLAIN, said.append, 0)
     fetcher.have(there, "127.0.0.1", 0.0, done.append)
     turns.turn(2)
     (why,) = done
