@@ -164,6 +164,7 @@ class ClusterNode:
         init, self.init = self.init, None
         assert init, f"{self.name} is off"
         kill(self.pid)
+        self._wired.await_end(init.process)
         init.close()
 
     def cut(self) -> None:

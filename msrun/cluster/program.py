@@ -66,6 +66,16 @@ class NodeProgram:
                 raise RuntimeError(f"no {text!r}: {self.output()}\n{self.errors()}")
             time.sleep(LOOK_S)
 
+    def reap(self) -> None:
+        """Let the kernel forget it, if it has ended.
+
+        Its namespace does not end before. If what has entered there with it is killed before it,
+        the program is left to whoever adopts orphans: a drill does.
+        """
+        if self.process.poll() == -signal.SIGKILL:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.pid, os.WNOHANG)
+
     def close(self) -> None:
         """Wait for the end of a program that was killed."""
         self.process.wait(CLOSE_S)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msrun.cluster.namespaces import NEW_WORLD, PATH, ROOTS_WORLD, ClusterError
-from msrun.cluster.program import NodeProgram, only_child
+from msrun.cluster.program import CLOSE_S, LOOK_S, NodeProgram, only_child
 
 ENTER = Path(__file__).with_name("enter.py")
 # The cluster's own namespaces. Word: a hosts file.
@@ -62,11 +63,26 @@ class Switch:
 
     def close(self) -> None:
         """Kill all processes of all nodes; none is left on return."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.await_end(self.process)
         with self.process:
-            assert self.process.stdin is not None
-            self.process.stdin.close()
+            pass  # closes the rest
         for program in self.programs:
             program.close()
+
+    def await_end(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for the end of what was killed with all in its namespace.
+
+        Raises:
+            subprocess.TimeoutExpired: it does not end.
+        """
+        deadline = time.monotonic() + CLOSE_S
+        while process.poll() is None and time.monotonic() < deadline:
+            for program in self.programs:
+                program.reap()
+            time.sleep(LOOK_S)
+        process.wait(0)
 
     def enter(
         self,

@@ -316,6 +316,32 @@ def test_nothing_is_left_of_a_cluster_whose_test_process_was_killed(tmp_path: Pa
     poll(lambda: not users(spaces))
 
 
+ADOPTS = """
+import os, signal, sys
+from pathlib import Path
+from agent.workers.processes import become_subreaper
+from msrun.cluster.cluster import Cluster
+become_subreaper()
+with Cluster(2, Path(sys.argv[1]), {}) as cluster:
+    programs = [node.run(["sleep", "1000"]) for node in cluster.nodes]
+    for program in programs:
+        os.kill(program.process.pid, signal.SIGKILL)
+        program.process.wait()
+    cluster.nodes[0].kill()
+print("closed")
+"""
+
+
+def test_who_adopts_orphans_can_end_a_cluster_too(tmp_path: Path) -> None:
+    """A namespace ends once all in it were reaped: those that a drill has adopted, by the drill."""
+    if why := refusal():
+        pytest.skip(why)
+    command = [sys.executable, "-c", ADOPTS, tmp_path]
+    own = Launcher(tmp_path).env()
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("closed\n", "")
+
+
 @pytest.mark.torch
 def test_gloo_works_over_the_nodes(nodes: Nodes) -> None:
     cluster = nodes(3)
