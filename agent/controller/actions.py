@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from agent.controller.states import JobState
+from agent.ranks.parts import Groups, Part
 from worker_hooks.contract import protocol
 
 MEMORY = -1  # a place: the agent's memory, from which lost ranks are replaced
@@ -113,10 +114,11 @@ class SaveRanks:
     """Order ``writers`` to write the state as of ``step``, split evenly between them.
 
     ``groups``: the writers by what they hold, if that is not the same; each group splits its part.
-    ``digesters`` only say what they hold. ``place``: 0 the script's folder, 1 the fallback, MEMORY
-    the agent's. A higher ``round`` of the same dump replaces the orders to write before it: what
-    was written for those no longer counts, unless it is complete and named by ``CommitDump``.
-    ``is_raised``: the failure is an exception, as far as is known.
+    ``parts``: of the state, if a rank is in several; then all these are seats. ``digesters`` only
+    say what they hold. ``place``: 0 the script's folder, 1 the fallback, MEMORY the agent's. A
+    higher ``round`` of the same dump replaces the orders to write before it: what was written for
+    those no longer counts, unless it is complete and named by ``CommitDump``. ``is_raised``: the
+    failure is an exception, as far as is known.
     """
 
     dump_id: int
@@ -127,25 +129,27 @@ class SaveRanks:
     reason: str
     round: int = 0
     is_raised: bool = False
-    groups: tuple[tuple[int, ...], ...] = ()
+    groups: Groups = ()
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CommitDump:
     """Add every rank's private state and the manifest, then rename: the dump is complete.
 
-    ``variants``: who wrote each distinct state. ``odd``: ranks that differ from what the majority
-    held. ``holders``: if there is more than one state, the ranks that hold each variant; these are
-    the replica groups' parts unless ``is_disputed``: replicas disagreed without a majority.
+    ``variants``: who wrote each distinct state; seats, where ranks are in several parts of it.
+    ``odd``: ranks that differ from what the majority held. ``holders``: if there is more than one
+    state, the ranks that hold each variant; these are the parts of the state unless
+    ``is_disputed``: replicas disagreed without a majority.
     """
 
     dump_id: int
     step: int
     place: int
-    variants: tuple[tuple[int, ...], ...]
+    variants: Groups
     odd: tuple[int, ...]
     reason: str
-    holders: tuple[tuple[int, ...], ...] = ()
+    holders: Groups = ()
     is_disputed: bool = False
     from_memory: bool = False  # no rank writes: the agent writes the checkpoint in memory to disk
     is_copy: bool = False  # that one is the newest copy which was taken while training went on

@@ -16,7 +16,13 @@ from agent.controller.attempts import Decision, all_gone, leave, move, signal_ra
 from agent.controller.dump import Turn, extend_deadline
 from agent.controller.job import NEVER, DumpProgress, Job, MemoryState
 from agent.controller.replaceable import blame_left_amid
-from agent.controller.replication import is_kept_next, kept_state, unsaved_copy
+from agent.controller.replication import (
+    is_kept_next,
+    kept_state,
+    parts_in,
+    seat_of,
+    unsaved_copy,
+)
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState, RankState
 from agent.ranks.rank_set import RankSet
@@ -76,11 +82,12 @@ def is_stale(job: Job, event: dump.DumpEvent) -> bool:  # noqa: C901  a row for 
         case ev.DumpProgressed():
             is_due = state is JobState.DUMPING and bool(known.writing)
         case protocol.Progress(rank=rank):
-            is_due = state is JobState.DUMPING and rank in known.writing | known.digesting
-        case protocol.Written(rank=rank) | protocol.SaveFailed(rank=rank) if rank in known.writing:
+            is_asked = not (known.writing | known.digesting).isdisjoint(parts_in(job).of_rank(rank))
+            is_due = state is JobState.DUMPING and is_asked
+        case protocol.Written() | protocol.SaveFailed() if seat_of(job, event) in known.writing:
             is_due = state is JobState.DUMPING and event.round == known.round
-        case protocol.Digested(rank=rank) | protocol.SaveFailed(rank=rank):
-            is_awaited = rank in known.digesting and event.round >= known.since
+        case protocol.Digested() | protocol.SaveFailed():
+            is_awaited = seat_of(job, event) in known.digesting and event.round >= known.since
             is_due = state is JobState.DUMPING and is_awaited
         case protocol.Written():
             pass

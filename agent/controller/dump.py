@@ -3,9 +3,9 @@
 Pure, like the controller, which asks here and moves the job by the answer. Theory in a few lines:
 
 * only ranks that said they are whole at one step write it, and all of a dump is of that step;
-* a replica group is what holds the same part of the state: every group needs a whole rank at that
-  step, and writes its part;
-* every holder's digest is compared within its group before the commit: the majority is right;
+* every part of the state needs a rank that holds it whole at that step, and is written once; a rank
+  that holds several has a *seat* in each (:mod:`agent.ranks.parts`);
+* the digests of all holders of a part are compared before the commit: the majority is right;
   without one, all that differs is kept;
 * a writer that fails is replaced by another holder and never asked again, a place that fails by
   the next place; both are finite, so a dump ends;
@@ -24,7 +24,7 @@ from agent.controller import events as ev
 from agent.controller.job import NEVER, DumpProgress, Job
 from agent.controller.replaceable import not_replacing, ranks_to_replace, why_not, with_deaths
 from agent.controller.replication import (
-    Said,
+    chosen,
     enough,
     has_all,
     has_writers,
@@ -33,12 +33,12 @@ from agent.controller.replication import (
     holders,
     is_stuck,
     newest_covered,
+    parts_in,
     pools_of,
-    replica_groups,
-    said_by,
+    seat_of,
     shared_out,
-    sides_of,
     sides_of_copy,
+    voters_of,
     why_no_holder,
     why_not_covered,
     why_not_whole,
@@ -48,6 +48,7 @@ from agent.controller.restart_policy import decide_restart
 from agent.controller.states import Condition, JobState
 from agent.ranks.rank_map import RankMap
 from agent.ranks.rank_set import RankSet
+from agent.ranks.said import Said, said_by, sides_of
 from agent.text.wording import described, listed
 from worker_hooks.contract import protocol
 
@@ -175,16 +176,16 @@ def note_lost_step(job: Job) -> Job:
 
 
 def note_answer(job: Job, event: protocol.Written | protocol.Digested) -> Turn:
-    """While dumping: a rank wrote its part, or says what it holds."""
-    dump, rank, digest = job.present_dump(), event.rank, event.digest
-    if dump.digests.get(rank, digest) != digest:
-        return drop_writers(job, dump, (rank,), CHANGED)
-    digests = dump.digests.set(rank, digest)
-    dump = dump._replace(digests=digests, digesting=dump.digesting - {rank})
+    """While dumping: a rank wrote a part, or says what it holds."""
+    dump, seat, digest = job.present_dump(), seat_of(job, event), event.digest
+    if dump.digests.get(seat, digest) != digest:
+        return drop_writers(job, dump, (event.rank,), CHANGED)
+    digests = dump.digests.set(seat, digest)
+    dump = dump._replace(digests=digests, digesting=dump.digesting - {seat})
     if isinstance(event, protocol.Digested):
         return advance(job, dump)
-    dump = dump._replace(writing=dump.writing - {rank})
-    alike = next(group for group in dump.groups if rank in group)
+    dump = dump._replace(writing=dump.writing - {seat})
+    alike = next(group for group in dump.groups if seat in group)
     if dump.writing.isdisjoint(alike) and all(digests[each] == digest for each in alike):
         dump = dump._replace(written={**dump.written, digest: alike})
     return advance(job, dump)
@@ -194,7 +195,7 @@ def note_failure(job: Job, event: protocol.SaveFailed) -> Turn:
     """While dumping: a rank could not; another one can, or another place."""
     dump = job.present_dump()
     # do not leave a place that holds a complete state for one that may be full, too
-    if event.is_place and event.rank in dump.writing and not has_all(job, dump):
+    if event.is_place and seat_of(job, event) in dump.writing and not has_all(job, dump):
         return _leave_place(job, dump, event.why)
     return drop_writers(job, dump, (event.rank,), f"failed ({event.why})")
 
@@ -221,13 +222,13 @@ def blame_stuck(job: Job) -> Turn:
         else:
             dump = dump._replace(is_slow=True)
     why = f"made no progress in {job.policy.dump.stall_s:g} s"
-    return drop_writers(job, dump, dump.writing or dump.digesting, why)
+    return drop_writers(job, dump, parts_in(job).ranks_of(dump.writing or dump.digesting), why)
 
 
 def drop_writers(job: Job, dump: DumpProgress, ranks: Iterable[int], why: str) -> Turn:
     """Remove ranks from the dump. If one of them was a writer, its write order has failed."""
-    out = RankSet(ranks)
-    failed = dump.failed.with_all(dict.fromkeys(out, why))
+    failed = dump.failed.with_all(dict.fromkeys(RankSet(ranks), why))
+    out = RankSet(parts_in(job).of_ranks(ranks))
     dump = dump._replace(failed=failed, digesting=dump.digesting - out)
     return reassign(job, dump) if out & dump.writing else advance(job, dump)
 
@@ -239,11 +240,12 @@ def reassign(job: Job, dump: DumpProgress) -> Turn:
         able = tuple(rank for rank in able if dump.digests.get(rank) not in dump.written)
     writers: list[int] = []
     left_of = shared_out((rank for rank in dump.writers if rank in {*able}), pools)
-    for pool, left, others in zip(pools, left_of, shared_out(able, pools), strict=True):
+    others_of = chosen(job, dump, shared_out(able, pools))
+    for pool, left, others in zip(pools, left_of, others_of, strict=True):
         if has_written(dump, pool) and dump.writing.isdisjoint(pool):
             continue
         # with several pools those of the others go on meanwhile
-        again = left or (enough(job, dump, others) if len(pools) > 1 else ())
+        again = left or (others if len(pools) > 1 else ())
         if not again and len(pools) > 1 and not has_written(dump, pool):
             return _lose(job, dump)
         writers += again
@@ -273,7 +275,7 @@ def advance(job: Job, dump: DumpProgress) -> Turn:
 
 def _compare(job: Job, dump: DumpProgress) -> Turn:
     """All digests are known: what those of a group agree on must be written, else all of it."""
-    found = [said_by(dump, group) for group in replica_groups(job)]
+    found = [said_by(dump.digests, group) for group in voters_of(job)]
     is_trial = job.since_restart.trial is not None and job.alive() and not dump.has_waited
     if any(len(each.ranked) > 1 for each in found) and is_trial:
         # those that were replaced may be the majority, and be wrong: the ranks' fingerprints tell
@@ -321,7 +323,8 @@ def _next_writers(
             alike = tuple(sorted(able.keys() & ranks, key=able.__getitem__))
             if alike and digest not in dump.written:
                 writers += enough(job, dump, alike) if said.is_settled else alike[:1]
-                why = why or f"what {listed(ranks)} said to hold is not written yet"
+                said_so = listed(parts_in(job).ranks_of(ranks))
+                why = why or f"what {said_so} said to hold is not written yet"
                 break
     return tuple(writers), why
 
@@ -367,7 +370,7 @@ def _first_writers(job: Job, dump: DumpProgress) -> tuple[int, ...]:
     pools = pools_of(job)
     of = list(zip(pools, shared_out(writable(job, dump), pools), strict=True))
     left = [able for pool, able in of if not has_written(dump, pool)] or [able for _, able in of]
-    return tuple(rank for able in left for rank in enough(job, dump, able))
+    return tuple(seat for each in chosen(job, dump, left) for seat in each)
 
 
 def order(
@@ -396,6 +399,7 @@ def order(
         round=dump.round,
         is_raised=job.now.is_failure_raised,
         groups=groups if len(groups) > 1 else (),
+        parts=parts_in(job).every * parts_in(job).are_shared,
     )
     begun = job._replace(dump=dump, remembers=job.remembers or dump.place == do.MEMORY)
     return Turn(begun, Condition.ANSWERS_AWAITED, (save, extend_deadline(job)))
@@ -460,7 +464,8 @@ def leave_memory(job: Job, dump: DumpProgress, why: str) -> Turn:
 
 
 def _commit(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
-    """Everything is written that the replica groups hold."""
+    """Everything is written that there are parts of."""
+    ranks_of = parts_in(job).ranks_of
     kept = {
         digest: said.by_digest[digest]
         for said in found
@@ -469,30 +474,34 @@ def _commit(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
     }
     variants = tuple(dump.written[digest] for digest in kept)
     lone = next(iter(kept)) if len(variants) == 1 else None
-    odd = tuple(
-        sorted(
-            rank
-            for said in found
-            for digest, ranks in said.by_digest.items()
-            for rank in ranks
-            if (digest != lone if lone else said.is_settled and digest not in kept)
-        )
+    differ = (
+        seat
+        for said in found
+        for digest, seats in said.by_digest.items()
+        for seat in seats
+        if (digest != lone if lone else said.is_settled and digest not in kept)
     )
+    odd = tuple(RankSet(ranks_of(differ)))
     remark = ""
     if odd and all(said.is_settled for said in found):
         remark = f"; {listed(odd)} held another state than the majority"
     disputed = [said for said in found if not said.is_settled]
     if disputed:
         sides = disputed[0].by_digest
-        against = " against ".join(listed(sides[digest]) for digest in disputed[0].ranked)
+        against = " against ".join(listed(ranks_of(sides[digest])) for digest in disputed[0].ranked)
         is_each = all(digest in kept for said in disputed for digest in said.ranked)
-        only = " and ".join(map(listed, variants))
+        only = " and ".join(listed(ranks_of(each)) for each in variants)
         each = "each state is kept" if is_each else f"only what {only} wrote is kept"
         remark = f"; the replicas differ without a majority ({against}): {each}"
     dump = dump._replace(
-        is_ordered=True, remark=remark, variants=variants, odd=odd, is_disputed=bool(disputed)
+        is_ordered=True,
+        remark=remark,
+        variants=variants,
+        sides=tuple(map(ranks_of, sides_of(kept, found))),
+        odd=odd,
+        is_disputed=bool(disputed),
     )
-    writers = " and ".join(listed(each) for each in variants)
+    writers = " and ".join(listed(ranks_of(each)) for each in variants)
     why = f"step {dump.step} is written by {writers}{remark}"
     commit = do.CommitDump(
         dump.id,
@@ -501,7 +510,7 @@ def _commit(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
         variants,
         odd,
         why,
-        sides_of(kept, found),
+        dump.sides,
         is_disputed=bool(disputed),
     )
     actions = (commit, extend_deadline(job, JobState.COMMITTING))
@@ -511,7 +520,8 @@ def _commit(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
 def commit_memory(job: Job, dump: DumpProgress, place: int, why: str) -> Turn:
     """Have what is in memory written to disk, for which no rank needs to be alive."""
     dump = dump._replace(place=place, is_ordered=True, is_committed=False)
-    sides = sides_of_copy(job, dump.variants)
+    is_copy = dump.is_copy or dump.is_kept
+    sides = sides_of_copy(job, dump.variants) if is_copy else dump.sides
     follows = decide_restart(job).condition
     is_early = job.policy.dump.restarts_from_memory and follows is Condition.BUDGET_LEFT
     commit = do.CommitDump(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from agent.controller.states import JobState, RankState
+from agent.ranks.parts import Groups, Parts
 from agent.ranks.rank_map import RankMap
 from agent.ranks.rank_set import RankSet
 from agent.ranks.rank_states import RankStates
@@ -36,20 +37,22 @@ class DumpProgress(NamedTuple):
     step: int = NEVER  # that is saved
     place: int = 0
     round: int = -1  # of the newest order to write
+    # the following are seats: a rank that holds several parts of the state has one for each
     writers: tuple[int, ...] = ()  # of that order; none: it failed
-    groups: tuple[tuple[int, ...], ...] = ()  # the same by what they share in writing
+    groups: Groups = ()  # the same by what they share in writing
     writing: RankSet = RankSet()  # those that have not finished
     digesting: RankSet = RankSet()  # asked for a digest, not answered
     digests: RankMap[str] = RankMap()
     written: Mapping[str, tuple[int, ...]] = _EMPTY  # in this place, by digest
-    failed: RankMap[str] = RankMap()  # never asked again; why
+    failed: RankMap[str] = RankMap()  # ranks that are never asked again; why
     is_slow: bool = False  # a writer was stuck in this place
     has_left_memory: bool = False  # nothing more is tried there
     has_waited: bool = False  # for the ranks to report why replicas differ
     full: tuple[str, ...] = ()  # why places could not be written
     is_ordered: bool = False  # everything is written and its commit was ordered
     is_committed: bool = False
-    variants: tuple[tuple[int, ...], ...] = ()  # who wrote what is committed
+    variants: Groups = ()  # the seats that wrote what is committed
+    sides: Groups = ()  # whose state each of these is; none: there is one, of all ranks
     odd: tuple[int, ...] = ()  # ranks that differ from it
     since: int = 0  # digests of earlier rounds are of another kind
     memory: str = ""  # its path in memory
@@ -76,7 +79,8 @@ class MemoryState(NamedTuple):
 
     path: str
     step: int
-    variants: tuple[tuple[int, ...], ...] = ()  # who wrote it
+    variants: Groups = ()  # the seats that wrote it
+    sides: Groups = ()  # whose state each of these is; none: there is one, of all ranks
     odd: tuple[int, ...] = ()  # ranks that differed from it
     stale: tuple[int, ...] = ()  # ranks of which it holds what they alone had as of a step before
 
@@ -107,7 +111,10 @@ class Comparison(NamedTuple):
     late: frozenset[int] = frozenset()  # those steps at which parts of the state came into being
     compared: int = NEVER  # the newest step at which all were compared
     unprotected: str = ""  # why no rank can save the state of another one
-    groups: tuple[tuple[int, ...], ...] = ()  # ranks that hold the same; none: all do, or unknown
+    groups: Groups = ()  # ranks that hold the same; none: all do, or unknown
+    cuts: Mapping[str, Groups] = _EMPTY  # what not all hold the same -> the ranks that do
+    values: frozenset[str] = frozenset()  # the names of what is no tensor there
+    parts: Parts = Parts()  # what follows from these
     difference: str = ""  # what they do not hold the same, as text
     voting: Refusals = Refusals()  # who votes on updates, of those that were asked to
     uncounted: str = ""  # why no step is committed; empty again once ranks register their state

@@ -102,7 +102,7 @@ def protection(job: Job) -> Protection:
 
 def _of_groups(job: Job) -> str:
     """Who has to live: ranks that die at once may be all that hold a part of the state."""
-    groups = job.since_restart.comparison.groups
+    groups = [part.ranks for part in job.since_restart.comparison.parts.every]
     if not groups[1:]:
         return " as long as one rank lives"
     more = f"; {len(groups) - GROUPS_TOLD} more groups" if len(groups) > GROUPS_TOLD else ""

@@ -70,7 +70,7 @@ def begin(job: Job, path: str, stale: tuple[int, ...] = ()) -> Turn:
     dump = job.present_dump()
     step = dump.step
     dump = dump._replace(is_committed=True, memory=path)
-    memory = MemoryState(path, step, dump.variants, dump.odd, stale)
+    memory = MemoryState(path, step, dump.variants, dump.sides, dump.odd, stale)
     job = job._replace(dump=dump, memory=memory)
     gone = ranks_to_replace(job)
     job = with_deaths(job, gone, step)
@@ -444,7 +444,12 @@ def _flush_memory(job: Job, why: str) -> Turn:
     if job.is_saved(memory.step):
         return Turn(job._replace(now=job.now._replace(outcome=job.kept())), Condition.GIVEN_UP)
     dump = job.present_dump()._replace(
-        step=memory.step, memory=memory.path, variants=memory.variants, odd=memory.odd, remark=""
+        step=memory.step,
+        memory=memory.path,
+        variants=memory.variants,
+        sides=memory.sides,
+        odd=memory.odd,
+        remark="",
     )
     if not job.saves():
         return give_up(job, dump, UNSAVED)

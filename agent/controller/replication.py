@@ -5,7 +5,10 @@ Pure.
 Theory:
 
 * ranks report what they hold at their first commits: those that hold the same are a replica
-  group, and any rank can save for another one of its group; a group of one dies with its rank;
+  group, and any rank can save for another one of its group;
+* they may hold one tensor alike with these ranks and another one with those: then the state has
+  parts, each with ranks of its own, and any of them can save it (:mod:`agent.ranks.parts`); a part
+  that one rank has alone dies with it;
 * before all have reported the same step, nothing is known, so nothing is promised;
 * a replacement is a trial: its checkpoint stays in memory until all have reported two commits more;
 * if they are equal then, it is confirmed; else all ranks are restarted from that checkpoint, as
@@ -17,8 +20,8 @@ Theory:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -32,6 +35,7 @@ from agent.controller.job import (
     UnconfirmedReplacement,
 )
 from agent.controller.states import JobState, RankState
+from agent.ranks.parts import Groups, Parts, parts_of
 from agent.ranks.rank_map import RankMap
 from agent.ranks.rank_set import RankSet
 from agent.spec.job_spec import CopyMode
@@ -41,13 +45,10 @@ from worker_hooks.contract.fingerprint import (
     LATE,
     Difference,
     Fingerprint,
-    alike,
     describe,
     differences,
     is_own_value,
 )
-
-Groups = tuple[tuple[int, ...], ...]
 
 _NO_REPORT: RankMap[Fingerprint] = RankMap()
 
@@ -70,7 +71,7 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
     known = known._replace(reports=reports, late=late)
     are_all, trial = len(reports[step]) == len(job.ranks), job.since_restart.trial
     is_trial = trial is not None and _may_differ(reports[step], known.groups, event)
-    if trial is not None and is_trial and (wrong := _unlike(reports[step], known.groups)):
+    if trial is not None and is_trial and (wrong := _unlike(reports[step], known)):
         # the others may be dead before they report
         return _failed(_with(job, known), trial, describe(wrong, trial.lost))
     if not are_all:
@@ -78,8 +79,8 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
     every = differences(reports[step])
     found = [each for each in every if not is_own_value(each.name)]
     if found:
-        groups = _divided(known.groups or (tuple(job.ranks),), alike(reports[step]))
-        known = known._replace(groups=groups, difference=known.difference or describe(found))
+        known = _with_cuts(job, known, found)
+        known = known._replace(difference=known.difference or describe(found))
     own_values = {each.name for each in every if is_own_value(each.name)}
     known = known._replace(
         reports={other: each for other, each in reports.items() if other > step},
@@ -103,15 +104,43 @@ def _may_differ(
     return other != event.rank and reports[other] != event.texts
 
 
-def _unlike(reports: Mapping[int, Fingerprint], groups: Groups) -> list[Difference]:
-    """What ranks of one replica group do not hold the same."""
-    of = groups or (tuple(reports),)
-    found = [
-        each
-        for group in of
-        for each in differences({rank: reports[rank] for rank in group if rank in reports})
-    ]
-    return [each for each in found if not is_own_value(each.name)]
+def _unlike(reports: Mapping[int, Fingerprint], known: Comparison) -> list[Difference]:
+    """What ranks do not hold the same although they did."""
+    found = []
+    others = tuple(part.ranks for part in known.parts.every) or (tuple(reports),)
+    for each in differences(reports):
+        groups = () if is_own_value(each.name) else known.cuts.get(each.name, others)
+        text_of = {rank: text for text, ranks in each.by_text.items() for rank in ranks}
+        for group in groups:
+            by_text: dict[str, list[int]] = {}
+            for rank in group:
+                if rank in text_of:
+                    by_text.setdefault(text_of[rank], []).append(rank)
+            if len(by_text) > 1:
+                by_ranks = {text: tuple(ranks) for text, ranks in by_text.items()}
+                found.append(Difference(each.name, by_ranks))
+    return found
+
+
+def _with_cuts(job: Job, known: Comparison, found: list[Difference]) -> Comparison:
+    """What is known once ranks turned out not to hold all of this the same."""
+    whole = (tuple(job.ranks),)
+    cuts = {each.name: _divided(known.cuts.get(each.name, whole), each.groups) for each in found}
+    groups = known.groups or whole
+    for blocks in dict.fromkeys(cuts.values()):
+        groups = _divided(groups, blocks)
+    cuts = {**known.cuts, **cuts}
+    values = known.values | {each.name for each in found if each.is_value}
+    found_now = known._replace(cuts=cuts, values=values, groups=groups)
+    now = _parts(job, found_now)
+    are_numbered = job.state in {JobState.DUMPING, JobState.COMMITTING}
+    if are_numbered and (now.are_shared or known.parts.are_shared):
+        return found_now  # what is being written is known by the seats of the parts before
+    return found_now._replace(parts=now)
+
+
+def _parts(job: Job, known: Comparison) -> Parts:
+    return parts_of(len(job.ranks), known.groups, known.cuts, known.values)
 
 
 def note_vote(job: Job, event: protocol.VoteOpened) -> Job:
@@ -163,8 +192,9 @@ def unsaved_copy(job: Job) -> MemoryState | None:
     if copy is None or job.apart or job.is_saved(copy.step) or not job.saves():
         return None
     is_doubtful = known.unprotected or any(step <= copy.step for step in known.late)
+    groups = known.groups or (tuple(job.ranks),)
     parts = sides_of_copy(job, copy.variants)
-    return None if is_doubtful or {*parts} != {*pools_of(job)} else copy
+    return None if is_doubtful or {*parts} != {*groups} else copy
 
 
 def kept_state(job: Job) -> MemoryState | None:
@@ -207,8 +237,8 @@ def is_kept_next(job: Job) -> bool:
 
 def sides_of_copy(job: Job, variants: Groups) -> Groups:
     """Of each part that these wrote, the ranks that hold it."""
-    pools = pools_of(job)
-    return tuple(pool for each in variants for pool in pools if {*each} <= {*pool})
+    groups = job.since_restart.comparison.groups or (tuple(job.ranks),)
+    return tuple(group for each in variants for group in groups if {*each} <= {*group})
 
 
 def are_copies_wanted(job: Job) -> bool:
@@ -257,7 +287,7 @@ def begin_trial(job: Job, lost: RankSet, step: int) -> Job:
     """The job once ranks are replaced, and all resume from ``step``."""
     known = job.since_restart.comparison
     trial = UnconfirmedReplacement(step, lost) if known.awaited else None
-    known = known._replace(reports={}, late=frozenset())
+    known = known._replace(reports={}, late=frozenset(), parts=_parts(job, known))
     return job._replace(since_restart=job.since_restart._replace(comparison=known, trial=trial))
 
 
@@ -268,16 +298,32 @@ def has_just_failed(before: Job, job: Job) -> bool:
 
 def _divided(groups: Groups, others: Groups) -> Groups:
     """The ranks that are together in both."""
-    both = ({*group} & {*other} for group in groups for other in others)
-    return tuple(sorted(tuple(sorted(each)) for each in both if each))
+    place = {rank: index for index, other in enumerate(others) for rank in other}
+    both: dict[tuple[int, int], list[int]] = {}
+    for index, group in enumerate(groups):
+        for rank in group:
+            both.setdefault((index, place[rank]), []).append(rank)
+    return tuple(sorted(map(tuple, both.values())))
 
 
 def replica_groups(job: Job) -> Groups:
     """The ranks that can save for each other; as long as that is not known, each for itself."""
     known = job.since_restart.comparison
-    if known.unprotected or _why_not_compared(known):
+    if _is_unknown(known):
         return tuple((rank,) for rank in job.ranks)
     return known.groups or (tuple(job.ranks),)
+
+
+def holders_of_parts(job: Job) -> Groups:
+    """The ranks that hold each part of the state: any of them can save it."""
+    known = job.since_restart.comparison
+    if _is_unknown(known):
+        return replica_groups(job)
+    return tuple(part.ranks for part in known.parts.every) or (tuple(job.ranks),)
+
+
+def _is_unknown(known: Comparison) -> bool:
+    return bool(known.unprotected or _why_not_compared(known))
 
 
 def known_groups(job: Job) -> Groups:
@@ -289,9 +335,9 @@ def known_groups(job: Job) -> Groups:
 
 
 def lone_ranks(job: Job) -> tuple[int, ...]:
-    """The ranks whose state no other one holds."""
-    groups = job.since_restart.comparison.groups
-    return tuple(group[0] for group in groups if len(group) == 1)
+    """The ranks of whose state no other one holds some part."""
+    parts = job.since_restart.comparison.parts.every
+    return tuple(part.ranks[0] for part in parts if len(part.ranks) == 1)
 
 
 def why_no_holder(job: Job) -> str:
@@ -302,9 +348,10 @@ def why_no_holder(job: Job) -> str:
     if alone := lone_ranks(job):
         return f"{known.difference} (no other rank holds what rank {alone[-1]} has)"
     if known.groups and not known.late:
+        parts = [part.ranks for part in known.parts.every]
         return (
-            f"the state is cut into {len(known.groups)} parts, each held by a replica group "
-            f"({'; '.join(map(listed, known.groups))})"
+            f"the state is cut into {len(parts)} parts, each held by a replica group "
+            f"({'; '.join(map(listed, parts))})"
         )
     return _why_not_compared(known)
 
@@ -330,11 +377,29 @@ def _with(job: Job, known: Comparison) -> Job:
 
 # --- what a dump covers ---------------------------------------------------------------------------
 # As long as nobody knows who holds the same, each rank counts as a group of its own. But all share
-# one order to write, as a pool: most likely they are alike.
+# one order to write, as a pool: most likely they are alike. What is ordered is ordered of seats, of
+# which a rank has one for each part that it holds.
+
+
+def pools_of(job: Job) -> Groups:
+    """The seats that share the writing: those of a part, or all ranks while none is known."""
+    return parts_in(job).seats or (tuple(job.ranks),)
+
+
+def voters_of(job: Job) -> Groups:
+    """The seats that can save for each other; as long as that is not known, each for itself."""
+    if _is_unknown(job.since_restart.comparison):
+        return tuple((seat,) for pool in pools_of(job) for seat in pool)
+    return pools_of(job)
+
+
+def parts_in(job: Job) -> Parts:
+    """The parts of the state, as far as they are known."""
+    return job.since_restart.comparison.parts
 
 
 def holders(job: Job, dump: DumpProgress) -> tuple[int, ...]:
-    """Ranks that can write the dump's step, the quickest first, the busy ones last."""
+    """Seats that can write the dump's step, the quickest ranks first, the busy ones last."""
     reachable = job.reachable()
     able = reachable - dump.failed.ranks
     found = [
@@ -342,7 +407,7 @@ def holders(job: Job, dump: DumpProgress) -> tuple[int, ...]:
         for rank, answer in dump.answers.items()
         if answer.is_whole and answer.step == dump.step and rank in able
     ]
-    return tuple(sorted(found, key=dump.digesting.__contains__))
+    return tuple(sorted(parts_in(job).of_ranks(found), key=dump.digesting.__contains__))
 
 
 def writable(job: Job, dump: DumpProgress) -> tuple[int, ...]:
@@ -360,7 +425,7 @@ def has_writers(job: Job, dump: DumpProgress) -> bool:
 
 
 def shared_out(ranks: Iterable[int], groups: Groups) -> list[tuple[int, ...]]:
-    """For each of these groups those of its ranks that are among some, in their order."""
+    """For each of these groups those of its ranks, or seats, that are among some, in order."""
     group_of = {rank: index for index, group in enumerate(groups) for rank in group}
     found: list[list[int]] = [[] for _ in groups]
     for rank in ranks:
@@ -369,14 +434,15 @@ def shared_out(ranks: Iterable[int], groups: Groups) -> list[tuple[int, ...]]:
 
 
 def newest_covered(job: Job, dump: DumpProgress) -> int | None:
-    """The newest step that a rank of each replica group holds whole; ``None``: there is none."""
+    """The newest step of which each part is held whole by some rank; ``None``: there is none."""
     reachable = job.reachable() - dump.failed.ranks
     steps = {
         rank: answer.step
         for rank, answer in dump.answers.items()
         if answer.is_whole and rank in reachable
     }
-    held = ({steps[rank] for rank in each} for each in shared_out(steps, replica_groups(job)))
+    parts = holders_of_parts(job)
+    held = ({steps[rank] for rank in each if rank in steps} for each in parts)
     return max(set.intersection(*held), default=None)
 
 
@@ -397,9 +463,8 @@ def held_too_early(job: Job, answers: Iterable[protocol.Frozen], step: int) -> t
 
 def why_not_covered(job: Job, dump: DumpProgress) -> str:
     """Why the ranks that hold the dump's step cannot save it for all; empty: they can."""
-    able, groups = holders(job, dump), replica_groups(job)
-    of = zip(groups, shared_out(able, groups), strict=True)
-    lost = [group for group, left in of if not left]
+    able = RankSet(parts_in(job).ranks_of(holders(job, dump)))
+    lost = [ranks for ranks in holders_of_parts(job) if able.isdisjoint(ranks)]
     if not lost or not (why := why_no_holder(job)):
         return ""
     reachable = job.reachable()
@@ -444,11 +509,6 @@ def why_not_whole(
     return described((rank, fact(rank)) for rank in (job.ranks if ranks is None else ranks))
 
 
-def pools_of(job: Job) -> Groups:
-    """The ranks that share the writing: a replica group, or all while none is known."""
-    return job.since_restart.comparison.groups or (tuple(job.ranks),)
-
-
 def has_written(dump: DumpProgress, pool: Iterable[int]) -> bool:
     """Whether what a rank of these holds is complete."""
     return any(dump.digests.get(rank) in dump.written for rank in pool)
@@ -459,8 +519,21 @@ def has_all(job: Job, dump: DumpProgress) -> bool:
     return all(has_written(dump, pool) for pool in pools_of(job))
 
 
+def chosen(
+    job: Job, dump: DumpProgress, pools: Iterable[tuple[int, ...]]
+) -> Iterator[tuple[int, ...]]:
+    """Of the seats of each pool that are able, those that write; no rank much more than others."""
+    parts, busy = parts_in(job), Counter[int]()
+    for able in pools:
+        if parts.are_shared:
+            able = tuple(sorted(able, key=lambda seat: busy[parts.rank_of(seat)]))  # noqa: PLW2901
+        found = enough(job, dump, able)
+        busy.update(map(parts.rank_of, found))
+        yield found
+
+
 def enough(job: Job, dump: DumpProgress, able: tuple[int, ...]) -> tuple[int, ...]:
-    """Of those that are able, the ones that write."""
+    """Of the seats of a pool that are able, the ones that write."""
     if dump.place == do.MEMORY or not job.policy.dump.split:
         able = _near(job, able) or able
     if job.policy.dump.split or is_stuck(job, dump):
@@ -472,9 +545,9 @@ def enough(job: Job, dump: DumpProgress, able: tuple[int, ...]) -> tuple[int, ..
 
 
 def _near(job: Job, able: tuple[int, ...]) -> tuple[int, ...]:
-    """Of these ranks those of the controller's node: nothing they write has to travel."""
-    there = job.policy.replace.near
-    return tuple(rank for rank in able if rank in there)
+    """Of these seats those of the controller's node: nothing they write has to travel."""
+    there, rank_of = job.policy.replace.near, parts_in(job).rank_of
+    return tuple(seat for seat in able if rank_of(seat) in there)
 
 
 def is_stuck(job: Job, dump: DumpProgress) -> bool:
@@ -482,39 +555,6 @@ def is_stuck(job: Job, dump: DumpProgress) -> bool:
     return dump.is_slow and not has_all(job, dump) and dump.place + 1 == job.policy.dump.places
 
 
-class Said(NamedTuple):
-    """What the ranks of a replica group said to hold."""
-
-    ranks: tuple[int, ...]  # of the group
-    by_digest: Mapping[str, tuple[int, ...]]
-    ranked: tuple[str, ...]  # the digests, that of the most ranks first
-    is_settled: bool  # that one is right: it is of the majority
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        """What is to be written."""
-        return self.ranked[:1] if self.is_settled else self.ranked
-
-
-def said_by(dump: DumpProgress, group: tuple[int, ...]) -> Said:
-    """What these ranks have said of the dump's step so far."""
-    found: dict[str, list[int]] = {}
-    for rank in group:
-        if (digest := dump.digests.get(rank)) is not None:
-            found.setdefault(digest, []).append(rank)
-    by_digest = {digest: tuple(ranks) for digest, ranks in found.items()}
-    ranked = sorted(by_digest, key=lambda each: (-len(by_digest[each]), by_digest[each][0]))
-    count = sum(map(len, by_digest.values()))
-    is_settled = bool(ranked) and 2 * len(by_digest[ranked[0]]) > count
-    return Said(group, by_digest, tuple(ranked), is_settled)
-
-
-def sides_of(kept: Mapping[str, tuple[int, ...]], found: Sequence[Said]) -> Groups:
-    """By variant the ranks whose state it is; none: there is but one, of all ranks."""
-    if len(found) == 1 and found[0].is_settled:
-        return ()
-    sides = []
-    for digest, ranks in kept.items():
-        of = [said.ranks for said in found if said.is_settled and said.ranked[0] == digest]
-        sides.append(tuple(sorted(rank for group in of for rank in group)) or ranks)
-    return tuple(sides) if len(sides) > 1 or any(not said.is_settled for said in found) else ()
+def seat_of(job: Job, event: protocol.Written | protocol.Digested | protocol.SaveFailed) -> int:
+    """Which seat says so."""
+    return parts_in(job).seat(event.rank, event.share)

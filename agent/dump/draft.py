@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from agent.controller import actions as do
 from agent.dump.target import Advance, SavedDump, Target
+from agent.ranks.parts import Parts
 from agent.records.file_thread import side_by_side
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.contract.protocol import Written
@@ -23,7 +24,7 @@ from worker_hooks.storage.private_records import completed, record
 class DumpOrder(NamedTuple):
     """What a complete dump is made of, and why it was made."""
 
-    written: Mapping[int, Written]  # by rank; files that no variant names are left out
+    written: Mapping[int, Written]  # by seat; files that no variant names are left out
     variants: tuple[tuple[int, ...], ...]
     odd: tuple[int, ...]
     world_size: int
@@ -90,7 +91,7 @@ class DumpDraft:
         if self._failure is not None:
             raise self._failure
         shards = (*self._private, *self._replicated(order))
-        first_writer = order.variants[0][0]
+        first_writer = order.written[order.variants[0][0]].rank
         digests = [order.written[writers[0]].digest for writers in order.variants]
         is_of_groups = bool(order.holders) and self._target.kind == MEMORY_KIND
         found = record(self._pages.get(first_writer), self.step)
@@ -119,13 +120,30 @@ class DumpDraft:
 
     def _replicated(self, order: DumpOrder) -> Iterable[Shard]:
         for variant, writers in enumerate(order.variants):
-            for rank in writers:
-                yield self._target.accept(order.written[rank], variant)
+            for seat in writers:
+                yield self._target.accept(order.written[seat], variant)
 
 
 def private_nbytes(pages: Mapping[int, Page]) -> int:
     """How many bytes the private state of these ranks takes."""
     return sum(entry.nbytes for page in pages.values() for entry in page.entries)
+
+
+def state_nbytes(action: do.SaveRanks, parts: Parts, sizes: Mapping[int, tuple[int, int]]) -> int:
+    """About how many bytes a dump of all parts of the state takes.
+
+    Args:
+        action: the order to write it.
+        parts: what its seats are in.
+        sizes: of each rank's state, as it said; and what of it is in host memory.
+    """
+
+    def share(seat: int) -> int:  # those that a rank has make up its state
+        rank = parts.rank_of(seat)
+        return sizes.get(rank, (0, 0))[0] // len(parts.of_rank(rank))
+
+    groups = action.groups or (tuple(sizes),)  # each writes its part
+    return sum(max(map(share, seats), default=0) for seats in groups)
 
 
 class KeptDump(Protocol):

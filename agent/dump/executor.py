@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -18,7 +19,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.dump.beside import RestartMemory, WrittenBeside
 from agent.dump.copies import MemoryCopies
-from agent.dump.draft import DumpDraft, DumpOrder, KeptSource, private_nbytes
+from agent.dump.draft import DumpDraft, DumpOrder, KeptSource, private_nbytes, state_nbytes
 from agent.dump.flush import Elsewhere, MemoryFlush
 from agent.dump.folder import FolderTarget
 from agent.dump.memory import MemoryTarget
@@ -38,6 +39,7 @@ from agent.hooks.handshake import Handshake
 from agent.hooks.rank_links import RankLinks
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
+from agent.ranks.parts import Parts, seated
 from agent.spec.job_spec import JobSpec
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
@@ -159,11 +161,7 @@ class DumpExecutor:
         """Order ranks to digest now, and to write once the place is ready."""
         if self._frozen_s is None:
             self._frozen_s = time.monotonic()
-        order = protocol.Save(
-            action.dump_id, action.step, "", is_quick=_is_quick(action), round=action.round
-        )
-        for rank in action.digesters:
-            self._send_save(rank, order)
+        self._replies.ask_digesters(action, self._parts(action))
         present = self._dump
         if present is not None and _place(present.action) == _place(action):
             self._order = action
@@ -190,8 +188,7 @@ class DumpExecutor:
         if _is_quick(action):
             sizes, private = self._replies.frozen, private_nbytes(pages)
             _, host = max(sizes.values(), default=(0, 0))
-            of = action.groups or (tuple(sizes),)  # each writes its part
-            state = sum(max((sizes.get(rank, (0, 0))[0] for rank in one), default=0) for one in of)
+            state = state_nbytes(action, self._parts(action), sizes)
             gone = len(self._ranks) - len(sizes)
             wanted = needed(state=state, host=host, private=private, gone=gone)
             return MemoryTarget(action.step, private_nbytes=private, needed_nbytes=wanted)
@@ -201,7 +198,8 @@ class DumpExecutor:
         self, action: do.SaveRanks, place: int, position: tuple[int, int] | None = None
     ) -> FolderTarget | None:
         """The folder to save into; ``position`` of the step, if it is known without the pages."""
-        writers, step, record_id = action.writers, action.step, self._spec.saves_as
+        writers, step = self._parts(action).ranks_of(action.writers), action.step
+        record_id = self._spec.saves_as
         lineage = self._handshake.lineage
         if place:
             return FolderTarget(DumpLayout.of_step(self._fallback, step, record_id), lineage)
@@ -268,44 +266,22 @@ class DumpExecutor:
     def _fail(self, action: do.SaveRanks, why: str) -> None:
         """Answer for a writer that gets no order, because there is no place to write to."""
         self._place_trouble = why
-        self._post(
-            protocol.SaveFailed(
-                action.writers[0],
-                self._attempt,
-                action.dump_id,
-                why,
-                is_place=True,
-                round=action.round,
-            )
-        )
+        rank, share = self._parts(action).owner_of(action.writers[0])
+        failed = protocol.SaveFailed(rank, self._attempt, action.dump_id, why, is_place=True)
+        self._post(failed._replace(round=action.round, share=share))
 
     def _send_writers(self, target: Target, action: do.SaveRanks) -> None:
+        parts = self._parts(action)
         try:
-            places = [target.place_of(rank) for rank in action.writers]
+            places = [target.place_of(*parts.owner_of(seat)) for seat in action.writers]
         except OSError as error:  # no descriptor is left
             self._fail(action, _describe(error))
             return
-        shares = {
-            rank: (part, len(group))
-            for group in action.groups or (action.writers,)
-            for part, rank in enumerate(group)
-        }
-        for rank, place in zip(action.writers, places, strict=True):
-            part, parts = shares[rank]
-            order = protocol.Save(
-                action.dump_id,
-                action.step,
-                folder=place,
-                part=part,
-                parts=parts,
-                is_quick=_is_quick(action),
-                round=action.round,
-            )
-            self._send_save(rank, order)
+        self._replies.ask_writers(action, parts, places)
 
-    def _send_save(self, rank: int, order: protocol.Save) -> None:
-        self._replies.expect(rank, order)
-        self._links.send(rank, order)
+    def _parts(self, action: do.SaveRanks) -> Parts:
+        """What the seats of an action are in."""
+        return seated(len(self._ranks), action.parts) if action.parts else Parts()
 
     def commit(self, action: do.CommitDump) -> None:
         """Complete the dump; answered by exactly one DumpCommitted or CommitFailed."""
@@ -319,7 +295,9 @@ class DumpExecutor:
         if dump is None or (draft := dump.draft) is None:
             self._post(ev.CommitFailed(action.dump_id, str(AbandonedError()), is_place=False))
             return
-        order = self._order_of(action, dict(self._replies.written))
+        parts = self._parts(dump.action)
+        written = {parts.seat(*who): each for who, each in self._replies.written.items()}
+        order = self._order_of(action, written)
         began_s = time.monotonic()
         self._do(
             dump.target,
@@ -518,7 +496,9 @@ class DumpExecutor:
         now_s = time.monotonic()
         since_s = began_s if action.from_memory else self._frozen_s or began_s
         trouble = self._place_trouble if action.place > 0 else ""
-        for sentence in dump_summary(action, done, now_s - since_s, trouble):
+        ranks_of = self._parts(dump.action).ranks_of
+        wrote = replace(action, variants=tuple(map(ranks_of, action.variants)))
+        for sentence in dump_summary(wrote, done, now_s - since_s, trouble):
             self._services.say(sentence)
         self._post(
             ev.DumpCommitted(

@@ -37,7 +37,7 @@ class FolderTarget:
         commit.make_folder(self.layout)
         self._is_begun = True
 
-    def place_of(self, _rank: int) -> str:
+    def place_of(self, _rank: int, _share: int = 0) -> str:
         """All ranks write into the same unfinished folder."""
         return str(self.layout.unfinished)
 

@@ -47,7 +47,7 @@ class MemoryTarget:
         self._step = step
         self._needed_nbytes = needed_nbytes
         self._files: list[int] = []
-        self._written: dict[int, int] = {}  # rank -> the file of its newest order
+        self._written: dict[tuple[int, int], int] = {}  # rank, share -> file of the newest order
         self._is_committed = False
         self._is_abandoned = False
         self._closing = threading.Lock()  # held while a thread writes
@@ -62,12 +62,12 @@ class MemoryTarget:
         if why := shortage(self._needed_nbytes, free_bytes()):
             raise OSError(errno.ENOMEM, why)
 
-    def place_of(self, rank: int) -> str:
+    def place_of(self, rank: int, share: int = 0) -> str:
         """A new file for a writer; the file of an earlier order must not be written any more."""
         file = self._open(f"rank-{rank}")
-        if (before := self._written.get(rank)) is not None:
+        if (before := self._written.get((rank, share))) is not None:
             _empty(before)
-        self._written[rank] = file
+        self._written[rank, share] = file
         return held(file)
 
     def take(self, path: str, file: int) -> bool:
@@ -81,11 +81,11 @@ class MemoryTarget:
             Whether it does: not if the dump is abandoned, or the rank has a newer order.
         """
         with self._closing:
-            ranks = [rank for rank, before in self._written.items() if held(before) == path]
-            if self._is_abandoned or not ranks:
+            owners = [owner for owner, before in self._written.items() if held(before) == path]
+            if self._is_abandoned or not owners:
                 return False
             self._files.append(file)
-            self._written[ranks[0]] = file
+            self._written[owners[0]] = file
             return True
 
     def write(self, shard: Shard, head: bytes, chunks: Iterable[Bytes], advance: Advance) -> Shard:
@@ -101,7 +101,7 @@ class MemoryTarget:
         """Look at the size only."""
         with self._closing:
             self._check()
-            file = self._written[written.rank]
+            file = self._written[written.rank, written.share]
             nbytes = os.fstat(file).st_size
         if nbytes != written.nbytes:
             raise OSError(errno.EIO, f"{nbytes} bytes instead of {written.nbytes}", held(file))

@@ -237,7 +237,8 @@ class MemoryKeeper:
 
 def not_written(rank: int, attempt: int, save: protocol.Save, why: str) -> protocol.SaveFailed:
     """The answer to an order to write to memory, which came to nothing because of the place."""
-    return protocol.SaveFailed(rank, attempt, save.dump_id, why, is_place=True, round=save.round)
+    about = rank, attempt, save.dump_id
+    return protocol.SaveFailed(*about, why, is_place=True, round=save.round, share=save.share)
 
 
 class MemoryInboxes:
@@ -263,7 +264,7 @@ class MemoryInboxes:
         self._call_soon = call_soon
         self._progressed = progressed
         self._taken = taken
-        self._open: dict[int, MemoryInbox] = {}  # by rank
+        self._open: dict[tuple[int, int], MemoryInbox] = {}  # by rank and share
 
     def order(self, rank: int, save: protocol.Save) -> SaveFar:
         """What to order the node of a rank that is to write ``save.folder``, a file in memory here.
@@ -271,10 +272,10 @@ class MemoryInboxes:
         Raises:
             OSError: no socket can be opened.
         """
-        if (before := self._open.pop(rank, None)) is not None:
+        if (before := self._open.pop((rank, save.share), None)) is not None:
             before.close()
 
-        inbox = self._open[rank] = MemoryInbox(
+        inbox = self._open[rank, save.share] = MemoryInbox(
             f"msrun-memory-{save.step}-rank-{rank}",
             lambda file: self._hand_over(save, file),
             ThrottledProgress(lambda _: self._call_soon(self._progressed, save.dump_id)),
@@ -320,7 +321,8 @@ class MemoryGiver:
         """
         self._host = host
         self._security = security
-        self._owed: dict[int, tuple[SaveFar, protocol.Save, int]] = {}  # rank -> its file
+        # rank, share -> its file
+        self._owed: dict[tuple[int, int], tuple[SaveFar, protocol.Save, int]] = {}
 
     def move(self, host: str) -> None:
         """The controller's node is another machine, which has ordered nothing yet."""
@@ -337,14 +339,14 @@ class MemoryGiver:
         Raises:
             OSError: there is no room for it.
         """
-        self.forget(order.rank)
-        if why := shortage(wanted + SPARE, free_bytes()):
-            raise OSError(why)
         save = unpack_said(order.message)
         assert isinstance(save, protocol.Save)
+        self._forget(order.rank, save.share)
+        if why := shortage(wanted + SPARE, free_bytes()):
+            raise OSError(why)
         name = f"msrun-memory-{save.step}-rank-{order.rank}"
         file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self._owed[order.rank] = order, save, file
+        self._owed[order.rank, save.share] = order, save, file
         return save._replace(folder=held(file))
 
     def take(
@@ -360,10 +362,10 @@ class MemoryGiver:
             call_soon: the loop's method that another thread may call.
             tell: takes the same once the controller's node has all of it, or why it has not.
         """
-        found = self._owed.get(written.rank)
+        found = self._owed.get((written.rank, written.share))
         if found is None or (found[1].dump_id, found[1].round) != (written.dump_id, written.round):
             return False
-        del self._owed[written.rank]
+        del self._owed[written.rank, written.share]
 
         def give_it() -> None:
             answer = self._given(*found, written)
@@ -375,13 +377,17 @@ class MemoryGiver:
 
     def forget(self, rank: int) -> None:
         """Nothing is to be written by this rank any more."""
-        if (found := self._owed.pop(rank, None)) is not None:
+        for owner in [owner for owner in self._owed if owner[0] == rank]:
+            self._forget(*owner)
+
+    def _forget(self, rank: int, share: int) -> None:
+        if (found := self._owed.pop((rank, share), None)) is not None:
             os.close(found[2])
 
     def close(self) -> None:
         """Nothing is to be written any more."""
-        for rank in tuple(self._owed):
-            self.forget(rank)
+        for owner in tuple(self._owed):
+            self._forget(*owner)
 
     def _given(
         self, order: SaveFar, save: protocol.Save, file: int, written: protocol.Written

@@ -1,4 +1,4 @@
-"""What ranks answer to the orders of a dump: checked here, then posted as it is.
+"""What ranks are ordered to save, and what they answer: checked here, then posted as it is.
 
 A rank that answers what nobody asked, or what cannot be, is dropped. A rank answers each order to
 save once.
@@ -7,10 +7,12 @@ save once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.hooks.rank_links import RankLinks
+from agent.ranks.parts import Parts
 from agent.text.sanitize import encodable
 from worker_hooks.contract import protocol
 
@@ -36,7 +38,7 @@ class Replies:
         """Expect nothing yet.
 
         Args:
-            links: used to drop a rank that sends an impossible answer.
+            links: carry the orders; a rank that sends an impossible answer is dropped.
             post: decides on an event.
             note: takes the reason why a place failed.
         """
@@ -44,8 +46,8 @@ class Replies:
         self._post = post
         self._note = note
         self._dump_id = -1
-        self._owed: dict[tuple[int, int], protocol.Save] = {}  # by rank and round
-        self.written: dict[int, protocol.Written] = {}  # by rank, the newest
+        self._owed: dict[tuple[int, int, int], protocol.Save] = {}  # by rank, round and share
+        self.written: dict[tuple[int, int], protocol.Written] = {}  # by rank and share, the newest
         self.frozen: dict[int, tuple[int, int]] = {}  # bytes of states, on the host
 
     def begin(self, dump_id: int) -> None:
@@ -55,9 +57,39 @@ class Replies:
         self.written.clear()
         self.frozen.clear()
 
-    def expect(self, rank: int, order: protocol.Save) -> None:
-        """A rank was ordered to save."""
-        self._owed[rank, order.round] = order
+    def ask_digesters(self, action: do.SaveRanks, parts: Parts) -> None:
+        """Have the digesters of an action say what they hold of the parts that they are in."""
+        self._ask(action, parts, dict.fromkeys(action.digesters, ("", 0, 0)))
+
+    def ask_writers(self, action: do.SaveRanks, parts: Parts, places: Sequence[str]) -> None:
+        """Have the writers write it, each to its place; those of a part share it out."""
+        place_of = dict(zip(action.writers, places, strict=True))
+        slices = {
+            seat: (place_of[seat], number, len(group))
+            for group in action.groups or (action.writers,)
+            for number, seat in enumerate(group)
+        }
+        self._ask(action, parts, slices)
+
+    def _ask(
+        self, action: do.SaveRanks, parts: Parts, slices: Mapping[int, tuple[str, int, int]]
+    ) -> None:
+        without = parts.without() if parts.are_shared else {}
+        for seat, (folder, part, count) in slices.items():
+            rank, share = parts.owner_of(seat)
+            order = protocol.Save(
+                action.dump_id,
+                action.step,
+                folder,
+                part=part,
+                parts=count,
+                is_quick=action.place == do.MEMORY,
+                round=action.round,
+                share=share,
+                without=list(without.get(seat, ())),
+            )
+            self._owed[rank, order.round, share] = order
+            self._links.send(rank, order)
 
     def hear(self, answer: Answer) -> None:
         """Post an answer, if it is to the present dump and can be true."""
@@ -70,7 +102,8 @@ class Replies:
             case protocol.Standing() | protocol.Progress():
                 self._post(answer)
             case _:
-                self._hear_of_save(answer, self._owed.pop((answer.rank, answer.round), None))
+                order = self._owed.pop((answer.rank, answer.round, answer.share), None)
+                self._hear_of_save(answer, order)
 
     def _hear_of_save(
         self,
@@ -84,7 +117,7 @@ class Replies:
             case protocol.Written() if not _is_sound(answer, order):
                 self._links.drop(answer.rank, f"it wrote what cannot be: {answer}"[:300])
             case protocol.Written():
-                self.written[answer.rank] = answer
+                self.written[answer.rank, answer.share] = answer
                 self._post(answer)
             case protocol.Digested():
                 self._post(answer)

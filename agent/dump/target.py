@@ -78,8 +78,12 @@ class Target(Protocol):
             OSError: nothing can be written here.
         """
 
-    def place_of(self, rank: int) -> str:
+    def place_of(self, rank: int, share: int = 0) -> str:
         """Where a rank writes its shard; a second call replaces the place of the first.
+
+        Args:
+            rank: which.
+            share: which of the parts that it holds.
 
         Raises:
             OSError: no descriptor is left.

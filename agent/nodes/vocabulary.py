@@ -99,15 +99,8 @@ class Vocabulary:
         origin, inner = get_origin(declared), get_args(declared)
         if origin in {Union, UnionType}:
             return self._choice(inner)
-        if declared in _NUMBERS:
-            return _Form(
-                lambda value: _pack_numbers(tuple(value)),
-                lambda value, room: origin(_unpack_numbers(value, room)),
-            )
-        if origin is tuple and inner[1:] == (...,):
-            return _sequence(self._form(inner[0]))
-        if origin is dict and inner[0] is str:
-            return _mapping(self._form(inner[1]))
+        if (form := self._collection(declared, origin, inner)) is not None:
+            return form
         if declared is object:
             return _Form(_same, lambda value, _: value)  # any JSON
         if declared in {int, str, bool}:
@@ -122,6 +115,22 @@ class Vocabulary:
                 lambda value, room: self._made(declared, value, room),
             )
         raise TypeError(f"{declared} cannot travel")
+
+    def _collection(self, declared: Any, origin: Any, inner: tuple[Any, ...]) -> _Form | None:
+        """Of several values of one kind; ``None``: it is none."""
+        if declared in _NUMBERS:
+            return _Form(
+                lambda value: _pack_numbers(tuple(value)),
+                lambda value, room: origin(_unpack_numbers(value, room)),
+            )
+        if origin is tuple and inner[1:] == (...,):
+            return _sequence(self._form(inner[0]))
+        if origin is list:
+            form = _sequence(self._form(inner[0]))
+            return _Form(form.pack, lambda value, room: list(form.unpack(value, room)))
+        if origin is dict and inner[0] is str:
+            return _mapping(self._form(inner[1]))
+        return None
 
     def _choice(self, declared: tuple[Any, ...]) -> _Form:
         """One of several kinds, or something that may be missing."""

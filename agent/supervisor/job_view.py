@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 
 from agent.controller import actions as do
 from agent.controller import events as ev
-from agent.controller.replication import Groups
 from agent.controller.states import JobState
 from agent.hooks.rank_links import Loop
+from agent.ranks.parts import Groups
 from agent.workers.worker import Worker
 
 

@@ -1,8 +1,9 @@
 """A training whose weights are cut over ranks, with an average of them, as its STYLE says.
 
 `train_sharded.py STYLE STEPS`: `hsdp` and `fsdp`, by `fully_shard` over a mesh of 2 x 2 and of one dimension; `tpdp`,
-two ranks share each layer, and two such pairs the data. `--die RANK STEP WHERE`: in that step of the first attempt
-this rank kills itself, where backward begins or after the first weights of the update; `--shrink STEP`: from then on
+two ranks share each layer, and two such pairs the data; `moe`, the same, and each pair has an expert of its own: no rank
+holds what another one does, but each tensor of each rank is held by another one. `--die RANKS STEP WHERE`: in that step of the first attempt
+these ranks, as `1+2`, kill themselves, where backward begins or after the first weights of the update; `--shrink STEP`: from then on
 each step begins with smaller weights, which `--foreach` makes all at once; `--pause SECONDS`: in each step;
 `--periodic STEPS`: a ModelCheckpoint saves so often, into `saved`.
 At its end rank 0 writes to `STYLE.sha` a digest of the whole weights, of their average and of the sum of all norms.
@@ -17,6 +18,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -25,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from worker_hooks import CheckpointConfig, ModelCheckpoint, TrainState, run
 
 parser = argparse.ArgumentParser()
-parser.add_argument("style", choices=["hsdp", "fsdp", "tpdp"])
+parser.add_argument("style", choices=["hsdp", "fsdp", "tpdp", "moe"])
 parser.add_argument("steps", type=int)
 parser.add_argument("--die", nargs=3, default=("", "", ""))
 parser.add_argument("--shrink", type=int)
@@ -44,13 +46,33 @@ match options.style:
         mesh = dist.init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("copies", "parts"))
     case "fsdp":
         mesh = dist.init_device_mesh("cpu", (world,))
-    case "tpdp":
+    case "tpdp" | "moe":
         mesh = dist.init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("data", "tensor"))
         plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
         parallelize_module(net, mesh["tensor"], plan)
-if options.style != "tpdp":
+is_by_hand = options.style in {"tpdp", "moe"}
+if not is_by_hand:
     fully_shard(net[0], mesh=mesh)
     fully_shard(net, mesh=mesh)
+
+
+class Expert(nn.Module):
+    """Half of the rows of each pair of ranks come here, and go back."""
+
+    def __init__(self, number):
+        super().__init__()
+        torch.manual_seed(2 + number)
+        self.weight = nn.Parameter(torch.randn(4, 4) / 2)
+
+    def forward(self, rows):
+        halves = [len(rows) // 2] * 2
+        here = all_to_all_single_autograd(rows, halves, halves, mesh.get_group("data"))
+        back = torch.tanh(here @ self.weight)
+        return all_to_all_single_autograd(back, halves, halves, mesh.get_group("data"))
+
+
+if options.style == "moe":
+    net.append(Expert(mesh.get_local_rank("data")))
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, foreach=False)
 ema = [each.detach().clone() for each in net.parameters()]
 config = CheckpointConfig(save_checkpoint_steps=options.periodic or 1)
@@ -76,7 +98,10 @@ class DeadlyUpdate(TorchDispatchMode):
 
 def dies(where):
     is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
-    return is_first and tuple(options.die) == (str(rank), str(state.step + 1), where)
+    ranks, step, place = options.die
+    return (
+        is_first and str(rank) in ranks.split("+") and (step, place) == (str(state.step + 1), where)
+    )
 
 
 def die_in_backward(gradient):
@@ -93,7 +118,7 @@ class Steps:
 
     def __iter__(self):
         for step in range(options.steps):
-            share = mesh.get_local_rank("data") if options.style == "tpdp" else rank
+            share = mesh.get_local_rank("data") if is_by_hand else rank
             generator = torch.Generator().manual_seed(100 * step + share)
             yield torch.randn(16, 8, generator=generator)
 
@@ -113,8 +138,8 @@ def train(state):
         out = net(x)
         out.register_hook(die_in_backward)
         (out - x[:, :4]).square().mean().backward()
-        if options.style == "tpdp":
-            for each in net.parameters():
+        if is_by_hand:
+            for each in net[:3].parameters():
                 dist.all_reduce(each.grad._local_tensor if isinstance(each.grad, DTensor) else each.grad,
                                 group=mesh.get_group("data"))  # fmt: skip
         else:
@@ -138,6 +163,10 @@ norms = run(train, state)
 digest = hashlib.sha256(norms.hex().encode())
 for each in (*net.parameters(), *ema):
     whole = each.full_tensor() if isinstance(each, DTensor) else each
+    if options.style == "moe":
+        every = [torch.empty_like(whole) for _ in range(world)]
+        dist.all_gather(every, whole.detach().contiguous())
+        whole = torch.stack(every)
     digest.update(whole.detach().contiguous().numpy().tobytes())
 if rank == 0:
     with open(f"{options.style}.sha", "w") as file:

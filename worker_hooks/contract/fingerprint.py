@@ -1,12 +1,13 @@
 """What ranks compare of their state: a short text for each part of it, by the part's name.
 
 A text that begins with ``=`` is the value itself, any other one a digest; that of a part of a
-distributed tensor begins with ``part``. Equal texts on all ranks show that any rank's state stands
-for that of another. Pure; the standard library only.
+distributed tensor begins with ``part``, that of a value with ``~``. Equal texts on all ranks show
+that any rank's state stands for that of another. Pure; the standard library only.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
@@ -22,8 +23,14 @@ RESULT = "result: "
 PART = "part "
 """What the text of a part of a distributed tensor begins with."""
 
+VALUE = "~"
+"""What the digest of what is no tensor begins with."""
+
 MOST = 300  # parts; the names and texts of so many fit into one packet
 _NAME = 120  # characters
+_TO = " .. "
+_NUMBERS = re.compile(r"\d+")
+_NONE: Mapping[str, str] = {}
 _SHOWN = 2  # differences that are named
 _RANKS = 8  # ranks that are
 
@@ -39,6 +46,16 @@ class Difference(NamedTuple):
         """The smallest group of ranks; of equal ones that with the largest rank."""
         return min(self.by_text.values(), key=lambda ranks: (len(ranks), -ranks[-1]))
 
+    @property
+    def is_value(self) -> bool:
+        """Whether it is, or has in it, what is no tensor, or what nobody can tell apart."""
+        return _TO in self.name or any(map(_is_value, self.by_text))
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks that have it alike."""
+        return tuple(sorted(self.by_text.values()))
+
     def describe(self, suspects: Collection[int] = ()) -> str:
         """``optimizer lr is 0.1 on rank 1, 0.08 on ranks 0, 2``; without values who differs."""
         lone = self.lone
@@ -46,7 +63,7 @@ class Difference(NamedTuple):
             self.by_text.items(),
             key=lambda item: (not {*item[1]} & {*suspects}, item[1] != lone, item[1]),
         )
-        if all(text.startswith("=") for text in self.by_text):
+        if all(map(_is_plain, self.by_text)):
             values = ", ".join(f"{text[1:]} on {_listed(ranks)}" for text, ranks in in_order)
             return f"{self.name} differs: {values}"
         if all(text.startswith(PART) for text in self.by_text):
@@ -60,21 +77,57 @@ class Difference(NamedTuple):
         return f"{self.name} differs: " + " against ".join(_listed(ranks) for _, ranks in in_order)
 
 
-def bundled(texts: Mapping[str, str], most: int = MOST) -> dict[str, str]:
-    """The same in at most ``most`` parts: consecutive ones become ``first .. last``."""
+def bundled(
+    texts: Mapping[str, str], labels: Mapping[str, str] = _NONE, most: int = MOST
+) -> dict[str, str]:
+    """The same in at most ``most`` parts.
+
+    Those that differ in the numbers in their names, as those of alike layers do, become one: most
+    likely the same ranks hold them. If that is not enough, consecutive ones become ``first ..
+    last``.
+
+    Args:
+        texts: by name.
+        labels: the names to go by, of those that have others.
+        most: how many there may be.
+    """
+    if len(texts) <= most:
+        return {_cut(name): text for name, text in texts.items()}
+    alike: dict[str, dict[str, str]] = {}
+    for name in sorted(texts):
+        alike.setdefault(numberless(labels.get(name, name)), {})[name] = texts[name]
+    texts = {key: _joined(each) for key, each in alike.items()}
     names = sorted(texts)
     size = -(-len(names) // most) or 1
     found: dict[str, str] = {}
     for at in range(0, len(names), size):
         group = names[at : at + size]
-        if len(group) == 1:
-            found[_cut(group[0])] = texts[group[0]]
-        else:
-            said = "\n".join(f"{name} {texts[name]}" for name in group)
-            kind = PART if all(texts[name].startswith(PART) for name in group) else ""
-            text = f"{kind}{zlib.crc32(said.encode()):08x}"
-            found[f"{_cut(group[0])} .. {_cut(group[-1])}"] = text
+        key = _cut(group[0]) + (f"{_TO}{_cut(group[-1])}" if len(group) > 1 else "")
+        found[key] = _joined({name: texts[name] for name in group})
     return found
+
+
+def _joined(texts: Mapping[str, str]) -> str:
+    """One text for several."""
+    if len(texts) == 1:
+        return next(iter(texts.values()))
+    said = "\n".join(f"{name} {text}" for name, text in texts.items())
+    kind = ""
+    if all(text.startswith(PART) for text in texts.values()):
+        kind = PART
+    elif any(map(_is_value, texts.values())):
+        kind = VALUE
+    return f"{kind}{zlib.crc32(said.encode()):08x}"
+
+
+def numberless(name: str) -> str:
+    """The name of all tensors whose names differ from this one in their numbers."""
+    return _NUMBERS.sub("*", name)
+
+
+def is_named(name: str, label: str, names: Collection[str]) -> bool:
+    """Whether a tensor is among those that :func:`bundled` gave these names."""
+    return _cut(name) in names or _cut(numberless(label)) in names
 
 
 def differences(of: Mapping[int, Fingerprint]) -> list[Difference]:
@@ -111,13 +164,17 @@ def describe(found: list[Difference], suspects: Collection[int] = ()) -> str:
         found: the differences.
         suspects: ranks to be named first.
     """
-    found = sorted(found, key=lambda each: not all(map(_is_value, each.by_text)))
+    found = sorted(found, key=lambda each: not all(map(_is_plain, each.by_text)))
     more = f"; {len(found) - _SHOWN} more differ" if len(found) > _SHOWN else ""
     return "; ".join(each.describe(suspects) for each in found[:_SHOWN]) + more
 
 
-def _is_value(text: str) -> bool:
+def _is_plain(text: str) -> bool:
     return text.startswith("=")
+
+
+def _is_value(text: str) -> bool:
+    return text.startswith(("=", VALUE))
 
 
 def _cut(name: str) -> str:

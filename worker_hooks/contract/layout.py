@@ -157,9 +157,13 @@ class DumpLayout(NamedTuple):
         return DumpLayout(ckpt_save_path / f"{DUMP}{step}", record_id)
 
     @staticmethod
-    def shard(rank: int, epoch: int, batch: int) -> str:
-        """The file of the rank that wrote replicated state, relative to the folder."""
-        return f"rank_{rank}/ttp_rank_{rank}-{epoch}_{batch}.safetensors"
+    def shard(rank: int, epoch: int, batch: int, share: int = 0) -> str:
+        """The file of the rank that wrote replicated state, relative to the folder.
+
+        ``share``: which of the parts of the state that the rank holds.
+        """
+        more = f"-part{share}" if share else ""
+        return f"rank_{rank}/ttp_rank_{rank}-{epoch}_{batch}{more}.safetensors"
 
     @staticmethod
     def private(rank: int) -> str:

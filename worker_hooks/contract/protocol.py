@@ -273,6 +273,8 @@ class Save(NamedTuple):
     parts: int = 0
     is_quick: bool = False  # to memory: no checksum, and a digest that only finds accidents
     round: int = 0  # of the dump's orders: the answer repeats it
+    share: int = 0  # which of the state's parts that the rank holds: the answer repeats it
+    without: list[str] = []  # noqa: RUF012  names of what is in none but others of these
 
 
 class Written(NamedTuple):
@@ -286,6 +288,7 @@ class Written(NamedTuple):
     sha256: str
     digest: str  # of the whole replicated state: equal on all replicas
     round: int = 0  # of the order that this answers
+    share: int = 0  # of the same
 
 
 class Digested(NamedTuple):
@@ -296,6 +299,7 @@ class Digested(NamedTuple):
     dump_id: int
     digest: str
     round: int = 0  # of the order that this answers
+    share: int = 0  # of the same
 
 
 class SaveFailed(NamedTuple):
@@ -307,6 +311,7 @@ class SaveFailed(NamedTuple):
     why: str
     is_place: bool
     round: int = 0  # of the order that this answers
+    share: int = 0  # of the same
 
 
 class Progress(NamedTuple):

@@ -107,7 +107,7 @@ class Guard:
         self.memory: HeldDump | None = None
         """From the order to rejoin, or a newcomer's welcome, until GoOn: the dump that this rank
         resumes from. Until then it is the state, whatever the main thread does."""
-        self.digest = ""  # quick, of the state that was compared last
+        self.digests = saving.SaidDigests()
         self._before_dump = before_dump
         self._when_agent_died = when_agent_died
         self.is_forsaken = False
@@ -589,5 +589,5 @@ class Guard:
         """As :func:`worker_hooks.guard.save.save`, of this rank."""
         grace_s = VERIFY_S if self.welcome is None else self.welcome.update_grace_s
         answer = self._frozen.save(self.env, order, grace_s, advance)
-        self.digest = answer.digest
+        self.digests.note(answer)
         return answer

@@ -33,6 +33,24 @@ _PLACE_ERRORS = {
 }
 
 
+class SaidDigests:
+    """What this rank has said to hold when it was asked last."""
+
+    def __init__(self) -> None:
+        self._dump_id = -1
+        self._by_share: dict[int, str] = {}
+
+    def note(self, answer: protocol.Written | protocol.Digested) -> None:
+        """It has said this."""
+        if answer.dump_id != self._dump_id:
+            self._dump_id, self._by_share = answer.dump_id, {}
+        self._by_share[answer.share] = answer.digest
+
+    def __str__(self) -> str:
+        """The digests of all parts that it holds, as a checkpoint in memory has them."""
+        return ",".join(digest for _, digest in sorted(self._by_share.items()))
+
+
 class _Answer(TypedDict):
     """The fields that every answer to an order has."""
 
@@ -40,6 +58,7 @@ class _Answer(TypedDict):
     attempt: int
     dump_id: int
     round: int
+    share: int
 
 
 def save(
@@ -62,7 +81,7 @@ def save(
         OSError: the folder, or the disk below it, fails.
         RuntimeError: the state changed meanwhile.
     """
-    replica = source.replica(order.step)  # may still copy what is small
+    replica = source.replica(order.step, order.without)  # may still copy what is small
     version = source.version(order.step) if frozen_version is None else frozen_version
     file, shard = "", None
     if order.parts == 0:
@@ -70,7 +89,7 @@ def save(
     elif order.is_quick:
         shard = write_quick(Path(order.folder), replica, order.part, order.parts, advance)
     else:
-        file = DumpLayout.shard(env.rank, *source.position(order.step))
+        file = DumpLayout.shard(env.rank, *source.position(order.step), order.share)
         path = Path(order.folder, file)
         path.parent.mkdir(FOLDER_MODE, exist_ok=True)
         shard = write(path, replica, order.part, order.parts, advance)
@@ -107,4 +126,5 @@ def _answer_to(order: protocol.Save, env: RankEnv) -> _Answer:
         "attempt": env.attempt,
         "dump_id": order.dump_id,
         "round": order.round,
+        "share": order.share,
     }

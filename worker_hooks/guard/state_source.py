@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from worker_hooks.contract.status_page import Page
@@ -13,8 +14,11 @@ from worker_hooks.tensors.shard import Replica
 class SaveSource(Protocol):
     """The state that is saved."""
 
-    def replica(self, step: int) -> Replica:
-        """The replicated state as of the newest commit or, if torn but complete, of the next."""
+    def replica(self, step: int, without: Collection[str] = ()) -> Replica:
+        """The replicated state as of the newest commit or, if torn but complete, of the next.
+
+        ``without``: names of what is left out, as ranks compare them.
+        """
 
     def position(self, step: int) -> tuple[int, int]:
         """Epoch and batch of that step, as file names count them."""

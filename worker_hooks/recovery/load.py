@@ -25,7 +25,7 @@ from worker_hooks.storage.commit import EARLY_BUFFERS
 from worker_hooks.storage.manifest import Manifest
 from worker_hooks.storage.memory_dump import HERE, HeldDump
 from worker_hooks.storage.one_state import why_not_one
-from worker_hooks.storage.shard_file import OBJECTS, REST
+from worker_hooks.storage.shard_file import HAS, OBJECTS, REST
 from worker_hooks.storage.tensor_parts import Block, JoinedTensor, joined, runs
 from worker_hooks.tensors import state_json
 from worker_hooks.tensors.placements import Box
@@ -144,12 +144,20 @@ class LoadedState(NamedTuple):
     values: dict[str, Json]  # the pieces' values without tensors, by the pieces' names
     metadata: dict[str, str]  # of the file that holds most of what its writer alone had
     held: HeldDump | None = None  # keeps the files open
-    variant: int = 0  # of the states, if there are several
+    # of a checkpoint in memory: of the states, if there are several, and of their tensors
+    variants: tuple[int, ...] = (0,)
+    names: tuple[frozenset[str] | None, ...] = (None,)  # None: all
 
     @property
     def digest(self) -> str:
         """Of a checkpoint in memory: what the replicas of this rank say they hold."""
-        return self.manifest.digest.split(",")[self.variant]
+        return ",".join(self.digests)
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The same by variant."""
+        found = self.manifest.digest.split(",")
+        return tuple(found[variant] for variant in self.variants)
 
     def private(self, rank: int) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
         """A rank's private state; ``None``: the dump has none.
@@ -181,37 +189,41 @@ def open_in_memory(folder: Path, manifest: Manifest, rank: int) -> LoadedState:
         ValueError: the files do not make up a state of this rank; the message says why.
     """
     held = HeldDump(folder, manifest)
-    variant = manifests.variant_of(manifest, rank, manifest.world_size)
-    saved = open_dump(HERE, held.manifest, variant)
-    return saved._replace(held=held, variant=variant)
+    variants = manifests.variants_of(manifest, rank, manifest.world_size)
+    saved = open_dump(HERE, held.manifest, variants)
+    return saved._replace(held=held, variants=variants)
 
 
-def open_dump(folder: Path, manifest: Manifest, variant: int = 0) -> LoadedState:
+def open_dump(folder: Path, manifest: Manifest, variants: tuple[int, ...] = (0,)) -> LoadedState:
     """Open a verified dump; tensors are read when they are accessed.
 
     Args:
         folder: the dump's.
         manifest: the dump's.
-        variant: which state, if there are several.
+        variants: which states, if there are several; none has anything that another one has
+            differently.
 
     Raises:
         OSError: a file cannot be read.
         ValueError: the files do not make up a state; the message says why.
     """
     most, metadata, files, others = -1, dict[str, str](), [], set[Path]()
+    has = dict[int, frozenset[str] | None]()
     for shard in manifest.shards:
         if shard.kind != "replicated":
             continue
         path = folder / shard.file
-        if shard.variant != variant and not manifest.holders:
+        if shard.variant not in variants and not manifest.holders:
             continue
         header = safetensors_file.read_header(path)
         files.append((path, header))
-        if shard.variant != variant:  # other ranks'; they may have parts of distributed tensors
+        if shard.variant not in variants:  # they may have parts of distributed tensors
             others.add(path)
             continue
         try:
             named = state_json.names_in(_json(header.metadata, OBJECTS))
+            known = header.metadata.get(HAS)
+            has[shard.variant] = None if known is None else frozenset(json.loads(known))
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{path} was not written by msrun: {error}") from error
         count = len(named & {entry.name for entry in header.entries})
@@ -225,11 +237,12 @@ def open_dump(folder: Path, manifest: Manifest, variant: int = 0) -> LoadedState
         values = {**_json(metadata, OBJECTS), **_json(metadata, REST)["pieces"]}
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{folder} holds no state that msrun wrote: {error!r}") from error
-    return LoadedState(folder, manifest, Tensors(stored), values, metadata)
+    names = tuple(has.get(variant) for variant in variants)
+    return LoadedState(folder, manifest, Tensors(stored), values, metadata, names=names)
 
 
-def variant_for(folder: Path, manifest: Manifest, rank: int, world_size: int) -> int:
-    """Which variant of the state a rank resumes from.
+def variants_for(folder: Path, manifest: Manifest, rank: int, world_size: int) -> tuple[int, ...]:
+    """Which variants of the state a rank resumes from.
 
     Of groups that make up one state any one does: what is distributed is read from all of them.
 
@@ -238,13 +251,13 @@ def variant_for(folder: Path, manifest: Manifest, rank: int, world_size: int) ->
         ValueError: none is this rank's; the message says why.
     """
     if manifest.is_disputed or not manifest.holders or manifest.world_size == world_size:
-        return manifests.variant_of(manifest, rank, world_size)
+        return manifests.variants_of(manifest, rank, world_size)
     if why := why_not_one(manifests.files_by_group(folder, manifest)):
         raise ValueError(
             f"each of {manifest.world_size} ranks saved its own part of the state, and {why}: "
             f"{world_size} ranks cannot resume from it"
         )
-    return 0
+    return manifests.variants_of(manifest, manifest.holders[0][0], manifest.world_size)
 
 
 def restore(

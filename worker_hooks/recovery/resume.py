@@ -152,8 +152,8 @@ def restore_replicated(
     if is_in_memory:
         saved = load.open_in_memory(folder.parent, manifest, env.rank)
     else:
-        variant = load.variant_for(folder, manifest, env.rank, env.world_size)
-        saved = load.open_dump(folder, _without_damaged_models(folder, manifest), variant)
+        variants = load.variants_for(folder, manifest, env.rank, env.world_size)
+        saved = load.open_dump(folder, _without_damaged_models(folder, manifest), variants)
     manifest = saved.manifest
     _forget_gradients(pieces)
     facts = json.loads(saved.metadata["facts"])
@@ -360,7 +360,11 @@ def _is_unchanged(point: ResumePoint, committed: CommittedState) -> bool:
     """Whether the replicated state is known to be that of the checkpoint, bit for bit."""
     if not point.is_in_memory:
         return False
-    return digest_like(point.quick_digest, committed.present()) == point.quick_digest
+    present, saved = committed.present(), point.saved
+    return all(
+        digest_like(digest, present.only(names)) == digest
+        for digest, names in zip(saved.digests, saved.names, strict=True)
+    )
 
 
 def _consumed(point: ResumePoint, feed: Feed, rank: int) -> int:

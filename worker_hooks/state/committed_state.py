@@ -36,7 +36,7 @@ from worker_hooks.state.registry import (
     names_between_loops,
     structures,
 )
-from worker_hooks.state.replica import PieceReader, replica_of
+from worker_hooks.state.replica import PieceReader, replica_of, rest_of
 from worker_hooks.state.snapshot import tensors_in, version
 from worker_hooks.state.tensor import TensorPiece
 from worker_hooks.tensors.placements import part_of
@@ -503,8 +503,10 @@ class CommittedState:
         found = None if self.page is None else self.page.position(step)
         return (0, 0) if found is None else (found[0] + 1, found[1])
 
-    def replica(self, step: int) -> Replica:
+    def replica(self, step: int, without: Collection[str] = ()) -> Replica:
         """The replicated state as of ``step``: the commit's, or that of the complete step after it.
+
+        ``without``: names of what is left out, as ranks compare them.
 
         Raises:
             RuntimeError: it is neither, or the state of a piece could not be read.
@@ -515,7 +517,8 @@ class CommittedState:
         is_behind = self.device is not None and self.device.is_behind(step)
         if step == commit.step and not is_behind and (why := self.why_changed()):
             raise RuntimeError(why)
-        return self._as_of(commit, step)
+        found = self._as_of(commit, step)
+        return rest_of(found, self.pieces, without) if without else found
 
     def _as_of(self, commit: Commit, step: int) -> Replica:
         snapshots, copies = commit.snapshots, commit.tensors.copies

@@ -228,6 +228,19 @@ def saved_state(pieces: Iterable[Piece], name: str) -> Any:
     return None if piece is None else {}
 
 
+def labels(pieces: Iterable[Piece]) -> dict[str, str]:
+    """Names of optimizers' tensors with the names of their parameters in place of an index."""
+    found: dict[str, str] = {}
+    for piece in pieces:
+        if isinstance(piece, OptimizerPiece):
+            names, prefix = piece.names(), f"{piece.name}.state."
+            for name in piece.tensors():
+                index, _, key = name.removeprefix(prefix).partition(".")
+                if name.startswith(prefix) and index.isdecimal() and int(index) < len(names):
+                    found[name] = f"{prefix}{names[int(index)]}.{key}"
+    return found
+
+
 def names_between_loops(pieces: Iterable[Piece]) -> tuple[set[str], set[str]]:
     """The names of all tensors that may be saved from copies, and those of weights and averages.
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from worker_hooks.contract.fingerprint import is_named
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.device.side_stream import DeviceAccess
-from worker_hooks.state.registry import Piece, boxes_of, cut_of
+from worker_hooks.state.registry import Piece, boxes_of, cut_of, labels
 from worker_hooks.state.snapshot import UnreadableState
 from worker_hooks.tensors.placements import Box
 from worker_hooks.tensors.shard import Replica
@@ -130,3 +131,17 @@ def replica_of(
     rest = json.dumps({"pieces": replicated})
     more = {"objects": json.dumps(alike), "facts": json.dumps(facts)}
     return Replica(tensors, own, rest, more, access, boxes)
+
+
+def rest_of(replica: Replica, pieces: Sequence[Piece], without: Collection[str]) -> Replica:
+    """The part of a rank's state that it holds with other ranks than the rest.
+
+    Args:
+        replica: all of it.
+        pieces: what was registered.
+        without: names of tensors that belong to other parts, as ranks compare them.
+    """
+    label_of = labels(pieces)
+    return replica.only(
+        [name for name in replica.tensors if not is_named(name, label_of.get(name, name), without)]
+    )

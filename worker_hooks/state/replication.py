@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from worker_hooks.contract.fingerprint import PART, bundled
+from worker_hooks.contract.fingerprint import PART, VALUE, bundled
 from worker_hooks.device.side_stream import HOST, DeviceAccess
 from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.optimizer import OptimizerPiece
-from worker_hooks.state.registry import Piece, boxes_of
+from worker_hooks.state.registry import Piece, boxes_of, labels
 from worker_hooks.state.scaler import ScalerPiece
 from worker_hooks.state.scheduler import SchedulerPiece
 from worker_hooks.tensors import state_json
@@ -204,7 +204,7 @@ class Replication:
             self._report(step, {}, is_late, str(error) or repr(error), "")
             return
         self._known |= texts.keys()
-        texts = {**bundled(texts), **self._own_values()}
+        texts = {**bundled(texts, labels(self._pieces)), **self._own_values()}
         self._report(step, texts, is_late, "", "" if is_late else self._holds())
 
     def _holds(self) -> str:
@@ -264,7 +264,7 @@ def _values(name: str, value: Any) -> dict[str, str]:
         for key, each in value.items():
             found |= _values(f"{name}.{key}", each)
         return found
-    return {name: f"{zlib.crc32(json.dumps(value, sort_keys=True).encode()):08x}"}
+    return {name: f"{VALUE}{zlib.crc32(json.dumps(value, sort_keys=True).encode()):08x}"}
 
 
 def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
@@ -279,4 +279,4 @@ def _leaves(path: str, value: Any) -> list[tuple[str, Any]]:
 
 def _text(value: Any) -> str:
     text = json.dumps(value)
-    return f"={text}" if len(text) <= _TEXT else f"{zlib.crc32(text.encode()):08x}"
+    return f"={text}" if len(text) <= _TEXT else f"{VALUE}{zlib.crc32(text.encode()):08x}"

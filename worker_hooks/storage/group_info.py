@@ -28,12 +28,19 @@ _LONGEST = 10  # bytes of a number of 64 bits
 
 
 def write_all(folder: Path, holders: Iterable[Sequence[int]]) -> None:
-    """Write the file of every rank of these groups into a checkpoint.
+    """Write the file of every rank that holds some of these parts into a checkpoint.
 
     A copy of what the manifest says: without room there is none, and it need not survive a power
     cut.
     """
-    for ranks in holders:
+    parts_of: dict[int, list[int]] = {}
+    for index, ranks in enumerate(holders):
+        for rank in ranks:
+            parts_of.setdefault(rank, []).append(index)
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for rank, parts in parts_of.items():
+        alike.setdefault(tuple(parts), []).append(rank)
+    for ranks in alike.values():
         for rank in ranks:
             path = folder / DumpLayout.group_info(rank)
             with contextlib.suppress(OSError):

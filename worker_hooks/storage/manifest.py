@@ -419,8 +419,8 @@ def sound_model(folder: Path, manifest: Manifest) -> Manifest | None:
     return None if _holes(folder, made) else made
 
 
-def variant_of(manifest: Manifest, rank: int, world_size: int) -> int:
-    """Which variant of the state a rank resumes from.
+def variants_of(manifest: Manifest, rank: int, world_size: int) -> tuple[int, ...]:
+    """Which variants of the state a rank resumes from: together they have all that it holds.
 
     Raises:
         ValueError: none is this rank's; the message says why.
@@ -428,17 +428,16 @@ def variant_of(manifest: Manifest, rank: int, world_size: int) -> int:
     if manifest.is_disputed:
         raise ValueError(describe_dispute(manifest))
     if not manifest.holders:
-        return 0
+        return (0,)
     if manifest.world_size != world_size:
         raise ValueError(
             f"each of {manifest.world_size} ranks saved its own part of the state: {world_size} "
             "ranks cannot resume from it"
         )
-    found = (at for at, ranks in enumerate(manifest.holders) if rank in ranks)
-    variant = next(found, None)
-    if variant is None:
+    found = tuple(at for at, ranks in enumerate(manifest.holders) if rank in ranks)
+    if not found:
         raise ValueError(f"it does not hold the part of rank {rank}")
-    return variant
+    return found
 
 
 def describe_dispute(manifest: Manifest) -> str:

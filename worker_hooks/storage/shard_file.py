@@ -18,6 +18,7 @@ GLOBAL_SHAPE = "global_shape"  # ours: the shape of a tensor that was cut
 DISTRIBUTED = "distributed"  # ours: whether other ranks hold other parts of this same tensor
 REST = "rest"  # ours: the state that is no tensor
 OBJECTS = "objects"  # ours: values of pieces that belong to their writer
+HAS = "has"  # ours: the tensors of a part of the writer's state, also those of no element
 
 
 class WrittenShard(NamedTuple):

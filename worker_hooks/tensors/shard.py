@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +28,7 @@ from worker_hooks.storage.safetensors_file import BITS
 from worker_hooks.storage.shard_file import (
     DISTRIBUTED,
     GLOBAL_SHAPE,
+    HAS,
     OFFSETS,
     REST,
     SHARDING,
@@ -35,6 +36,7 @@ from worker_hooks.storage.shard_file import (
     digest_of,
 )
 from worker_hooks.storage.shard_file import write as write_part
+from worker_hooks.tensors import state_json
 from worker_hooks.tensors.device_digest import add_tensor, is_summed_there
 from worker_hooks.tensors.fast_digest import FastDigest
 from worker_hooks.tensors.placements import Box
@@ -55,6 +57,20 @@ class Replica(NamedTuple):
     metadata: Mapping[str, str]  # free; not in the digest
     access: DeviceAccess = HOST
     boxes: Mapping[str, Box] = MappingProxyType({})  # of the tensors that are distributed
+    compared: str = ""  # what the digest covers of ``rest``; empty: all
+
+    def only(self, names: Collection[str] | None) -> Replica:
+        """What of it other ranks hold with this one, if not all; ``None``: all."""
+        if names is None:
+            return self
+        kept = frozenset(names)
+        return self._replace(
+            tensors={name: each for name, each in self.tensors.items() if name in kept},
+            boxes={name: each for name, each in self.boxes.items() if name in kept},
+            # where tensors lie that are left out is not the same on all of them
+            compared=state_json.dumps(state_json.without_places(json.loads(self.rest))),
+            metadata={**self.metadata, HAS: json.dumps(sorted(kept))},
+        )
 
     @property
     def is_on_device(self) -> bool:
@@ -155,7 +171,7 @@ def digest(replica: Replica, advance: Callable[[int], None]) -> str:
             for piece in reader.pieces(cut.tensor):
                 blocks.add(piece)
                 advance(len(piece))
-        return digest_of(_seed(cuts, replica.rest), blocks.hashes())
+        return digest_of(_seed(cuts, replica), blocks.hashes())
 
 
 def quick_digest(replica: Replica, advance: Callable[[int], None] = lambda _: None) -> str:
@@ -169,7 +185,7 @@ def quick_digest(replica: Replica, advance: Callable[[int], None] = lambda _: No
     found = FastDigest(cut.entry.nbytes for cut in cuts)
     for cut in cuts:
         add_tensor(found, cut.tensor, reader, advance)
-    return found.digest(_seed(cuts, replica.rest))
+    return found.digest(_seed(cuts, replica))
 
 
 def digest_like(other: str, replica: Replica) -> str:
@@ -189,7 +205,7 @@ def digest_like(other: str, replica: Replica) -> str:
     for cut in cuts:
         for piece in reader.pieces(cut.tensor):
             found = zlib.crc32(piece, found)
-    return kept_digest(_seed(cuts, replica.rest), found)
+    return kept_digest(_seed(cuts, replica), found)
 
 
 def plan(replica: Replica, part: int, parts: int) -> ShardPlan:
@@ -205,7 +221,7 @@ def plan(replica: Replica, part: int, parts: int) -> ShardPlan:
     buffers = replica.buffers if part == 0 else ()
     head = _header(replica, [cut for cut in cuts if cut.is_written], buffers)
     contents = [content for _, content in buffers]
-    return ShardPlan(head, _seed(cuts, replica.rest), cuts, contents)
+    return ShardPlan(head, _seed(cuts, replica), cuts, contents)
 
 
 def write(
@@ -344,8 +360,8 @@ def sharding(cuts: Sequence[TensorCut], entries: Sequence[Entry]) -> str:
     return json.dumps(places | {cut.entry.name: cut.place for cut in cuts})
 
 
-def _seed(cuts: Sequence[TensorCut], rest: str) -> str:
-    return seed_of(*seed_texts(cuts), json.dumps(rest))
+def _seed(cuts: Sequence[TensorCut], replica: Replica) -> str:
+    return seed_of(*seed_texts(cuts), json.dumps(replica.compared or replica.rest))
 
 
 def seed_texts(cuts: Sequence[TensorCut]) -> tuple[str, str]:

@@ -304,7 +304,7 @@ class TrainState:
             observer.attempt_begins(order.attempt)
         self._loop.tracker.abandon()
         is_whole = not was_torn and self._committed.is_as_committed()
-        live = (self.step, self._guard.digest) if is_whole else None
+        live = (self.step, str(self._guard.digests)) if is_whole else None
         env = self._guard.env
         point = resume.restore_replicated(self._committed.pieces, Path(order.path), env, live)
         self._committed.begin_again(point.step)

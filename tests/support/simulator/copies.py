@@ -131,7 +131,7 @@ class CopyWatch:
         copy = self.newest
         if copy is None or copy.step <= max(self.watch.dump.saved, 0):
             return None
-        of_all = all(self.wrote(copy, group) for group in self.watch.same.sharing())
+        of_all = all(self.wrote(copy, group) for group in self.watch.same.alike())
         return copy if of_all else None
 
     def wrote(self, copy: ev.StateCopied, group: set[int]) -> bool:
@@ -156,7 +156,7 @@ class CopyWatch:
         if dump.commit is not None or action.place != len(dump.full):
             self.broken(f"{action} twice, or places {dump.full} are full")
         sides = [
-            group for each in action.variants for group in watch.same.sharing() if {*each} <= group
+            group for each in action.variants for group in watch.same.alike() if {*each} <= group
         ]
         if [set(each) for each in action.holders] != (sides if len(sides) > 1 else []):
             self.broken(f"{action}, but its holders are {sides}")

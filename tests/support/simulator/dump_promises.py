@@ -76,7 +76,11 @@ class DumpWatch:
         return self.watch.running & self.registered - self.cut - self.watch.replacing.hung
 
     def holders(self) -> set[int]:
-        """Who can still write the step that is being saved."""
+        """The seats of who can still write the step that is being saved."""
+        return self.watch.same.seats_of(self.able_ranks())
+
+    def able_ranks(self) -> set[int]:
+        """Who can still write it."""
         step = self.step if self.step >= 0 else self.newest_covered()
         whole = {r for r, each in self.frozen.items() if each.is_whole and each.step == step}
         return whole & self.reachable() - self.failed
@@ -158,12 +162,14 @@ class DumpWatch:
         match event:
             case protocol.Frozen() if before.state in ASKED and rank in self.watch.running:
                 self.froze(before, event)
-            case protocol.Written() if self.is_awaited(before, event.rank, event.round):
-                self.digests[event.rank] = event.digest
-                self.written[event.rank, event.round] = event.digest
+            case protocol.Written() if self.is_awaited(before, event):
+                seat = self.watch.same.seat(event)
+                self.digests[seat] = event.digest
+                self.written[seat, event.round] = event.digest
             case protocol.Digested(round=number) if before.state is JobState.DUMPING:
-                if number >= self.since and rank in self.asked & self.reachable() - self.failed:
-                    self.digests[event.rank] = event.digest
+                seat = self.watch.same.seat(event)
+                if number >= self.since and seat in self.asked and self.is_asked_still(rank):
+                    self.digests[seat] = event.digest
             case protocol.SaveFailed() if before.state is JobState.DUMPING:
                 self.said_to_fail(event)
             case ev.CommitFailed() if before.state is JobState.COMMITTING and self.commit:
@@ -185,17 +191,21 @@ class DumpWatch:
 
     def said_to_fail(self, event: protocol.SaveFailed) -> None:
         order = self.orders[-1] if self.orders else self.broken(f"{event}: nobody was asked")
-        is_writer = event.rank in order.writers
+        seat = self.watch.same.seat(event)
+        is_writer = seat in order.writers
         if (is_writer and event.round != order.round) or event.round < self.since:
             return
         if is_writer and event.is_place and not self.complete(order.place):
             self.full.add(order.place)
-        elif event.rank not in self.digests or is_writer:
+        elif seat not in self.digests or is_writer:
             self.failed.add(event.rank)
 
-    def is_awaited(self, before: Job, rank: int, number: int) -> bool:
-        order = self.orders[-1] if self.orders else None
-        is_due = order is not None and rank in order.writers and number == order.round
+    def is_asked_still(self, rank: int | None) -> bool:
+        return rank in self.reachable() - self.failed
+
+    def is_awaited(self, before: Job, event: protocol.Written) -> bool:
+        order, seat = self.orders[-1] if self.orders else None, self.watch.same.seat(event)
+        is_due = order is not None and seat in order.writers and event.round == order.round
         return before.state is JobState.DUMPING and is_due
 
     def out_of_patience(self, state: JobState) -> None:
@@ -205,9 +215,12 @@ class DumpWatch:
             self.broken("nobody was asked to write")
         elif state is JobState.DUMPING:
             order = self.orders[-1]
-            wrote = {rank for rank, number in self.written if number == order.round}
-            writing = {*order.writers} - wrote - self.failed  # nobody is stuck twice
-            self.failed |= writing or self.asked - self.digests.keys()
+            wrote = {seat for seat, number in self.written if number == order.round}
+            rank_of = self.watch.same.rank_of
+            writing = {
+                *map(rank_of, {*order.writers} - wrote)
+            } - self.failed  # nobody is stuck twice
+            self.failed |= writing or {*map(rank_of, self.asked - self.digests.keys())}
             if writing and not self.complete(order.place):
                 self.stuck[order.place] += 1
                 if self.stuck[order.place] > 1 and order.place + 1 < self.node.policy.dump.places:
@@ -229,10 +242,10 @@ class DumpWatch:
             return bool((done - {None}) & {self.digests.get(rank) for rank in group})
 
         everything = set(self.node.policy.ranks)
-        return has(everything) if not self.watch.same.groups else self.has_all(has)
+        return has(everything) if not self.watch.same.parts else self.has_all(has)
 
     def has_all(self, has: Callable[[set[int]], bool]) -> bool:
-        return all(has(group) for group in self.watch.same.groups)
+        return all(has(seats) for seats in self.watch.same.seats)
 
     def committed(self, event: ev.DumpCommitted) -> None:
         is_memory = self.commit is None or self.commit.place == do.MEMORY
@@ -358,7 +371,7 @@ class DumpWatch:
         same, rules = self.watch.same, self.node.policy.dump
         is_last = action.place + 1 == rules.places
         is_stuck = is_last and self.stuck[action.place] > 0  # then all that are left try at once
-        is_each = same.no_holder() and not (same.groups or is_first)  # nobody has compared them
+        is_each = same.no_holder() and not (same.parts or is_first)  # nobody has compared them
         enough = rules.memory_writers if action.place == do.MEMORY else 1
         most = max(len(group & {*action.writers}) for group in same.sharing())
         if most > enough and not (rules.split or is_stuck or is_each):
@@ -366,7 +379,7 @@ class DumpWatch:
 
     def check_again(self, action: do.SaveRanks) -> None:
         """A file that is part of something complete is not replaced."""
-        for each in self.orders if self.watch.same.groups else ():
+        for each in self.orders if self.watch.same.parts else ():
             for group in (each.groups or (each.writers,)) if each.place == action.place else ():
                 wrote = {self.written.get((rank, each.round)) for rank in group}
                 if None not in wrote and len(wrote) == 1 and {*group} & {*action.writers}:
@@ -400,7 +413,17 @@ class DumpWatch:
         digests = [self.check_variant(action, variant) for variant in action.variants]
         if len(set(digests)) != len(digests):
             self.broken(f"{action}: the same state twice")
-        owing = self.asked & self.reachable() - self.digests.keys() - self.failed
+        still = self.watch.same.seats_of(self.reachable() - self.failed)
+        reports = self.node.replicas.reports
+        boxes = {
+            f"{name}:{text}:"
+            for rank in self.node.policy.ranks
+            for name, text in reports.texts(rank).items()
+            if reports.has_boxes and self.watch.same.is_known
+        }
+        if lacking := [box for box in boxes if not any(box in each for each in digests)]:
+            self.broken(f"{action}, but nobody wrote {lacking}")
+        owing = self.asked & still - self.digests.keys()
         if owing:
             self.broken(f"{action}, but ranks {sorted(owing)} have not said what they hold")
         self.check_vote(action, digests)
@@ -428,14 +451,16 @@ class DumpWatch:
             best, count = votes.most_common(1)[0]
             is_settled = 2 * count > votes.total()
             is_disputed |= not is_settled
-            here = {d for d in votes if any(self.digests.get(r) == d for r in self.holders())}
+            able = self.holders()
+            here = {d for d in votes if any(self.digests.get(r) == d for r in able)}
             kept = {best} if is_settled else here & {*votes} or ({*digests} & {*votes})
             if not kept <= set(digests):
                 self.broken(said)
             wanted |= kept | ({*digests} & {*votes} if not is_settled else set())
             one = best if is_settled else digests[0] if len(digests) == 1 else None
             odd += [r for r in group if one is not None and self.digests.get(r, one) != one]
-        if set(digests) != wanted or action.odd != tuple(sorted(odd)):
+        odd = sorted({*map(self.watch.same.rank_of, odd)})
+        if set(digests) != wanted or action.odd != tuple(odd):
             self.broken(said)
         if action.is_disputed != is_disputed:
             self.broken(f"{action}, is not disputed: each part is its own, {self.digests}")
@@ -445,6 +470,7 @@ class DumpWatch:
                 self.broken(said)
         if len(groups) > 1 and len(digests) > 1 and not is_disputed:
             of = {d: {r for g in groups for r in g if self.digests_of(g) == d} for d in digests}
+            of = {d: {*map(self.watch.same.rank_of, each)} for d, each in of.items()}
             if [set(each) for each in action.holders] != [of[d] for d in digests]:
                 self.broken(f"{action}, but its holders are {of}")
 

@@ -89,7 +89,7 @@ class KeptWatch:
             return 0
         held = [
             {step for rank in group for step in self.left.get(rank, ())}
-            for group in watch.same.sharing()
+            for group in watch.same.alike()
         ]
         step = max(set.intersection(*held), default=0)
         return step if step > max(watch.dump.saved, 0) else 0
@@ -118,5 +118,5 @@ class KeptWatch:
 
     def parts(self, action: do.CommitDump) -> list[set[int]]:
         """The groups, in the order of who writes for them."""
-        every = self.watch.same.sharing()
+        every = self.watch.same.alike()
         return [next(g for g in every if each[0] in g) for each in action.variants]

@@ -90,13 +90,15 @@ class Story:
     ended_at: float | None = None
 
 
-def simulate(seed: int, decide: Callable[[Job, ev.Event], Decision] = decide) -> Story:
-    """Play one schedule.
+def simulate(
+    seed: int, decide: Callable[[Job, ev.Event], Decision] = decide, *, has_boxes: bool = False
+) -> Story:
+    """Play one schedule; `has_boxes`: of a job whose ranks hold one tensor with these and another one with those.
 
     Raises:
         BrokenPromiseError: a promise does not hold; the message names it and the seed.
     """
-    node = Node(seed, decide)
+    node = Node(seed, decide, has_boxes=has_boxes)
     try:
         return node.run()
     finally:
@@ -106,15 +108,18 @@ def simulate(seed: int, decide: Callable[[Job, ev.Event], Decision] = decide) ->
 class Node:
     """Performs actions, in a clock that jumps from one happening to the next."""
 
-    def __init__(self, seed: int, decide: Callable[[Job, ev.Event], Decision]) -> None:
+    def __init__(
+        self, seed: int, decide: Callable[[Job, ev.Event], Decision], *, has_boxes: bool = False
+    ) -> None:
         self.seed = seed
+        self.has_boxes = has_boxes
         self.rng = rng = Dice(seed)
         self.decide = decide
         self.replicas = Replicas(self)
         self.weather = _weather(rng, calm=self.replicas.climate.hooks > 0 and rng.random() < 0.8)
         lost = self.weather.lost > 0
         self.policy = policy(
-            ranks=tuple(range(rng.choice((1, 2, 2, 3, 4, 5)))),
+            ranks=tuple(range(rng.choice((3, 4, 4, 4, 6, 8) if has_boxes else (1, 2, 2, 3, 4, 5)))),
             max_restarts=rng.choice((0, 1, 1, 2, 3)),
             start_s=rng.choice((5.0, 20.0) if lost else (5.0, 20.0, None)),
             grace_s=rng.choice((0.0, 3.0, 30.0)),
@@ -370,7 +375,7 @@ def _weather(rng: Random, calm: bool) -> Weather:
     )
 
 
-def census(first: int, count: int) -> Counter[str]:
+def census(first: int, count: int, *, has_boxes: bool = False) -> Counter[str]:
     """How many of the schedules came to what, and their cost: how often ``reference_s`` each took.
 
     A processor that others share is slow for both, so the ratio shows a decision that became slow.
@@ -382,7 +387,7 @@ def census(first: int, count: int) -> Counter[str]:
         for seed in range(first, first + count):
             if seed % REFERENCE_EVERY == 0:
                 references.append(reference_s())
-            _count(simulate(seed), seen)
+            _count(simulate(seed, has_boxes=has_boxes), seen)
         took_s = time.process_time() - began_s
     whole_s = REFERENCE * sum(references)
     seen["cost"] = round((took_s - whole_s) / count * len(references) / sum(references))
@@ -400,7 +405,8 @@ def _count(story: Story, seen: Counter[str]) -> None:
         seen[each] += 1
     for each in story.actions:
         match each:
-            case do.SaveRanks(round=number, place=place):
+            case do.SaveRanks(round=number, place=place, parts=parts):
+                seen["in several parts"] += bool(parts)
                 seen["written again"] += number > 0
                 seen["elsewhere"] += place > 0
                 seen["to memory"] += place == do.MEMORY

@@ -7,7 +7,7 @@ itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from agent.controller import actions as do
@@ -58,7 +58,7 @@ class File:
 
 @dataclass(slots=True)
 class Disk:
-    files: dict[tuple[int, int, int], File] = field(default_factory=dict)  # dump, place, rank
+    files: dict[tuple[int, int, int], File] = field(default_factory=dict)  # dump, place, seat
     dumps: dict[str, int] = field(default_factory=dict)  # path -> step
     committing: do.CommitDump | None = None
     memory: tuple[str, int] | None = None  # what the agent's own memory holds, and of which step
@@ -71,6 +71,8 @@ class Replicas:
         self.node = node
         self.rng = node.rng
         self.climate = climate(node.rng, node.seed)
+        if node.has_boxes:
+            self.climate = replace(self.climate, hooks=1.0)
         self.no_memory = node.rng.random() < self.climate.no_memory
         self.disk = Disk()
         self.training = Training(0, 0.0, 0)
@@ -266,9 +268,9 @@ class Replicas:
                     self.freeze(node.processes[rank], action)
             case do.SaveRanks(writers=writers):
                 groups = action.groups or (writers,)
-                parts = {rank: len(group) for group in groups for rank in group}
-                for rank in (*writers, *action.digesters):
-                    self.save(node.processes[rank], action, parts.get(rank, 0))
+                parts = {seat: len(group) for group in groups for seat in group}
+                for seat in (*writers, *action.digesters):
+                    self.save(node.processes[self.rank_of(seat)], action, seat, parts.get(seat, 0))
                 if self.climate.late:  # the agent writes every rank's private state meanwhile
                     after_s = 0.6 * node.policy.dump.stall_s
                     node.after(after_s, node.post, ev.DumpProgressed(action.dump_id))
@@ -314,7 +316,22 @@ class Replicas:
             about = process.rank, process.knows, dump_id, process.step, whole, why, nbytes, 0
             self.say(process, protocol.Frozen(*about, limit))
 
-    def save(self, process: Process, order: do.SaveRanks, parts: int) -> None:
+    def rank_of(self, seat: int) -> int:
+        """Of a rank that has several parts of the state, each is ordered by itself."""
+        return seat % len(self.node.policy.ranks)
+
+    def holds(self, process: Process, order: do.SaveRanks, seat: int) -> str:
+        """What its digest covers: the tensors of one part."""
+        texts = self.reports.texts(process.rank)
+        if order.parts:
+            count = len(self.node.policy.ranks)
+            mine = [part for part in order.parts if process.rank in part.ranks]
+            without = mine[seat // count].without
+            texts = {name: text for name, text in texts.items() if name not in without}
+        flips = dict.fromkeys(list(self.reports.texts(process.rank))[:1], process.flip)
+        return ",".join(f"{name}:{text}:{flips.get(name, 0)}" for name, text in texts.items())
+
+    def save(self, process: Process, order: do.SaveRanks, seat: int, parts: int) -> None:
         """One order after the other: what the last one writes is what the file is."""
         rng, node = self.rng, self.node
         if rng.random() < self.climate.mute:
@@ -329,31 +346,32 @@ class Replicas:
         pace_s = 0.6 * node.policy.dump.stall_s
         for tick in range(1, int(took_s / pace_s) + 1):
             node.at(start + tick * pace_s, self.progress, process, order.dump_id)
-        node.at(end, self.saved, process, order, parts)
+        node.at(end, self.saved, process, order, seat, parts)
 
     def progress(self, process: Process, dump_id: int) -> None:
         if process.alive and process.is_linked:
             self.node.post(protocol.Progress(process.rank, process.knows, dump_id, 1))
 
-    def saved(self, process: Process, order: do.SaveRanks, parts: int) -> None:
+    def saved(self, process: Process, order: do.SaveRanks, seat: int, parts: int) -> None:
         if not process.alive or not process.is_linked:
             return
         rank, dump_id = process.rank, order.dump_id
         who = rank, process.knows, dump_id
+        share = seat // len(self.node.policy.ranks)
         holds = process.step == order.step and not process.is_torn
         is_bad = self.no_memory if order.place == do.MEMORY else self.climate.bad[order.place]
         if parts and is_bad:
-            event: ev.Event = protocol.SaveFailed(*who, "no space left", True, order.round)
+            event: ev.Event = protocol.SaveFailed(*who, "no space left", True, order.round, share)
         elif not holds or self.rng.random() < self.climate.failing:
-            event = protocol.SaveFailed(*who, "out of memory", False, order.round)
+            event = protocol.SaveFailed(*who, "out of memory", False, order.round, share)
         else:
             kind = "quick " if order.place == do.MEMORY else ""
-            digest = f"{kind}{process.step}:{process.flip}:{self.reports.part(rank)}"
-            event = protocol.Digested(*who, digest, order.round)
+            digest = f"{kind}{process.step}:{self.holds(process, order, seat)}"
+            event = protocol.Digested(*who, digest, order.round, share)
             if parts:
                 file = File(order.round, order.step, parts, digest)
-                self.disk.files[dump_id, order.place, rank] = file
-                event = protocol.Written(*who, "", 0, "", digest, order.round)
+                self.disk.files[dump_id, order.place, seat] = file
+                event = protocol.Written(*who, "", 0, "", digest, order.round, share)
         self.say(process, event)
 
     def commit(self, action: do.CommitDump) -> None:

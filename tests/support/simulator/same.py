@@ -6,7 +6,9 @@ hold the same until one is replaced: a script that keeps something for itself. N
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
+from operator import itemgetter
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -40,18 +42,36 @@ class Reports:
         self.parts = self.rng.choice((2, 2, 2, 3))  # if they share them
         # a job of many ranks shares them in any case
         self.is_wide = self.kind in {EQUAL, FORGETFUL} and self.rng.random() < 0.5
+        self.has_boxes = replicas.node.has_boxes
+        if self.has_boxes:
+            self.kind = CUT
         self.newcomers: set[int] = set()
 
     @property
     def are_awaited(self) -> bool:
         return self.kind != SILENT
 
-    def part(self, rank: int) -> int:
-        """Which part of the state this rank holds."""
-        is_wide = self.is_wide and len(self.node.policy.ranks) > WIDE
-        if self.kind == CUT or is_wide:
-            return rank % self.parts
-        return rank if self.kind == OWN else 0
+    def texts(self, rank: int) -> dict[str, str]:
+        """What this rank holds, by the tensors' names."""
+        count = len(self.node.policy.ranks)
+        is_cut = self.kind == CUT or (self.is_wide and count > WIDE)
+        if self.has_boxes:
+            return {name: f"part {of[rank]}" for name, of in self.boxes(count).items()}
+        part = rank % self.parts if is_cut else rank if self.kind == OWN else 0
+        return {"w": f"part {part}"}
+
+    @cache  # noqa: B019  as long as the schedule
+    def boxes(self, count: int) -> dict[str, list[int]]:
+        """By tensor and rank, which box of it."""
+        rng = Random(f"boxes {self.node.seed}")
+        names = "abcd"[: rng.choice((2, 2, 3, 4))]
+        found = {}
+        for name in names:
+            # like the dimensions of a mesh, or anything
+            every = [rank // 2 % 2 for rank in range(count)], [rank % 2 for rank in range(count)]
+            ways = (*every, [rng.randrange(rng.choice((1, 2, 2, 3))) for _ in range(count)])
+            found[name] = rng.choice(ways)
+        return found
 
     def began(self, training: Training) -> None:
         """All have begun: they come to their first commits."""
@@ -67,7 +87,7 @@ class Reports:
     def say(self, process: Process, attempt: int, step: int) -> None:
         is_here = process.alive and process.is_registered and process.is_linked
         if is_here and not process.is_hung and process.knows == attempt:
-            texts = {"w": f"part {self.part(process.rank)}"}
+            texts = self.texts(process.rank)
             if self.kind == FORGETFUL:
                 texts["lr"] = f"={0.1 * (1 + (process.rank in self.newcomers))}"
             said = protocol.Fingerprinted(process.rank, attempt, step, texts)
@@ -75,7 +95,11 @@ class Reports:
 
 
 class SameWatch:
-    """The promises, in the plainest way."""
+    """The promises, in the plainest way.
+
+    A part of the state is what a set of ranks holds of some tensor, for the smallest sets that a rank is in. A rank that
+    is in several parts has a seat in each, whose number is the rank's plus the count of ranks for each earlier part.
+    """
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
@@ -88,8 +112,10 @@ class SameWatch:
         """All ranks are started anew."""
         self.awaited: set[int] = set()
         self.is_known = False
-        self.groups: list[set[int]] = []  # that hold the same, once it is known that not all do
-        self.said: dict[int, dict[int, object]] = {}
+        self.blocks: dict[str, list[set[int]]] = {}  # name -> the ranks that hold it alike
+        self.parts: list[list[int]] = []  # once it is known that not all hold the same
+        self.seats: list[set[int]] = []  # of each part
+        self.said: dict[int, dict[int, dict[str, str]]] = {}
         self.trial: do.ReplaceRanks | None = None
         self.had: do.CommitDump | None = None
 
@@ -99,26 +125,70 @@ class SameWatch:
         self.said = {}
         self.trial = action if self.awaited else None
         self.had = self.watch.dump.had
+        self.divide()
+
+    def divide(self) -> None:
+        """Find the parts."""
+        everybody = set(self.node.policy.ranks)
+        found: set[tuple[int, ...]] = set()
+        for rank in everybody:
+            held = [block for blocks in self.blocks.values() for block in blocks if rank in block]
+            smallest = [one for one in held if not any(other < one for other in held)]
+            found |= {tuple(sorted(each)) for each in smallest}
+        self.parts = [list(each) for each in sorted(found)]
+        if self.parts == [sorted(everybody)]:
+            self.parts = []
+        had, self.seats = dict.fromkeys(everybody, 0), []
+        for part in self.parts:
+            self.seats.append({rank + len(everybody) * had[rank] for rank in part})
+            for rank in part:
+                had[rank] += 1
+
+    def alike(self) -> list[set[int]]:
+        """Ranks that hold the same of everything."""
+        found = [set(self.node.policy.ranks)]
+        for blocks in self.blocks.values():
+            found = [both for one in found for other in blocks if (both := one & other)]
+        return sorted(found, key=min)
+
+    def rank_of(self, seat: int) -> int:
+        return seat % len(self.node.policy.ranks)
+
+    def seats_of(self, ranks: Iterable[int]) -> set[int]:
+        """All seats of some ranks."""
+        if not self.seats:
+            return set(ranks)
+        mine = set(ranks)
+        return {seat for seats in self.seats for seat in seats if self.rank_of(seat) in mine}
+
+    def seat(self, event: protocol.Written | protocol.Digested | protocol.SaveFailed) -> int:
+        return int(event.rank + len(self.node.policy.ranks) * event.share)
 
     def no_holder(self) -> bool:
-        return bool(self.groups) or (bool(self.awaited) and not self.is_known)
+        return bool(self.parts) or (bool(self.awaited) and not self.is_known)
 
     def replicas(self) -> list[set[int]]:
-        """Ranks that can save for each other, as far as is known."""
+        """Seats that can save for each other, as far as is known."""
         everybody = set(self.node.policy.ranks)
         if self.no_holder():
-            return self.groups or [{rank} for rank in everybody]
+            return self.seats or [{rank} for rank in everybody]
         return [everybody]
 
     def sharing(self) -> list[set[int]]:
-        """Ranks that share the writing."""
-        return self.groups or [set(self.node.policy.ranks)]
+        """Seats that share the writing."""
+        return self.seats or [set(self.node.policy.ranks)]
 
     def covers(self, ranks: set[int]) -> bool:
-        return all(ranks & group for group in self.replicas())
+        """Whether each box of each tensor has one of these ranks, if these hold all that they have."""
+        if not self.no_holder():
+            return bool(ranks)
+        everybody = set(self.node.policy.ranks)
+        if not self.parts:
+            return ranks >= everybody
+        return all(ranks & block for blocks in self.blocks.values() for block in blocks)
 
     def can_replace(self) -> bool:
-        has_replicas = bool(self.groups) and all(len(group) > 1 for group in self.groups)
+        has_replicas = bool(self.parts) and all(len(part) > 1 for part in self.parts)
         return (has_replicas or not self.no_holder()) and not self.has_diverged
 
     def keeps_memory(self) -> bool:
@@ -126,7 +196,7 @@ class SameWatch:
 
     def may_give_up(self) -> bool:
         """Whether a dump may be abandoned although ranks could write what they hold."""
-        return self.has_diverged or not self.covers(self.watch.dump.holders())
+        return self.has_diverged or not self.covers(self.watch.dump.able_ranks())
 
     def heard(self, before: Job, event: ev.Event, actions: Sequence[do.Action]) -> None:
         match event:
@@ -139,13 +209,12 @@ class SameWatch:
         self, before: Job, event: protocol.Fingerprinted, actions: Sequence[do.Action]
     ) -> None:
         said = self.said.setdefault(event.step, {})
-        said[event.rank] = tuple(event.texts.items())
-        are_all, differ = len(said) == len(self.node.policy.ranks), len(set(said.values())) > 1
+        said[event.rank] = event.texts
+        are_all = len(said) == len(self.node.policy.ranks)
         if self.trial is None:
             self.is_known |= are_all
-            if are_all and differ:
-                found = [{r for r in said if said[r] == text} for text in {*said.values()}]
-                self.groups = [a & b for a in self.sharing() for b in found if a & b]
+            if are_all:
+                self.note(said)
         elif self.differ_inside(said) and not self.has_diverged:
             self.has_diverged = True
             if before.state in TRAINING:
@@ -160,12 +229,37 @@ class SameWatch:
             if before.state is JobState.RUNNING and not freed:
                 self.broken(f"{event}: all hold the same, and the memory is kept")
         if self.node.job.diverged and not self.has_diverged:
-            self.broken(f"{event}: undone, but every replica group is alike")
+            self.broken(f"{event}: undone, but every replica is alike")
 
-    def differ_inside(self, said: dict[int, object]) -> bool:
-        """Whether two of a replica group said something different."""
-        of = ({said[rank] for rank in group if rank in said} for group in self.sharing())
-        return any(len(each) > 1 for each in of)
+    def note(self, said: dict[int, dict[str, str]]) -> None:
+        """All have reported a step; what is being written has the parts of before, if ranks have several."""
+        for name in said[0]:
+            found = [
+                {r for r in said if said[r][name] == text}
+                for text in {*map(itemgetter(name), said.values())}
+            ]
+            known = self.blocks.get(name, [set(said)])
+            self.blocks[name] = [both for one in known for other in found if (both := one & other)]
+        before = self.parts, self.seats
+        self.divide()
+        count = len(self.node.policy.ranks)
+        are_shared = any(seat >= count for seats in (*before[1], *self.seats) for seat in seats)
+        if self.node.job.state in {JobState.DUMPING, JobState.COMMITTING} and are_shared:
+            self.parts, self.seats = before
+
+    def differ_inside(self, said: dict[int, dict[str, str]]) -> bool:
+        """Whether two that held something alike said something different of it."""
+        others = self.parts or [list(self.node.policy.ranks)]
+        return any(
+            len({said[rank][name] for rank in block if rank in said}) > 1
+            for name in next(iter(said.values()))
+            for block in (self.cut(name) or others)
+        )
+
+    def cut(self, name: str) -> list[set[int]]:
+        """Who holds a tensor alike, if not all do."""
+        blocks = self.blocks.get(name, [])
+        return blocks if len(blocks) > 1 else []
 
     def undo(self, event: protocol.Fingerprinted) -> None:
         """Nobody goes on with replicas that differ."""
@@ -177,7 +271,7 @@ class SameWatch:
         assert self.trial is not None
         dump.memory, dump.had, dump.commit, dump.is_fall = self.trial.path, self.had, None, False
 
-    def check_save(self, action: do.SaveRanks, ranks: set[int]) -> None:
+    def check_save(self, action: do.SaveRanks, seats: set[int]) -> None:
+        ranks = {*map(self.rank_of, seats)}
         if self.no_holder() and not self.covers(ranks):
-            lost = [sorted(group) for group in self.replicas() if not group & ranks]
-            self.broken(f"{action}, but nobody holds the part of {lost}")
+            self.broken(f"{action}, but nobody holds some part of {self.parts}")

@@ -12,6 +12,7 @@ from support.policies import altered_policy
 
 from agent.controller.decide import decide
 from agent.controller.protection import CURES, Level, protection
+from agent.ranks.parts import parts_of
 from agent.spec.job_spec import CopyMode
 from agent.text.tone import Tone
 from worker_hooks.contract import protocol
@@ -49,7 +50,7 @@ def test_who_has_to_live_is_said_of_parts_before_anybody_dies():
     )
     assert "replica group" not in str(protection(play(THREE, EQUAL)))
     since, many = job.since_restart, tuple((rank, rank + 9) for rank in range(9))
-    comparison = since.comparison._replace(groups=many)
+    comparison = since.comparison._replace(groups=many, parts=parts_of(18, many, {}))
     said = str(protection(job._replace(since_restart=since._replace(comparison=comparison))))
     assert "(ranks 0, 9; ranks 1, 10; ranks 2, 11; ranks 3, 12; 5 more groups)" in said
 

@@ -17,6 +17,7 @@ from agent.controller.decide import decide
 from agent.controller.events import fields
 from agent.controller.job import Comparison
 from agent.controller.states import JobState
+from agent.ranks.parts import Parts, parts_of
 from agent.spec.job_spec import CopyMode
 from worker_hooks.contract import protocol
 from worker_hooks.contract.fingerprint import LATE, RESULT
@@ -100,7 +101,7 @@ def trusting(job):
 
 def taking_all_for_one(job):
     """Any rank can save for any other one, whatever they hold."""
-    known = job.since_restart.comparison._replace(groups=())
+    known = job.since_restart.comparison._replace(groups=(), cuts={}, parts=Parts())
     return job._replace(since_restart=job.since_restart._replace(comparison=known))
 
 
@@ -137,7 +138,7 @@ def replacing_the_lone(job):
         return job
     others = [group for group in known.groups if len(group) > 1]
     groups = (tuple(sorted((*alone[0], *others[0]))), *others[1:], *alone[1:])
-    known = known._replace(groups=groups)
+    known = known._replace(groups=groups, parts=parts_of(len(job.ranks), groups, {}))
     return job._replace(since_restart=job.since_restart._replace(comparison=known))
 
 

@@ -19,7 +19,7 @@ class Source:
     def __init__(self):
         self.state_version, self.doubt, self.moved = 3, "", ""
 
-    def replica(self, step):
+    def replica(self, step, _without=()):
         return Replica({"w": torch.ones(8)}, [], json.dumps({"step": step}), {})
 
     def position(self, _step):
