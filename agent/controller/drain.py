@@ -254,7 +254,9 @@ def write_copy(job: Job, copy: MemoryState, *, is_kept: bool = False) -> Turn:
 
 def _kill_to_keep(job: Job, event: ev.Event, actions: tuple[do.Action, ...]) -> Decision:
     """What the others hold lies in their memory, and would change while they exit by themselves."""
-    moved = move(job, event, Condition.GIVEN_UP)
+    # while training goes on nothing has been tried yet: the first that can be asked is gone
+    is_training = job.state is JobState.RUNNING
+    moved = move(job, event, Condition.RANK_FAILED if is_training else Condition.GIVEN_UP)
     now = moved.now._replace(is_kept_next=True, sent_signal=signals.SIGKILL)
     why = f"{job.now.failure or job.stop.why}{describe_outcome(job)}"
     killed = signal_ranks(moved.having(RankState.RUNNING), signals.SIGKILL, why)

@@ -33,6 +33,16 @@ def test_whatever_ranks_share_a_step_is_saved_if_each_box_is_held(part):
     ] == []
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        5563,  # the last rank that can be asked is killed, a copy is older than what memory holds
+    ],
+)
+def test_schedules_that_once_ended_badly_do_so_no_more(seed):
+    simulate(seed, has_boxes=True)
+
+
 def with_parts(job, every):
     known = job.since_restart.comparison
     parts = seated(len(job.ranks), every)
