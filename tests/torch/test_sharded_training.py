@@ -14,7 +14,7 @@ from msrun import restore_group_info_list
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
 STEPS, DEATH = 30, 20  # by then the ranks vote on each update
-STYLES = ["hsdp", "tpdp", "fsdp"]
+STYLES = ["hsdp", "tpdp", "fsdp", "moe"]
 NOT_ALONE = "--max_replacements=0"
 
 
@@ -31,11 +31,16 @@ def started(launcher: Launcher, name: str, *words: object) -> tuple[Job, Path]:
 
 
 def killed(
-    launcher: Launcher, style: str, where: str, *more: str, option: str = NOT_ALONE
+    launcher: Launcher,
+    style: str,
+    where: str,
+    *more: str,
+    option: str = NOT_ALONE,
+    ranks: str = "1",
 ) -> tuple[Ended, Path]:
     words = "--worker_num=4", "--max-restarts=1", option, SCRIPT, style, STEPS, *more
-    name = "".join([style, where, *more, option])
-    job, folder = started(launcher, name, *words, "--die", 1, DEATH, where)
+    name = "".join([style, where, *more, option, ranks])
+    job, folder = started(launcher, name, *words, "--die", ranks, DEATH, where)
     ended = job.wait()
     assert ended.code == 0, ended
     return ended, folder
@@ -67,6 +72,25 @@ def test_where_each_part_is_held_twice_the_dead_rank_alone_is_replaced(
     assert "replacing it, ranks 0,2-3 keep running" in said
     assert "1 rank replaced, 0 steps and " in said
     assert (folder / f"{style}.sha").read_text() == undisturbed(style)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "where", "option", "says"),
+    [
+        ("1+2", "backward", "--max_replacements=2", "2 ranks replaced, 0 steps and "),
+        ("0+3", "update", "--max_replacements=2", "2 ranks replaced, 0 steps and "),
+        ("2", "update", "--max_replacements=2", "1 rank replaced, 0 steps and "),
+        ("1+2", "backward", NOT_ALONE, "1 restart, 0 steps and "),
+    ],
+)
+def test_where_each_tensor_is_held_twice_though_no_rank_is_a_death_costs_no_step(
+    launcher: Launcher, undisturbed: Undisturbed, ranks: str, where: str, option: str, says: str
+) -> None:
+    ended, folder = killed(launcher, "moe", where, option=option, ranks=ranks)
+    said = ended.err
+    assert said.index("rotected: ") < said.index(" killed by SIGKILL"), said
+    assert says in said
+    assert (folder / "moe.sha").read_text() == undisturbed("moe")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +141,8 @@ def test_a_graceful_exit_is_resumed_bitwise(
     ended = job.wait()
     assert ended.code == 0, ended
     assert " saved by ranks " in ended.err
-    groups = [[0], [1], [2], [3]] if style == "fsdp" else [[0, 2], [1, 3], [0, 2], [1, 3]]
+    is_lone = style in {"fsdp", "moe"}  # each rank holds what no other one does
+    groups = [[0], [1], [2], [3]] if is_lone else [[0, 2], [1, 3], [0, 2], [1, 3]]
     told = [restore_group_info_list(str(folder / f"rank_{rank}/info.pb")) for rank in range(4)]
     assert told == groups
     ended = started(launcher, f"{style}-left", "--resume")[0].wait()

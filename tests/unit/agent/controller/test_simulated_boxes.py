@@ -11,7 +11,7 @@ from agent.controller.decide import decide
 from agent.ranks.parts import Part, seated
 from worker_hooks.contract import protocol
 
-SCHEDULES, PARTS = 100_000, 20  # parts that the workers of pytest share
+SCHEDULES, PARTS = 100_000, 50  # parts that the workers of pytest share
 SEEN = {  # at least so many times in 12,000
     2_000: ("in several parts",),
     200: ("written again", "let on", "no majority"),

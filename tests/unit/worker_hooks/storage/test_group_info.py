@@ -96,6 +96,14 @@ def test_each_rank_of_a_group_has_its_list(tmp_path):
     assert verify(folder, read(folder)) == []
 
 
+def test_ranks_that_share_a_part_with_others_each_are_alike_with_none(tmp_path):
+    group_info.write_all(tmp_path, ((0, 1, 4), (0, 2, 4), (1, 3), (2, 3)))
+    told = [
+        restore_group_info_list(str(tmp_path / f"rank_{rank}/group_info.pb")) for rank in range(5)
+    ]
+    assert told == [[0, 4], [1], [2], [3], [0, 4]]
+
+
 def test_nothing_trusts_it(tmp_path):
     folder = committed(tmp_path)
     (folder / "rank_0/group_info.pb").write_bytes(group_info.encode([1]))
