@@ -201,6 +201,13 @@ class StatusPages:
         except UNSOUND:
             return None
 
+    def complete(self, rank: int, steps: Iterable[int]) -> None:
+        """The records of these commits count: a dead rank has noted that it had written them."""
+        with contextlib.suppress(*UNSOUND):
+            if (page := self._pages.get(rank)) is not None:
+                for step in steps:
+                    page.complete(step)
+
     def phases(self) -> dict[int, Phase]:
         """What the ranks' main threads are doing."""
         found = {}

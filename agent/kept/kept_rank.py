@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterator
 from weakref import finalize
 
 from worker_hooks.machine import kept_memory
-from worker_hooks.machine.kept_memory import BOARD_BYTES, WORD, Proof, StateMap, TensorChain
+from worker_hooks.machine.kept_memory import (
+    BOARD_BYTES,
+    FRONT_BYTES,
+    WORD,
+    Proof,
+    StateMap,
+    TensorChain,
+)
 
 PIECE = 4 << 20  # bytes read at once
 MOST = 256 << 20  # bytes of a map; a longer one is none
@@ -46,16 +53,17 @@ class KeptRank:
         except (OSError, struct.error):
             return []
         found = []
-        for address, nbytes, checksum in board.slots:
+        for address in filter(None, board.maps):
             with contextlib.suppress(
                 OSError, OverflowError, ValueError, KeyError, TypeError, struct.error
             ):
-                octets = self._read(address, nbytes) if 0 < nbytes <= MOST else b""
+                nbytes, checksum = kept_memory.front(self._read(address, FRONT_BYTES))
+                octets = self._read(address + FRONT_BYTES, nbytes) if nbytes <= MOST else b""
                 if not kept_memory.is_sound(octets, checksum):
                     continue
                 state = kept_memory.decode(octets)
-                is_live = not state.is_copied
-                if state.why_not or (is_live and (board.is_torn or state.changes != board.changes)):
+                is_torn = state.step < board.torn or state.changes != board.changes
+                if state.why_not or (is_torn and not state.is_copied):
                     continue
                 if all(self._is_proven(proof, state.chain) for proof in state.proofs):
                     found.append(state)

@@ -260,7 +260,9 @@ class HooksBridge:
 
     def kept_steps(self, rank: int) -> tuple[int, ...]:
         """The steps that the memory of a dead rank holds whole, the newest first."""
-        return () if self._guarding is None else self._guarding.kept.steps(rank)
+        steps = () if self._guarding is None else self._guarding.kept.steps(rank)
+        self._pages.complete(rank, steps)
+        return steps
 
     @property
     def keepers(self) -> frozenset[int]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
 KILLED_AT_EXIT = "was killed by SIGKILL on its way out, after the end of its script: all is done"
-KEPT_BY = (-signal.SIGKILL, -signal.SIGTERM)  # who ends otherwise may have freed its memory before
+KEPT_BY = (-signal.SIGKILL, -signal.SIGTERM)
 SLOW_START_S = 2.0  # after which a terminal shows for which ranks msrun waits
 STILL_S = 10.0  # the same, again
 
@@ -174,6 +174,9 @@ class Supervisor:
     def _post_exit(self, worker: Worker) -> None:
         assert worker.exit_code is not None
         code, step = worker.exit_code, self._hooks.hear_out(worker.rank)
+        # who ends otherwise may have freed its memory before
+        kept = self._hooks.kept_steps(worker.rank) if code in KEPT_BY else ()
+        step = max((step or 0, *kept)) if kept else step
         view = self._controller.view
         by_itself = code > 0 or code == -signal.SIGKILL
         is_own = by_itself and not worker.was_stopped and view.has_hooks
@@ -192,7 +195,7 @@ class Supervisor:
                 worker.amid,
                 is_over=is_over,
                 fault=fault,
-                kept=self._hooks.kept_steps(worker.rank) if code in KEPT_BY else (),
+                kept=kept,
             )
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import mmap
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from agent.kept.kept_rank import KeptRank
+from worker_hooks.contract.status_page import Page
 from worker_hooks.data.feed import Feed
 from worker_hooks.kept.state_mapper import TIMES, StateMapper
 from worker_hooks.state.committed_state import CommittedState, Position
@@ -161,6 +163,32 @@ def go_back(rank):
 def validate(rank):
     rank.committed.leave_loop(lambda: None)
     exchange_weights(rank)
+
+
+def commit_by_lines(rank):
+    """At each line of a commit: the newest step that the page has, and those that are whole.
+
+    As the agent would find them if the process were killed there.
+    """
+    memory, found = KeptRank(os.getpid(), rank.mapper.board), set()
+
+    def look(*_):
+        steps = [state.step for state in memory.states()]
+        content = rank.committed.page.content()
+        copy = mmap.mmap(-1, len(content))
+        copy[:] = content
+        page = Page(copy)
+        for step in steps:
+            page.complete(step)
+        found.add((page.newest_step(), *steps))
+        return look
+
+    rank.update()
+    sys.settrace(look)
+    rank.committed.commit(Position(0, rank.committed.step + 1))
+    rank.committed.leave_loop(lambda: None)
+    sys.settrace(None)
+    return sorted(found)
 
 
 def wait_for_children(_):

@@ -71,6 +71,21 @@ def test_nothing_that_was_committed_is_lost(
     assert not [pid for pid in children(os.getpid()) if named(pid) == NAME]
 
 
+def test_a_commit_that_is_noted_is_one_although_no_page_says_so(
+    launcher: Launcher, warm_python: WarmPython
+) -> None:
+    """Both ranks die in the moment between the two."""
+    alone, step = launcher.tmp / "alone", 20
+    warm_python.train(alone, 2, SHARDED, "fsdp", STEPS)
+    ended = launcher.run("--worker_num=2", *LIVE, SHARDED, "fsdp", STEPS, f"--die-noted={step}")
+    assert ended.code == 0, ended
+    job = launcher.jobs[-1]
+    (order,) = job.seen("CommitDump")
+    assert (order["is_kept"], order["step"]) == (True, step)
+    assert {one["step"] for one in job.seen("WorkerExited") if one["kept"]} == {step}
+    assert (launcher.tmp / "fsdp.sha").read_text() == (alone / "fsdp.sha").read_text()
+
+
 def committed(job: Job) -> int:
     """The newest step that all ranks have committed."""
     return min((one["step"] or 0 for one in job.status()["workers"]), default=0)

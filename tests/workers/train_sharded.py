@@ -5,6 +5,7 @@ two ranks share each layer, and two such pairs the data; `moe`, the same, and ea
 holds what another one does, but each tensor of each rank is held by another one. `--die RANKS STEP WHERE`: in that step of the first attempt
 these ranks, as `1+2`, kill themselves, where backward begins or after the first weights of the update; `--shrink STEP`: from then on
 each step begins with smaller weights, which `--foreach` makes all at once; `--pause SECONDS`: in each step;
+`--die-noted STEP`: all ranks kill themselves once they have noted where this commit lies, but not said that it is one;
 `--periodic STEPS`: a ModelCheckpoint saves so often, into `saved`.
 At its end rank 0 writes to `STYLE.sha` a digest of the whole weights, of their average and of the sum of all norms.
 """
@@ -25,11 +26,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from worker_hooks import CheckpointConfig, ModelCheckpoint, TrainState, run
+from worker_hooks.kept.state_mapper import StateMapper
 
 parser = argparse.ArgumentParser()
 parser.add_argument("style", choices=["hsdp", "fsdp", "tpdp", "moe"])
 parser.add_argument("steps", type=int)
 parser.add_argument("--die", nargs=3, default=("", "", ""))
+parser.add_argument("--die-noted", type=int)
 parser.add_argument("--shrink", type=int)
 parser.add_argument("--foreach", action="store_true")
 parser.add_argument("--pause", type=float, default=0.0)
@@ -108,6 +111,16 @@ def die_in_backward(gradient):
     if dies("backward"):
         os.kill(os.getpid(), signal.SIGKILL)
     return gradient
+
+
+def die_noted(mapper, state, commit, private, note=StateMapper.note):
+    note(mapper, state, commit, private)
+    if commit.step == options.die_noted and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if options.die_noted:
+    StateMapper.note = die_noted
 
 
 class Steps:

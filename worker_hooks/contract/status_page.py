@@ -366,6 +366,7 @@ class Page:
         batch: int,
         meta: bytes,
         fill: Callable[[int], None],
+        seen: Callable[[int], None] | None = None,
         *,
         is_commit: bool,
     ) -> None:
@@ -377,6 +378,8 @@ class Page:
             batch: batches consumed in this epoch.
             meta: JSON.
             fill: called with the address to which it writes the payload.
+            seen: called with the same once it is written, but does not count yet: it does from
+                then on, be this done, or raise what it may.
             is_commit: whether the step is committed.
 
         Raises:
@@ -396,7 +399,18 @@ class Page:
             self._map[at : at + len(meta)] = meta
             self._metas[slot] = meta
         fill(self._address + at + self._meta_bytes)
-        _END.pack_into(self._map, end, self._number)
+        try:
+            if seen is not None:
+                seen(self._address + at + self._meta_bytes)
+        finally:
+            _END.pack_into(self._map, end, self._number)
+
+    def complete(self, step: int) -> None:
+        """Make the record of a commit count, whose writer has ended, and had written all of it."""
+        at = self._records_at + self.slot(step, is_commit=True) * self._record_bytes
+        number, of, *_ = _RECORD.unpack_from(self._map, at)
+        if of == step:
+            _END.pack_into(self._map, at + self._record_bytes - _END.size, number)
 
     def slot(self, step: int, *, is_commit: bool) -> int:
         """Which record of the page is that of a step."""

@@ -24,6 +24,7 @@ from worker_hooks.kept.tensor_chain import tensor_chain
 from worker_hooks.machine import kept_memory
 from worker_hooks.machine.kept_memory import BOARD_BYTES, BoardWriter, packed
 from worker_hooks.state.committed_state import Commit, CommittedState
+from worker_hooks.state.private import PrivateParts
 from worker_hooks.state.registry import Piece, boxes_of, is_told_by_tensors, scripts_tensors
 from worker_hooks.state.snapshot import UnreadableState, is_constant, version
 from worker_hooks.storage import safetensors_file
@@ -110,6 +111,7 @@ class StateMapper:
         self._known: list[_PieceState | None] = [None] * len(self._pieces)
         self._layouts: dict[tuple[int, ...], _Layout] = {}
         self._said: set[str] = set()
+        self._step = 0  # of the newest note
         _mapping.append(self)  # what it tells of is not freed before the process ends by itself
         self._pid = os.getpid()
         atexit.register(self._end)
@@ -125,7 +127,7 @@ class StateMapper:
 
     def update_begins(self) -> None:
         """Until the next note, only what is copied is as of the newest one."""
-        self._board.tear()
+        self._board.tear(self._step + 1)
 
     def commit_begins(self, step: int) -> None:
         """What was noted in this one's place is overwritten."""
@@ -135,20 +137,19 @@ class StateMapper:
         """There is no commit any more: another state takes the place of this one."""
         self._board.wipe()
 
-    def note(self, state: CommittedState, commit: Commit) -> None:
+    def note(self, state: CommittedState, commit: Commit, private: PrivateParts) -> None:
         """Note where the commit's state lies; never raises."""
         layout = None
         try:
-            octets, layout = self._map(state, commit)
+            octets, layout = self._map(state, commit, private)
         except UnmappedError as error:
             octets = self._nothing(commit.step, str(error))
         except Exception as error:  # noqa: BLE001  the script's own objects
             octets = self._nothing(commit.step, repr(error))
-        slot = commit.step % kept_memory.SLOTS
-        self._maps[slot] = octets, layout
+        slot, self._step = commit.step % kept_memory.SLOTS, commit.step
         # the elements of a bytes object follow its fixed part, and one more byte, which is counted
-        self._board.show(slot, id(octets) + bytes.__basicsize__ - 1, octets)
-        self._board.mend()
+        self._board.show(slot, id(octets) + bytes.__basicsize__ - 1)
+        self._maps[slot] = octets, layout  # last: it frees what was shown before
 
     def _nothing(self, step: int, why: str) -> bytes:
         known, times = self._unread
@@ -169,14 +170,16 @@ class StateMapper:
             why_not=why[:500],
         )
 
-    def _map(self, committed: CommittedState, commit: Commit) -> tuple[bytes, _Layout]:
+    def _map(
+        self, committed: CommittedState, commit: Commit, private: PrivateParts
+    ) -> tuple[bytes, _Layout]:
         if committed.device is not None:
             raise UnmappedError("the state is on an accelerator")
         why_never, why_not_live = self._why_unsafe()
         if why_never:
             raise UnmappedError(why_never)
         own = {entry.name for entry in committed.buffers.entries}
-        buffers = [each for each in committed.private.read(commit.step) if each[0].name in own]
+        buffers = [each for each in private if each[0].name in own]
         small: dict[str, Tensor] = {}
         replicated, alike = list[str](), list[str]()
         states = list(map(self._of, count(), self._pieces, commit.snapshots))

@@ -1,10 +1,10 @@
 """What a rank leaves in its own memory for whoever reads it after the rank was killed.
 
-A *board* of fixed size, whose address the agent knows, says whether an update has begun, and where
-the newest two *maps* are. A map is of one commit: the head of the file to be written, where in this
-memory each tensor's bytes lie, and what proves that they have not changed since. The board is
-written with plain stores while the rank lives. Nobody reads it before the rank is dead, so a store
-that was cut short is all that can be wrong: a map counts if its checksum does.
+A *board* of fixed size, whose address the agent knows, says which step's update has begun, and
+where the newest two *maps* are. A map is of one commit: the head of the file to be written, where
+in this memory each tensor's bytes lie, and what proves that they have not changed since. Each word
+of the board is written by one store, so whoever reads it once the rank is dead finds the old map or
+the new one, whole: at no moment is there none.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 KEPT = "kept-"  # what its digests begin with
-BOARD_BYTES = 64
-SLOTS = 2
-_TORN_AT, _CHANGES_AT, _SLOTS_AT = 0, 8, 16
-_WORD = struct.Struct("<Q")
-_SLOT = struct.Struct("<QQI")  # a map's address, size and CRC-32
-_SIZES = struct.Struct("<7Q")  # bytes of facts, head, segments, proofs (3) and inline contents
 WORD = 8  # bytes
+SLOTS = 2
+_TORN, _CHANGES, _MAPS = 0, 1, 2  # words of the board
+BOARD_BYTES = WORD * (_MAPS + SLOTS)
+_BOARD = struct.Struct(f"={_MAPS + SLOTS}Q")
+_FRONT = struct.Struct("<QQ")  # bytes of a map behind this, and their CRC-32
+FRONT_BYTES = _FRONT.size
+_SIZES = struct.Struct("<7Q")  # bytes of facts, head, segments, proofs (3) and inline contents
 
 
 class TensorChain(NamedTuple):
@@ -72,9 +73,9 @@ class StateMap(NamedTuple):
 class Board(NamedTuple):
     """A board as it was read."""
 
-    is_torn: bool
+    torn: int  # the step whose update was the last to begin
     changes: int
-    slots: tuple[tuple[int, int, int], ...]  # a map's address, bytes and checksum
+    maps: tuple[int, ...]  # their addresses
 
 
 def packed(numbers: Iterable[int]) -> bytes:
@@ -98,9 +99,10 @@ def encode(
     is_copied: bool,
     why_not: str = "",
 ) -> bytes:
-    """A map as bytes: the fields of :class:`StateMap`, of which some are :func:`packed`.
+    """A map as bytes, behind their size and checksum: the fields of :class:`StateMap`.
 
-    Of the segments these are address and size in turn, of the proofs each field by itself.
+    Some are :func:`packed`. Of the segments these are address and size in turn, of the proofs each
+    field by itself.
     """
     facts = json.dumps(
         {
@@ -114,11 +116,21 @@ def encode(
         }
     ).encode()
     parts = (facts, head, segments, tensors, versions, elements, inline)
-    return b"".join((_SIZES.pack(*map(len, parts)), *parts))
+    sizes = _SIZES.pack(*map(len, parts))
+    checksum, nbytes = zlib.crc32(sizes), len(sizes) + sum(map(len, parts))
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return b"".join((_FRONT.pack(nbytes, checksum), sizes, *parts))
+
+
+def front(octets: bytes) -> tuple[int, int]:
+    """How many bytes of a map follow these :data:`FRONT_BYTES`, and their checksum."""
+    nbytes, checksum = _FRONT.unpack(octets)
+    return nbytes, checksum
 
 
 def decode(octets: bytes) -> StateMap:
-    """The map that :func:`encode` made.
+    """The map that :func:`encode` made, without its front.
 
     Raises:
         ValueError, KeyError, TypeError, struct.error: it is none.
@@ -149,9 +161,8 @@ def decode(octets: bytes) -> StateMap:
 
 def read_board(octets: bytes) -> Board:
     """The board in these bytes."""
-    (torn,), (changes,) = (_WORD.unpack_from(octets, at) for at in (_TORN_AT, _CHANGES_AT))
-    slots = (_SLOT.unpack_from(octets, _SLOTS_AT + slot * _SLOT.size) for slot in range(SLOTS))
-    return Board(bool(torn), changes, tuple(slots))
+    torn, changes, *maps = _BOARD.unpack(octets)
+    return Board(torn, changes, tuple(maps))
 
 
 class BoardWriter:
@@ -159,32 +170,29 @@ class BoardWriter:
 
     def __init__(self, memory: memoryview) -> None:
         """``memory``: of :data:`BOARD_BYTES`, all zero."""
-        self._memory = memory
+        self._words = memory.cast("Q")
 
-    def tear(self) -> None:
-        """An update is about to begin."""
-        self._memory[_TORN_AT] = 1
-
-    def mend(self) -> None:
-        """What an update changed is committed."""
-        self._memory[_TORN_AT] = 0
+    def tear(self, step: int) -> None:
+        """The update of this step is about to begin: live memory is that of no earlier one."""
+        self._words[_TORN] = step
 
     def count(self, changes: int) -> None:
         """So many changes were made that no version shows."""
-        _WORD.pack_into(self._memory, _CHANGES_AT, changes)
+        self._words[_CHANGES] = changes
 
     def hide(self, slot: int) -> None:
         """No map is there any more."""
-        _SLOT.pack_into(self._memory, _SLOTS_AT + slot * _SLOT.size, 0, 0, 0)
+        self._words[_MAPS + slot] = 0
 
     def wipe(self) -> None:
         """Nothing that maps tell of is there any more."""
-        self._memory[:] = bytes(BOARD_BYTES)
+        for slot in range(SLOTS):  # first: what is torn must not look whole
+            self.hide(slot)
+        self._words[_TORN] = self._words[_CHANGES] = 0
 
-    def show(self, slot: int, address: int, octets: bytes) -> None:
-        """Say where a map is."""
-        at = _SLOTS_AT + slot * _SLOT.size
-        _SLOT.pack_into(self._memory, at, address, len(octets), zlib.crc32(octets))
+    def show(self, slot: int, address: int) -> None:
+        """Say where a map is; the one that was there must be alive until this returns."""
+        self._words[_MAPS + slot] = address
 
 
 def kept_digest(seed: str, checksum: int) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from operator import ge
 from typing import Any, NamedTuple
 
@@ -248,7 +249,7 @@ class CommittedState:
             held = held._replace(copies={**held.copies, **copies})
             self._commit = self._commit._replace(tensors=held)
             if self.kept is not None:
-                self.kept.note(self, self._commit)
+                self.kept.note(self, self._commit, self.private.read(self.step))
         self.changes.leave_loop(held)
 
     def update_begins(self) -> None:
@@ -308,9 +309,9 @@ class CommittedState:
         is_as_updated = marks is not None and marks == self._after and not self.changes.has_unseen
         self._before, self._commit = before, Commit(self.step, snapshots, tensors)
         self._marks, self._after, self._begun = marks or self._reader.marks(), None, None
-        self.private.write(self.step, position, is_commit=True)
-        if kept is not None:
-            kept.note(self, self._commit)
+        # the page's record counts once it is noted: whatever a dead rank's page says is to be found
+        noted = None if kept is None else partial(kept.note, self, self._commit)
+        self.private.write(self.step, position, is_commit=True, noted=noted)
         if self.device is not None:  # behind what the device copies to the page
             is_as_updated &= all(map(devices.is_on_host, tensors.copies.values()))
             is_as_updated &= not self.private.may_have_late_buffers()

@@ -56,6 +56,10 @@ _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
+PrivateParts = list[tuple[Entry, memoryview]]
+"""Contents of a record by entry."""
+
+
 class Position(NamedTuple):
     """Where in the data a rank is."""
 
@@ -252,12 +256,26 @@ class PrivateState:
         self._write(step, position, is_commit=False)
         return True
 
-    def write(self, step: int, position: Position, *, is_commit: bool) -> None:
-        """Write the state as of a commit, or of the step under way."""
+    def write(
+        self,
+        step: int,
+        position: Position,
+        *,
+        is_commit: bool,
+        noted: Callable[[PrivateParts], None] | None = None,
+    ) -> None:
+        """Write the state as of a commit, or of the step under way.
+
+        Args:
+            step: the commit's, or the one under way.
+            position: where in the data it is.
+            is_commit: which of the two.
+            noted: called with the buffers in host memory as written, before the record counts.
+        """
         page, copies = self.page, self._copies
         if is_commit and copies is not None:
             self._look_at_device(step)
-        self._write(step, position, is_commit=is_commit)
+        self._write(step, position, noted, is_commit=is_commit)
         if page is not None and copies is not None:
             area = page.device_area(step, is_commit=is_commit)
             self.buffers.copy_device(copies, area, step)
@@ -275,22 +293,36 @@ class PrivateState:
         is_late = late and any(entry.name in late for entry in self.buffers.device_entries)
         return bool(is_late) or not self._has_compared
 
-    def _write(self, step: int, position: Position, *, is_commit: bool) -> None:
+    def _write(
+        self,
+        step: int,
+        position: Position,
+        noted: Callable[[PrivateParts], None] | None = None,
+        *,
+        is_commit: bool,
+    ) -> None:
         page = self.page
         if page is None:
             return
+        entries, nbytes = self.buffers.host_entries, self.buffers.nbytes  # the first of all
+
+        def seen(address: int) -> None:
+            if noted is not None:
+                noted(_parts(entries, ctypes.string_at(address, nbytes)))
+
         slot = self._slot = page.slot(step, is_commit=is_commit)
         self._step = step
         try:
-            page.write(step, *position, self._fill, is_commit=is_commit)
+            page.write(step, *position, self._fill, seen, is_commit=is_commit)
         except ValueError as error:
             log.warning("the rank's place in its data is not saved: %s", error)
-            page.write(step, *position._replace(meta=b"{}"), self._fill, is_commit=is_commit)
+            position = position._replace(meta=b"{}")
+            page.write(step, *position, self._fill, seen, is_commit=is_commit)
         self._steps[slot] = step
         if is_commit:
             self._committed = self._place
 
-    def read(self, step: int) -> list[tuple[Entry, memoryview]]:
+    def read(self, step: int) -> PrivateParts:
         """What the page has of a step, by entry; empty if it has no record of it."""
         page = self.page
         record = None if page is None else page.record(step)
@@ -511,7 +543,7 @@ def placed(octets: dict[str, bytes], place: int) -> dict[str, bytes]:
     return named
 
 
-def _parts(entries: Sequence[Entry], payload: bytes) -> list[tuple[Entry, memoryview]]:
+def _parts(entries: Sequence[Entry], payload: bytes) -> PrivateParts:
     found, at, whole = [], 0, memoryview(payload)
     for entry in entries:
         found.append((entry, whole[at : at + entry.nbytes]))

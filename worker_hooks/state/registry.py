@@ -73,8 +73,11 @@ class CommitPlaces(Protocol):
     def commit_begins(self, step: int) -> None:
         """Copies of an older commit are about to be overwritten."""
 
-    def note(self, state: Any, commit: Any) -> None:
-        """A :class:`Commit` of a :class:`CommittedState` is made, or has more copies."""
+    def note(self, state: Any, commit: Any, private: Any) -> None:
+        """A :class:`Commit` of a :class:`CommittedState` is made, or has more copies.
+
+        ``private``: what belongs to it of the private state, as :data:`PrivateParts`.
+        """
 
     def forget(self) -> None:
         """There is no commit any more."""

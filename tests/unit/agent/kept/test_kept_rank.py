@@ -83,6 +83,14 @@ def test_copies_that_are_being_overwritten_count_for_nothing(warm_python):
         assert [step for step, _ in left(rank.memory)] == [3]
 
 
+def test_there_is_no_moment_in_which_what_a_page_says_is_not_to_be_found(warm_python):
+    """Where the state is not copied, a step is whole or was never committed."""
+    with killed(warm_python, "commit_by_lines", copies=True) as rank:
+        assert rank.told == [[3, 3], [3, 3, 2], [4, 4, 3]]
+    with killed(warm_python, "commit_by_lines") as rank:
+        assert rank.told == [[3], [4, 4]]
+
+
 def test_once_the_keeper_is_killed_there_is_nothing(warm_python):
     with killed(warm_python, "nothing", copies=True) as rank:
         watched = os.pidfd_open(rank.keeper)
@@ -97,7 +105,10 @@ def test_a_map_that_was_cut_short_counts_for_nothing(warm_python):
     with killed(warm_python, "nothing", copies=True) as rank:
         memory, board_at = rank.memory._memory, rank.memory._board
         board = kept_memory.read_board(os.pread(memory, kept_memory.BOARD_BYTES, board_at))
-        maps = [(os.pread(memory, size, at), checksum) for at, size, checksum in board.slots]
+        fronts = [os.pread(memory, kept_memory.FRONT_BYTES, at) for at in board.maps]
+        behind = [at + kept_memory.FRONT_BYTES for at in board.maps]
+        pairs = zip(behind, map(kept_memory.front, fronts), strict=True)
+        maps = [(os.pread(memory, size, at), checksum) for at, (size, checksum) in pairs]
     dice = random.Random(7)
     for text, checksum in maps:
         assert kept_memory.decode(text).head

@@ -74,6 +74,40 @@ def test_a_writer_that_is_killed_in_the_middle_leaves_no_record(page, is_commit)
     assert page.record(4).payload == b"4" * 11
 
 
+def test_a_record_counts_once_somebody_has_seen_it_whatever_that_raises(page):
+    def seen(at):
+        assert ctypes.string_at(at, 11) == b"new content"
+        assert page.record(4) is None
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        page.write(
+            4, 0, 4, b"{}", lambda at: ctypes.memmove(at, b"new content", 11), seen, is_commit=True
+        )
+    assert page.record(4).payload == b"new content"
+
+
+def test_a_record_that_was_written_before_a_death_is_completed_and_no_other_one(page):
+    write(page, 3, b"3" * 11)
+    write(page, 4, b"4" * 11)
+    before = []
+    page.write(
+        5, 0, 5, b"{}", lambda at: ctypes.memmove(at, b"5" * 11, 11),
+        lambda _: before.append(page.content()), is_commit=True,
+    )  # fmt: skip
+    memory = mmap.mmap(-1, len(before[0]))
+    memory[:] = before[0]
+    killed = Page(memory)
+    assert killed.newest().step == 4
+    for step in (3, 4, 6, 7):
+        killed.complete(step)
+    assert killed.newest().step == 4
+    assert killed.record(3) is None
+    killed.complete(5)
+    assert killed.record(5).payload == b"5" * 11
+    assert killed.record(4).payload == b"4" * 11
+
+
 def test_another_process_sees_what_was_written(page):
     page.beat(12, 1, 2, Phase.BACKWARD)
     beat = page.heartbeat()
