@@ -138,12 +138,12 @@ def absorb_digests(job: Job, answers: Iterable[protocol.Digested]) -> tuple[Job,
     most = len(known.digesting) - (not known.writing)
     taken: dict[int, str] = {}
     for answer in islice(answers, most):
-        rank, digest = answer.rank, answer.digest
+        seat, digest = seat_of(job, answer), answer.digest
         is_due = answer.dump_id == known.id and answer.round >= known.since
-        is_new = rank in known.digesting and rank not in taken
-        if not (is_due and is_new and known.digests.get(rank, digest) == digest):
+        is_new = seat in known.digesting and seat not in taken
+        if not (is_due and is_new and known.digests.get(seat, digest) == digest):
             break
-        taken[rank] = digest
+        taken[seat] = digest
     digesting, digests = known.digesting - RankSet(taken), known.digests.with_all(taken)
     return job._replace(dump=known._replace(digests=digests, digesting=digesting)), len(taken)
 
@@ -211,7 +211,7 @@ def give_up(job: Job, event: ev.Event, actions: tuple[do.Action, ...] = ()) -> D
     """No rank can save the newest step: what is in memory of it, or of an older one, is saved.
 
     What killed ranks have left is the newest, but there only if none lives: those that hold what
-    they cannot save without the dead are killed, too.
+    they cannot save without the dead, or do not answer, are killed, too.
     """
     copy, kept = unsaved_copy(job), kept_state(job)
     if job.state is JobState.COMMITTING:

@@ -221,8 +221,9 @@ def blame_stuck(job: Job) -> Turn:
             dump = _next_place(dump, "nothing moves there")
         else:
             dump = dump._replace(is_slow=True)
+    still = RankSet(parts_in(job).ranks_of(dump.writing or dump.digesting))
     why = f"made no progress in {job.policy.dump.stall_s:g} s"
-    return drop_writers(job, dump, parts_in(job).ranks_of(dump.writing or dump.digesting), why)
+    return drop_writers(job, dump._replace(stuck=dump.stuck | still), still, why)
 
 
 def drop_writers(job: Job, dump: DumpProgress, ranks: Iterable[int], why: str) -> Turn:

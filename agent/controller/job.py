@@ -46,6 +46,7 @@ class DumpProgress(NamedTuple):
     written: Mapping[str, tuple[int, ...]] = _EMPTY  # in this place, by digest
     failed: RankMap[str] = RankMap()  # ranks that are never asked again; why
     is_slow: bool = False  # a writer was stuck in this place
+    stuck: RankSet = RankSet()  # ranks that wrote or read too slowly
     has_left_memory: bool = False  # nothing more is tried there
     has_waited: bool = False  # for the ranks to report why replicas differ
     full: tuple[str, ...] = ()  # why places could not be written

@@ -202,10 +202,8 @@ def kept_state(job: Job) -> MemoryState | None:
 
     As long as one rank lives it may save it, or train on; so then there is none.
     """
-    kept, known = job.now.kept, job.since_restart.comparison
-    if not kept or job.alive() or job.apart or not job.saves():
-        return None
-    if known.unprotected or _why_not_compared(known):
+    kept = job.now.kept
+    if not kept or job.alive() or _why_not_read(job):
         return None
     parts = shared_out(sorted(kept), replica_groups(job))
     held = [{step for rank in part for step in kept[rank]} for part in parts]
@@ -216,6 +214,12 @@ def kept_state(job: Job) -> MemoryState | None:
     return MemoryState("", step, tuple((rank,) for rank in writers))
 
 
+def _why_not_read(job: Job) -> str:
+    """Why what killed ranks have left is not read; empty: it may be."""
+    known = job.since_restart.comparison
+    return known.unprotected or _why_not_compared(known) or job.apart or "off" * (not job.saves())
+
+
 def is_all_kept(job: Job) -> bool:
     """Whether the memory of every rank outlives it."""
     return len(job.since_restart.keeping) == len(job.ranks) and not job.apart
@@ -224,15 +228,18 @@ def is_all_kept(job: Job) -> bool:
 def is_kept_next(job: Job) -> bool:
     """Whether what ranks that live hold is to be read in their memory, once they are killed.
 
-    A dead rank has left what they cannot save without it. Where no place takes a dump, killing them
-    would help nobody.
+    A dead rank has left what they cannot save without it, or one of them does not answer. Where no
+    place takes a dump, or a part is gone, killing them would help nobody.
     """
     dump, alive, kept = job.dump, job.alive(), job.now.kept
-    if not kept or dump is None or dump.full or job.state is JobState.COMMITTING:
+    if dump is None or dump.full or job.state is JobState.COMMITTING or _why_not_read(job):
         return False
+    silent = alive & (job.now.hung | dump.stuck | (job.reachable() - dump.answers.ranks))
     is_known = bool(alive) and not alive - job.since_restart.keeping
     is_known &= not job.having(RankState.PENDING)
-    return is_known and job.saves() and not job.apart and job.has_news()
+    is_there = all(shared_out({*alive, *kept}, replica_groups(job)))
+    has_news = bool(silent) or (bool(kept) and job.has_news())  # who is silent may be further
+    return is_known and is_there and has_news
 
 
 def sides_of_copy(job: Job, variants: Groups) -> Groups:

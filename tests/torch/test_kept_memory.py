@@ -71,6 +71,27 @@ def test_nothing_that_was_committed_is_lost(
     assert not [pid for pid in children(os.getpid()) if named(pid) == NAME]
 
 
+def test_what_a_rank_holds_that_hangs_is_read_once_it_is_killed(
+    launcher: Launcher, warm_python: WarmPython
+) -> None:
+    """No other one holds its part."""
+    alone = launcher.tmp / "alone-hung"
+    warm_python.train(alone, 2, SHARDED, "fsdp", STEPS)
+    job = launcher.start("--worker_num=2", *LIVE, SHARDED, "fsdp", STEPS, "--pause=0.05")
+    job.await_seen("StateCopied")
+    copied = max(one["step"] for one in job.seen("StateCopied"))
+    poll(lambda: committed(job) > copied + 1)
+    os.kill(job.pids()[1], signal.SIGSTOP)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    assert job.seen("RankHung")
+    (order,) = job.seen("CommitDump")
+    dead = [one for one in job.seen("WorkerExited") if one["kept"]]
+    assert order["is_kept"]
+    assert order["step"] == min(one["step"] for one in dead)
+    assert (launcher.tmp / "fsdp.sha").read_text() == (alone / "fsdp.sha").read_text()
+
+
 def test_a_commit_that_is_noted_is_one_although_no_page_says_so(
     launcher: Launcher, warm_python: WarmPython
 ) -> None:

@@ -11,7 +11,7 @@ from support.histories import copies, groups, same
 from support.histories.copies import AGAIN, AGAIN_FROM, COMMITS, FREEZE_S, asked, copied, saved
 from support.histories.dumps import froze, running, unable
 from support.histories.plain import ask, gone, late, up
-from support.histories.replacements import PROGRESS, STOP
+from support.histories.replacements import PROGRESS, STOP, hangs
 from worker_hooks.contract import protocol
 
 
@@ -56,6 +56,8 @@ def unread(dump=2, why="that of rank 0 is gone"):
     return ev.CommitFailed(dump, why, is_place=False, is_state=True)
 
 
+SILENT = late("freezing"), "stopping", f"abandon; KILL 0; {STOP}", "did not answer"
+HANGS = hangs(0), "freezing", f"freeze 1: 0; {FREEZE_S}", "rank 0 made no progress"
 FIRST = killed(1, 7, 6), "freezing", f"freeze 1: 0; {FREEZE_S}", "rank 1 was killed"
 BOTH = [*training(2), FIRST, (killed(0, 7, 6), "committing", instead(), "step 7 is the newest in")]
 KILLS = "KILL {}; " + STOP
@@ -113,6 +115,24 @@ HISTORIES = [
     ("a replica group whose last rank dies", groups.MEMORY_TOO._replace(dump=ONE.dump), [
         *groups.TRAINING, *KEEPERS, (killed(1, 5), "freezing", "freeze 1: 0,2,3; deadline freezing 15", "rank 1"), (killed(3, 5), "freezing"), (froze(0), "freezing"),
         (froze(2), "stopping", f"abandon; {KILLS.format('0,2')}", groups.ALL_OF_THE_OTHERS), (killed(0, 5), "stopping"), (killed(2, 5), "committing", read(5, "0/1"), "step 5 is the newest in")]),
+    # --- ranks that do not answer
+    ("the only rank hangs: it is killed, and what it leaves is read", ONE, [
+        *training(1), HANGS, SILENT, (killed(0, 7, 6), "committing", read(), "step 7 is the newest in"), (saved(), "starting", f"forget; {AGAIN_FROM}", "step 7 is saved in /d, from the memory of killed ranks")]),
+    ("it has left nothing whole", ONE, [*training(1), HANGS, SILENT, (killed(0, at=7), "starting", AGAIN, "no step is saved")]),
+    ("it was resumed, and nobody knows how far it came since", ONE, [running(1)[0], (ev.CheckpointFound(0, "/old", 7), "starting"), (up(0), "running"), (keeps(0, 7), "running"), HANGS, SILENT, (killed(0, 9, 8), "committing", read(9), "step 9 is the newest in")]),
+    ("it came no further", ONE, [running(1)[0], (ev.CheckpointFound(0, "/old", 7), "starting"), (up(0), "running"), (keeps(0, 7), "running"), HANGS, SILENT, (killed(0, 7, 6), "starting", "sweep; start 1 from /old; deadline starting 600", "made no progress")]),
+    ("it answers: it saves its step itself", ONE, [*training(1), HANGS, (froze(0, 7), "dumping", f"save 7 by 0; {PROGRESS}", "step 7")]),
+    ("it cannot save it, and says so: it is asked to exit", ONE, [*training(1), HANGS, (froze(0, 7, "torn"), "stopping", f"abandon; TERM 0; {STOP}", "torn")]),
+    ("it is stuck while it writes", ONE, [
+        *training(1), HANGS, (froze(0, 7), "dumping", f"save 7 by 0; {PROGRESS}", "step 7"), (late("dumping"), "stopping", f"abandon; KILL 0; {STOP}", "made no progress"), (killed(0, 7, 6), "committing", read(), "step 7 is the newest in")]),
+    ("it has no keeper: it is asked to exit", ONE, [*training(1, ()), HANGS, (late("freezing"), "stopping", f"abandon; TERM 0; {STOP}", "did not answer")]),
+    ("all stand still: one is killed for it, the other as it does not answer", TWO, [
+        *training(2), (hangs(1), "freezing", f"KILL 1; freeze 1: 0; {FREEZE_S}", "rank 1 made no progress"), (killed(1, 7, 6), "freezing"), SILENT, (killed(0, 7, 6), "committing", read(), "step 7 is the newest in")]),
+    ("the others answer before one that hangs is gone", THREE, [
+        *same.OWN, *KEEPERS[:3], (hangs(1), "freezing", f"KILL 1; freeze 1: 0,2; {FREEZE_S}", "rank 1 made no progress"), (froze(0, 7), "freezing"),
+        (froze(2, 7), "stopping", f"abandon; {KILLS.format('0,1,2')}", "no other rank holds"), (killed(1, 7, 6), "stopping"), (killed(2, 7), "stopping"), (killed(0, 7), "committing", read(7, "0/1/2"), "step 7 is the newest in")]),
+    ("a part is gone: to read the others would help nobody", THREE, [
+        *same.OWN, *KEEPERS[:3], (killed(1, at=7), "freezing", f"freeze 1: 0,2; {FREEZE_S}", "rank 1"), (late("freezing"), "stopping", f"abandon; TERM 0,2; {STOP}", "did not answer")]),
     # --- who asks the job to stop
     ("one stop while it is read: no restart follows", TWO, [*BOTH, (ask(SIGTERM), "committing"), (saved(), "stopped", "forget; sweep; finish stopped 143", "step 7 is saved in /d")]),
     ("the second one means now", TWO, [*BOTH, (ask(SIGINT), "committing"), (ask(SIGINT), "stopped", "forget; abandon; sweep; finish stopped 130", "again")]),

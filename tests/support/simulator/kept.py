@@ -69,6 +69,8 @@ class KeptWatch:
         if isinstance(event, protocol.Registered) and event.attempt == self.watch.attempt:
             (self.keepers.add if event.keeper else self.keepers.discard)(event.rank)
         is_read = self.before in TRAINING or (self.is_killing and self.before is JobState.STOPPING)
+        if self.before in TRAINING and now is JobState.STOPPING and self.is_silent_lost():
+            self.broken(f"{event}, and nobody reads what {self.silent()} hold")
         if not (is_read and now in OVER) or self.watch.stop.is_now or self.watch.dump.full:
             return
         if self.order is None and (due := self.due()):
@@ -79,8 +81,30 @@ class KeptWatch:
     def may_kill(self, action: do.SignalRanks) -> bool:
         """Whether those that live are killed so that what they hold can be read with the rest."""
         is_meant = {*action.ranks} == self.watch.running <= self.keepers
-        self.is_killing |= is_meant and any(self.left.values())
+        is_needed = any(self.left.values()) or self.silent() or self.watch.dump.failed
+        self.is_killing |= is_meant and bool(is_needed)
         return self.is_killing
+
+    def silent(self) -> set[int]:
+        """Who was to answer, or to write, and is not known to have done or refused so."""
+        watch, dump = self.watch, self.watch.dump
+        stuck = dump.failed if isinstance(watch.event, ev.DeadlinePassed) else set()
+        return watch.running & (
+            watch.replacing.hung | stuck | (dump.reachable() - dump.frozen.keys())
+        )
+
+    def is_silent_lost(self) -> bool:
+        """Whether ranks are asked to exit that cannot hear it, and what they hold is of use."""
+        watch = self.watch
+        killed = any(isinstance(e, do.SignalRanks) and e.signum == SIGKILL for e in watch.actions)
+        is_late = isinstance(watch.event, ev.DeadlinePassed) and not watch.stop.is_now
+        is_all = len(watch.heard_of) == len(watch.node.policy.ranks)
+        is_all &= watch.running <= self.keepers and is_late and not killed
+        there = watch.running | {rank for rank, steps in self.left.items() if steps}
+        is_all &= watch.same.is_known or not watch.same.awaited
+        is_all &= self.before is JobState.FREEZING or watch.dump.step > watch.dump.saved
+        is_whole = all(there & {*group} for group in watch.same.sharing())
+        return is_all and is_whole and bool(self.silent()) and not watch.dump.full
 
     def due(self) -> int:
         """The newest step that they hold together, if it is newer than what is saved; 0: none."""
@@ -119,4 +143,4 @@ class KeptWatch:
     def parts(self, action: do.CommitDump) -> list[set[int]]:
         """The groups, in the order of who writes for them."""
         every = self.watch.same.alike()
-        return [next(g for g in every if each[0] in g) for each in action.variants]
+        return [next((g for g in every if each[0] in g), set()) for each in action.variants]

@@ -1,6 +1,7 @@
 """What killed ranks have left in their memory: when it is read, and when it counts for nothing."""
 
 from dataclasses import replace
+from signal import SIGTERM
 
 import pytest
 from support.histories import kept
@@ -82,6 +83,19 @@ def forgetting_what_it_killed_them_for(job, event):
     return decision._replace(job=decision.job._replace(now=now))
 
 
+def asking_the_silent_to_exit(job, event):
+    """Those that do not answer, where none is dead whose memory is to be read with theirs."""
+    decision = decide(job, event)
+    if not decision.job.now.is_kept_next or decision.job.now.kept:
+        return decision
+    told = (
+        replace(each, signum=SIGTERM) if isinstance(each, do.SignalRanks) else each
+        for each in decision.actions
+    )
+    now = decision.job.now._replace(is_kept_next=False)
+    return Decision(decision.job._replace(now=now), tuple(told))
+
+
 def killing_whom_it_need_not(job, event):
     known = job.since_restart._replace(keeping=RankSet(job.ranks))
     return decide(job._replace(since_restart=known), event)
@@ -91,8 +105,9 @@ BROKEN = [
     (never_reading, "is not read in the memory of the dead"),
     (reading_while_one_lives, "is left"),
     (taking_an_older_step, "is left|is not read"),
-    (taking_it_of_another_rank, "is left|StopIteration"),
+    (taking_it_of_another_rank, "is left"),
     (forgetting_what_it_killed_them_for, "is not read|is not saved"),
+    (asking_the_silent_to_exit, "nobody reads|is not saved"),
     (killing_whom_it_need_not, "SIGKILL"),
 ]
 
