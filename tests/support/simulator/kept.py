@@ -103,7 +103,7 @@ class KeptWatch:
         there = watch.running | {rank for rank, steps in self.left.items() if steps}
         is_all &= watch.same.is_known or not watch.same.awaited
         is_all &= self.before is JobState.FREEZING or watch.dump.step > watch.dump.saved
-        is_whole = all(there & {*group} for group in watch.same.sharing())
+        is_whole = all(there & group for group in watch.same.alike())
         return is_all and is_whole and bool(self.silent()) and not watch.dump.full
 
     def due(self) -> int:
