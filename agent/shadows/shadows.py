@@ -41,6 +41,18 @@ class _Link:
         return Cut(self.made.attempt, self.made.step)
 
 
+def _listen(name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(f"\0{name}")
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
+
+
 class _Waking(NamedTuple):
     """An order that was not answered yet."""
 
@@ -70,11 +82,12 @@ class Shadows:
         self._waking: dict[int, _Waking] = {}  # by rank
         self._told: Cut | None = None
         self._is_old = False  # the newest cut was told to have no successor yet
-        self._page = DuePage.create()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(f"\0{shadows_socket(hooks)}")
-        self._listener.listen(BACKLOG)
-        self._listener.setblocking(False)
+        self._listener = _listen(shadows_socket(hooks))
+        try:
+            self._page = DuePage.create()
+        except OSError:
+            self._listener.close()
+            raise
 
     def attach(
         self,
