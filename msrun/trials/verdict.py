@@ -7,16 +7,18 @@ to exit are judged in :mod:`msrun.trials.exit_verdict`.
 
 from __future__ import annotations
 
+import signal as signals
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.text.ranges import format_ranges
 from msrun.trials.exit_verdict import REQUESTS, judge_exit, noticed_at, steps_lost
 from msrun.trials.history import DrillExit, DrillHistory, RankLife, Strike
 from msrun.trials.node_fault import AnyFault, NodeFault
-from worker_hooks.drill.plan import Deed
+from worker_hooks.drill.plan import Deed, Fault, Moment
 
+TOO_LATE = " (msrun had killed it before)"
 _NOTICED = frozenset({"WorkerExited", "Raised", "RankUnreachable"})
 
 
@@ -82,11 +84,14 @@ def judge(
         left: processes that outlived the job.
         took_s: how long it took in all.
     """
+    late = _late(faults, history)
+    real = tuple(strike for strike in history.strikes if strike.number not in late)
+    history = replace(history, strikes=real)
     lost, asked = steps_lost(history), judge_exit(faults, history, departures)
     others = tuple(differing(reference, history))
     curved = tuple(curves(reference, history))
     broken = [
-        *_unstruck(faults, history),
+        *_unstruck(faults, history, late if real else frozenset()),
         *_ending(history, exit_code, left, took_s),
         *_disturbed(faults, history),
         *(asked.broken if asked is not None else ()),
@@ -97,7 +102,9 @@ def judge(
     starts = _of(history, "StartAttempt")
     runs, ends = {run for run, _ in history.starts()}, max(1, len(departures))
     return TrialOutcome(
-        fault=" + ".join(fault.words for fault in faults),
+        fault=" + ".join(
+            f"{fault.words}{TOO_LATE * (index in late)}" for index, fault in enumerate(faults)
+        ),
         **_timings(faults, history),
         steps_lost=lost,
         replaced=sum(len(each["newcomers"]) for each in _of(history, "ReplaceRanks")),
@@ -143,8 +150,31 @@ def why_not_deterministic(reference: DrillHistory, again: DrillHistory) -> str:
     )
 
 
-def _unstruck(faults: Sequence[AnyFault], history: DrillHistory) -> Iterator[str]:
-    struck = {strike.number for strike in history.strikes}
+def _late(faults: Sequence[AnyFault], history: DrillHistory) -> frozenset[int]:
+    """Faults whose moment came when msrun had killed the rank, since another one had failed.
+
+    A timer of the kernel kills without a word, so its fault is marked when the timer starts.
+    """
+    found: set[int] = set()
+    attempt = 0
+    for event in history.events:
+        if event["event"] == "StartAttempt":
+            attempt = event["attempt"]
+        elif event["event"] == "SignalRanks" and event["signum"] == signals.SIGKILL:
+            for strike in history.strikes:
+                fault = faults[strike.number]
+                if not isinstance(fault, Fault) or fault.moment is not Moment.ANY:
+                    continue
+                is_of_it = strike.attempt == attempt and fault.rank in event["ranks"]
+                if is_of_it and event["time"] < strike.time:
+                    found.add(strike.number)
+    return frozenset(found)
+
+
+def _unstruck(
+    faults: Sequence[AnyFault], history: DrillHistory, excused: frozenset[int]
+) -> Iterator[str]:
+    struck = {strike.number for strike in history.strikes} | excused
     for index, fault in enumerate(faults):
         if index not in struck:
             which = "the fault" if len(faults) == 1 else f"fault {index + 1} of {len(faults)}"

@@ -123,6 +123,35 @@ def test_a_drill_that_lost_nothing_has_its_times():
     assert times == pytest.approx((0.003, 0.010, 0.040, 10.5))  # step 4 at 14.0, struck at 3.5
 
 
+TIMED = Fault(0, 4, Moment.ANY)
+ORDER = {"time": 104.0035, "event": "SignalRanks", "ranks": [0], "signum": 9, "reason": ""}
+TIMED_AT = Strike(1, 104.2, 3.7, 4, 0)
+
+
+def test_a_kill_by_msrun_does_not_count_as_that_of_a_timer():
+    """A timer's mark is written when it starts: by its time msrun has killed the rank itself."""
+    history = killed(strikes=(STRIKE, TIMED_AT), events=(*EVENTS[:2], ORDER, *EVENTS[2:]))
+    outcome = judged(history, (KILL, TIMED))
+    assert outcome.verdict == "nothing lost"
+    assert outcome.fault.endswith("kill -9 rank 0 at step 4 + 0.50 (msrun had killed it before)")
+    alone = judged(replace(history, strikes=(TIMED_AT._replace(number=0),)), (TIMED,))
+    assert alone.broken[0].startswith("broken drill, the fault never struck")
+
+
+@pytest.mark.parametrize(
+    ("order", "strike"),
+    [
+        (ORDER, TIMED_AT._replace(time=104.001)),  # it was first
+        (ORDER, TIMED_AT._replace(attempt=1)),  # of an earlier attempt's end
+        (ORDER | {"ranks": [1]}, TIMED_AT),
+        (ORDER | {"signum": 15}, TIMED_AT),  # the rank may live on for a while
+    ],
+)
+def test_a_timer_that_struck_in_time_counts(order, strike):
+    history = killed(strikes=(STRIKE, strike), events=(*EVENTS[:2], order, *EVENTS[2:]))
+    assert "before" not in judged(history, (KILL, TIMED)).fault
+
+
 def test_a_step_that_was_trained_again_is_a_step_lost():
     outcome = judged(killed(resumed_at=3))
     assert outcome.steps_lost == 1 and outcome.verdict == "1 step lost"
