@@ -57,11 +57,35 @@ def test_threads_of_openmp_and_a_lock_that_the_dead_rank_held(launcher):
     assert ended.err.count("go on from their shadows") == len(deaths), ended.err
 
 
+@pytest.mark.parametrize("words", [("--workers=2", "--persistent"), ("--workers=1",)])
+def test_workers_of_a_loader_are_started_anew_and_make_the_same_batches(launcher, words):
+    plain = run(launcher, f"{len(words)} plain", *words, ranks=2)
+    deaths = ("1:5:backward", "0:10:validated", "1:12:data", "0:17:stepped")
+    told = ("--protect=shadow", "--protect-every=3", *words, "--die", *deaths)
+    ended = run(launcher, f"{len(words)} killed", *told, ranks=2)
+    assert results(ended) == results(plain)
+    assert ended.err.count("go on from their shadows") == len(deaths), ended.err
+    assert "no newer shadows" not in ended.err
+
+
+def test_a_script_that_changes_a_data_set_of_workers_has_shadows_from_before(launcher):
+    told = ("--protect=shadow", "--protect-every=3", "--workers=1", "--odd=told")
+    ended = run(launcher, "told", *told, ranks=2)
+    assert ended.code == 0, ended
+    assert "was changed since its workers began (dataset.calls)" in ended.err
+    assert "all that came behind optimizer step 1" in ended.err
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (("--odd=thread",), "a copy of the process would lack its threads: writer"),
-        (("--workers=1",), "workers of a DataLoader"),
+        (("--workers=1", "--odd=iterable"), "a DataLoader has workers for an IterableDataset"),
+        (("--workers=1", "--odd=unordered"), "a DataLoader has in_order=False"),
+        (
+            ("--workers=1", "--odd=counts"),
+            "changes itself in a worker of a DataLoader (dataset.calls)",
+        ),
         (("--odd=native",), "a library has threads that a copy of the process would lack: python"),
         (("--odd=shared",), "memory that other processes share"),
         (("--odd=send",), "sends from rank to rank"),

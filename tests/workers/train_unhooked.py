@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import ctypes
 import hashlib
+import itertools
 import multiprocessing
 import os
 import random
@@ -16,21 +17,24 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--die", nargs="*", default=[])
 parser.add_argument("--threads", type=int, default=1)
 parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--persistent", action="store_true")
 parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument(
     "--odd",
     default="",
-    help="what cannot be copied: thread (late: at step 6), native, send, shared",
+    help="what cannot be copied: thread (late: at step 6), native, send, shared, iterable, unordered,"
+    " counts (a data set that changes itself), told (one that the script changes)",
 )
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in each step")
 options = parser.parse_args()
@@ -48,12 +52,43 @@ model = DistributedDataParallel(net)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
 numbers = torch.Generator().manual_seed(1)
-data = TensorDataset(
+
+
+class Noisy(TensorDataset):
+    """Draws from all that can be seeded: its own generator, and the three of the process."""
+
+    def __init__(self, *tensors):
+        super().__init__(*tensors)
+        self.own = torch.Generator().manual_seed(rank)
+        self.calls = 0
+
+    def __getitem__(self, index):
+        if options.odd == "counts":
+            self.calls += 1
+        x, y = super().__getitem__(index)
+        drawn = random.random() + np.random.random() + self.calls  # noqa: NPY002
+        return x + drawn + torch.randn(32) + torch.randn(32, generator=self.own), y
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        while True:
+            yield data[int(torch.randint(160, ()))]
+
+
+data = Noisy(
     torch.randn(160, 32, generator=numbers), torch.randint(0, 10, (160,), generator=numbers)
 )
 sampler = DistributedSampler(data)
-loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=options.workers)
+special = {}
+if options.workers:
+    special = {"persistent_workers": options.persistent, "in_order": options.odd != "unordered"}
+if options.odd == "iterable":
+    loader = DataLoader(Endless(), batch_size=8, num_workers=options.workers)
+else:
+    loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=options.workers, **special)
 torch.manual_seed(100 + rank)
+np.random.seed(200 + rank)  # noqa: NPY002  as scripts do
 
 own = Path(f"lines-{rank}.txt")
 own.write_text("".join(f"line {number}\n" for number in range(4000)))
@@ -105,6 +140,10 @@ for epoch in range(options.epochs):
         die(step, "stepped")
         if options.odd == "late" and step == 6:
             be_odd("thread")
+        if options.odd == "told" and step == 2:
+            data.calls = 1
+        if options.odd == "iterable" and step % 10 == 0:
+            break
         running += loss.item() * random.random()
         running += int(lines.readline().split()[1])
         if step % 5 == 0:
@@ -113,7 +152,8 @@ for epoch in range(options.epochs):
             running += total.item()
         time.sleep(options.pause)
     with torch.no_grad():
-        right = sum(int((net.eval()(x).argmax(1) == y).sum()) for x, y in loader)
+        seen = itertools.islice(loader, 10)
+        right = sum(int((net.eval()(x).argmax(1) == y).sum()) for x, y in seen)
         net.train()
     die(step, "validated")
     dist.barrier()

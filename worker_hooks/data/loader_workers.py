@@ -30,6 +30,8 @@ log = logging.getLogger("msrun")
 WORKER = "data.worker."  # a worker's number follows
 
 _SIZE = struct.Struct("<q")  # of the state that follows, in bytes
+NOTHING = _SIZE.pack(0)
+"""The state of a worker that begins as it would without us."""
 _NOTHING = 0  # the worker made no batch yet: it begins as it would without us
 _LOST = -1  # the worker made batches, and its state after them is unknown
 _SPARE_BYTES = 8 << 10  # for generators that the script's worker_init_fn adds to the data set
@@ -52,6 +54,13 @@ def dataset_owners(dataset: object) -> dict[str, object]:
         owners |= {name: dataset, f"{name}.transform": parts.get("transform")}
         name, dataset = f"{name}.dataset", parts.get("dataset")
     return owners
+
+
+def state_bytes(dataset: object) -> int:
+    """Room for the state of a worker's randomness."""
+    streams = process_streams() | private_streams(dataset_owners(dataset))
+    numpy = 0 if NUMPY in streams else TWISTER_BYTES  # workers always load numpy
+    return Randomness(streams).nbytes + numpy + _SPARE_BYTES
 
 
 class RandomnessRing:
@@ -77,6 +86,17 @@ class RandomnessRing:
     def address(self, worker: int, count: int) -> int:
         """The address of the worker's state after its ``count``-th batch; its size comes first."""
         return self._at(worker) + _SIZE.size + count % self._slots * self.slot_bytes
+
+    def read(self, worker: int, count: int) -> bytes | None:
+        """The worker's state after its ``count``-th batch, as a :class:`Prologue` takes it.
+
+        ``None``: it is not known, as the worker has not got that far, or it does not fit.
+        """
+        if self.made(worker) < count:
+            return None
+        address = self.address(worker, count)
+        size = ctypes.c_int64.from_address(address).value
+        return None if size == _LOST else ctypes.string_at(address, _SIZE.size + size)
 
     def write(self, worker: int, count: int, randomness: Randomness) -> None:
         """Write the state after the ``count``-th batch. Called in the worker."""
@@ -153,9 +173,7 @@ class Workers:
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.count = loader.num_workers
         self._prefetch = loader.prefetch_factor or 2
-        streams = process_streams() | private_streams(dataset_owners(loader.dataset))
-        numpy = 0 if NUMPY in streams else TWISTER_BYTES  # workers always load numpy
-        self._state_bytes = Randomness(streams).nbytes + numpy + _SPARE_BYTES
+        self._state_bytes = state_bytes(loader.dataset)
         self._entry_bytes = _SIZE.size + self._state_bytes
         self._ring: RandomnessRing | None = None
         self._begun = [0] * self.count  # how many batches each had made when the epoch began

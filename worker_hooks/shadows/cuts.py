@@ -27,11 +27,14 @@ from worker_hooks.shadows import (
     openmp,
     page,
     refusals,
+    shared_memory,
 )
 
 OPTIMIZER = "torch.optim.optimizer"
 TRAIN_STATE = "worker_hooks.training.train_state"
+HELD = "a lock of multiprocessing is held, maybe by a worker of a DataLoader"
 _ANSWER_S = 60.0  # within which the agent tells where the steps of copies are told
+_HELD_S, _LOOK_S = 0.1, 0.005  # a worker lets go of a lock within this time
 
 
 class _Fixed:
@@ -78,9 +81,12 @@ class _Measured:
 class _Cuts:
     """The optimizer steps of this process, and its shadows."""
 
-    def __init__(self, every: int, agent: image.Agent, kept_groups: ModuleType | None) -> None:
+    def __init__(
+        self, every: int, agent: image.Agent, kept_groups: ModuleType | None, workers: ModuleType
+    ) -> None:
         self._schedule: _Fixed | _Measured | None = _Fixed(every) if every else None
-        self._kept_groups = kept_groups  # it cannot be imported any more; None: there are no groups
+        # neither can be imported any more; None: there are no groups
+        self._kept_groups, self._workers = kept_groups, workers
         self._agent = agent
         self._steps = 0
         self._said = ""
@@ -120,7 +126,9 @@ class _Cuts:
         """Make a shadow, if it can be made; whether this is one that was woken."""
         is_woken = False
         known = RankEnv.read(os.environ)
-        facts = refusals.look(known.world_size, known.local_world_size, TRAIN_STATE in sys.modules)
+        loaders = self._loaders()
+        is_guarded = TRAIN_STATE in sys.modules
+        facts = refusals.look(known.world_size, known.local_world_size, is_guarded, loaders)
         facts = facts._replace(is_sharded=refusals.is_sharded(optimizer))
         why = refusals.why_not(facts)
         if facts.is_guarded:
@@ -128,7 +136,11 @@ class _Cuts:
         if not why and not openmp.pause():
             why = "its threads of OpenMP do not end"
         why = why or native_threads.why_not()
+        locks = [] if why else self._locks(loaders)
+        why = why or ("" if locks is not None else HELD)
         if not why:
+            batches = shared_memory.contents(shared_memory.batches(loaders.pids))
+            shared = image.Shared(locks or [], batches, loaders.pipes)
             made = protocol.ShadowMade(
                 known.rank,
                 known.attempt,
@@ -138,9 +150,9 @@ class _Cuts:
                 time.monotonic() - began,
             )
             try:
-                is_woken = image.fork(self._agent, made) is not None
+                is_woken = image.fork(self._agent, made, shared) is not None
                 if is_woken:
-                    self._regroup()
+                    self._renew()
             except OSError as error:
                 why = f"no copy of the process can be made: {error.strerror or error}"
         if why != self._said:
@@ -153,13 +165,36 @@ class _Cuts:
         if why:
             _refuse(self._agent, self._steps, why, is_guarded)
 
-    def _regroup(self) -> None:
-        """In a copy that was woken: give its process groups new connections."""
+    def _loaders(self) -> refusals.Loaders:
+        of = self._workers
         try:
+            return refusals.Loaders(
+                *(of.note, of.pids(), of.feeders()),
+                *(of.addresses(), of.semaphores(), of.descriptors()),
+            )
+        except AttributeError as error:
+            why = f"this torch or Python has other workers of a DataLoader ({error})"
+            return refusals.Loaders(lambda: why, of.pids())
+
+    def _locks(self, loaders: refusals.Loaders) -> shared_memory.Contents | None:
+        """The semaphores; ``None``: a worker may hold one of the script's."""
+        until = time.monotonic() + _HELD_S
+        while True:
+            locks = shared_memory.locks()
+            if not loaders.pids or not shared_memory.taken(locks, loaders.semaphores):
+                return locks
+            if time.monotonic() > until:
+                return None
+            time.sleep(_LOOK_S)
+
+    def _renew(self) -> None:
+        """In a copy that was woken: start workers, and give process groups new connections."""
+        try:
+            self._workers.renew()  # before there are connections that they would inherit
             if self._kept_groups is not None:
                 _regroup(self._kept_groups)
         except BaseException as error:  # noqa: BLE001  the script must not go on without them
-            print(f"msrun: this rank could not join its peers again: {error}", file=sys.stderr)
+            print(f"msrun: this rank could not go on from its shadow: {error!r}", file=sys.stderr)
             sys.stderr.flush()
             os._exit(image.FAILED)
 
@@ -201,11 +236,13 @@ def install(every: int, agent: image.Agent) -> None:
             groups = import_module("worker_hooks.distributed.kept_groups")
             collectives.watch()
             collectives.pending()  # raises here and now if this torch does not tell
+        workers = import_module("worker_hooks.data.renewed_workers")
+        workers.watch(TRAIN_STATE)
         drill = _drill()
         if drill is not None:
             drill.begin()
         register = import_module(OPTIMIZER).register_optimizer_step_post_hook
-        register(_Cuts(every, agent, groups).stepped)
+        register(_Cuts(every, agent, groups, workers).stepped)
         if drill is not None:
             drill.go_on()
     except Exception as error:  # noqa: BLE001  the script must not notice

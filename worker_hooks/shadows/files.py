@@ -32,15 +32,18 @@ def put_back(known: Mapping[int, int]) -> None:
             os.lseek(fd, position, os.SEEK_SET)
 
 
-def let_go(kept: Collection[int] = ()) -> None:
+def let_go(others: Collection[int] = ()) -> None:
     """Point each connection at nothing without telling its peer: it is the process's.
 
     Otherwise the peers of a process that dies would not notice, as its copy has it open still.
+
+    Args:
+        others: pipes that are such connections, too.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):
-            if fd not in kept and os.readlink(f"/proc/self/fd/{fd}").startswith(_LET_GO):
+            if fd in others or os.readlink(f"/proc/self/fd/{fd}").startswith(_LET_GO):
                 os.dup2(nothing, fd, inheritable=False)
     os.close(nothing)
 

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from worker_hooks.contract import protocol, wire
@@ -57,7 +57,15 @@ class Woken(NamedTuple):
     order: protocol.WakeShadow
 
 
-def fork(agent: Agent, made: protocol.ShadowMade) -> Woken | None:
+class Shared(NamedTuple):
+    """What a process has in common with others, as it is to be in its copy."""
+
+    locks: shared_memory.Contents
+    batches: shared_memory.Contents
+    pipes: Collection[int] = ()  # that the copy lets go
+
+
+def fork(agent: Agent, made: protocol.ShadowMade, shared: Shared) -> Woken | None:
     """Make a shadow; ``None`` in this process, and what was ordered in a copy that was woken.
 
     Raises:
@@ -65,13 +73,13 @@ def fork(agent: Agent, made: protocol.ShadowMade) -> Woken | None:
     """
     _flush()
     drawn = _random_state()
-    positions, locks = files.positions(), shared_memory.locks()
+    positions = files.positions()
     if not _fork_adopted():
         return None
     try:
-        order = _sleep(agent, made)
+        order = _sleep(agent, made, shared)
         _wake(agent, made.rank, order, positions)
-        shared_memory.put_back(locks)
+        shared_memory.put_back(shared.locks)
         _set_random_state(drawn)
     except BaseException:  # noqa: BLE001  whatever it is, the script must not go on
         traceback.print_exc()
@@ -140,10 +148,12 @@ def _be_child_of(agent: Agent) -> None:
         os._exit(1)
 
 
-def _sleep(agent: Agent, made: protocol.ShadowMade) -> protocol.WakeShadow:
+def _sleep(agent: Agent, made: protocol.ShadowMade, shared: Shared) -> protocol.WakeShadow:
     """Be a shadow; returns in what it forks when it is woken, never in itself."""
     _be_child_of(agent)
-    files.let_go()
+    files.let_go(shared.pipes)
+    shared_memory.own(shared.batches)
+    shared.batches.clear()
     name = _thread_name()
     _libc.prctl(_NAME, NAME, 0, 0, 0)
     link = agent.connect()

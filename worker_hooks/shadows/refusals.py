@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from worker_hooks.contract.process_stat import children
@@ -20,6 +20,17 @@ HARMLESS = ("TMonitor",)  # tqdm's: they only redraw a bar
 _MIB = 1 << 20
 
 
+class Loaders(NamedTuple):
+    """What belongs to workers of DataLoaders, which a copy starts anew."""
+
+    note: Callable[[], str] = str  # what they need; returns why they cannot be started anew
+    pids: frozenset[int] = frozenset()
+    threads: frozenset[int] = frozenset()  # identities
+    addresses: tuple[int, ...] = ()  # in memory that they share
+    semaphores: frozenset[int] = frozenset()  # addresses
+    pipes: frozenset[int] = frozenset()  # descriptors
+
+
 class Facts(NamedTuple):
     """What a process consists of, as far as it matters."""
 
@@ -27,7 +38,8 @@ class Facts(NamedTuple):
     is_main_thread: bool = True
     threads: tuple[str, ...] = ()  # of Python, beside the main one
     devices: tuple[str, ...] = ()  # accelerators that it uses
-    children: int = 0
+    children: int = 0  # that are no such workers
+    loaders: str = ""  # why these cannot be started anew
     shared: tuple[str, ...] = ()  # memory that it shares with others and may write
     backends: frozenset[str] = frozenset()  # of its process groups
     world_size: int = 1
@@ -50,9 +62,11 @@ def why_not(facts: Facts) -> str:  # noqa: C901, PLR0912  a row for each reason
         return f"the script uses {', '.join(facts.devices)}, which no copy of a process can use"
     if facts.children:
         return (
-            f"the script has {facts.children} child process{'es' * (facts.children > 1)}, such as "
-            "workers of a DataLoader (num_workers=0 has none)"
+            f"the script has {facts.children} child process{'es' * (facts.children > 1)} beside "
+            "workers of torch's DataLoader"
         )
+    if facts.loaders:
+        return facts.loaders
     if facts.threads:
         return f"a copy of the process would lack its threads: {', '.join(facts.threads)}"
     if facts.shared:
@@ -75,16 +89,19 @@ def why_not(facts: Facts) -> str:  # noqa: C901, PLR0912  a row for each reason
     return ""
 
 
-def look(world_size: int, local_world_size: int, is_guarded: bool) -> Facts:
+def look(
+    world_size: int, local_world_size: int, is_guarded: bool, loaders: Loaders | None = None
+) -> Facts:
     """The facts of this process now; the costly ones last, and only if they matter."""
+    loaders = loaders or Loaders()
     torch = sys.modules["torch"]
     dist = torch.distributed
     facts = Facts(
         is_guarded=is_guarded,
         is_main_thread=threading.current_thread() is threading.main_thread(),
-        threads=tuple(_threads()),
+        threads=tuple(_threads(loaders.threads)),
         devices=_devices(torch),
-        children=len(children(os.getpid())),
+        children=len(set(children(os.getpid())) - loaders.pids),
         world_size=world_size,
         has_groups=bool(dist.is_available() and dist.is_initialized()),
         backends=collectives.backends(),
@@ -94,8 +111,12 @@ def look(world_size: int, local_world_size: int, is_guarded: bool) -> Facts:
     )
     if why_not(facts):
         return facts
+    batches = sum(each.nbytes for each in shared_memory.batches(loaders.pids))
     return facts._replace(
-        shared=shared_memory.unknown(), need=_own_bytes() * local_world_size, free=free_bytes()
+        loaders=loaders.note(),
+        shared=shared_memory.unknown(loaders.pids, loaders.addresses),
+        need=(_own_bytes() + 2 * batches) * local_world_size,
+        free=free_bytes(),
     )
 
 
@@ -105,9 +126,13 @@ def is_sharded(optimizer: Any) -> bool:
     return any(kind.__name__ in {"DTensor", "FlatParameter"} for kind in kinds)
 
 
-def _threads() -> Collection[str]:
+def _threads(known: Collection[int]) -> Collection[str]:
     others = [each for each in threading.enumerate() if each is not threading.main_thread()]
-    return [each.name for each in others if type(each).__name__ not in HARMLESS]
+    return [
+        each.name
+        for each in others
+        if type(each).__name__ not in HARMLESS and id(each) not in known
+    ]
 
 
 def _devices(torch: Any) -> tuple[str, ...]:

@@ -1,0 +1,109 @@
+"""A look finds what changes in a data set, whatever it is; a digest tells batches apart."""
+
+import functools
+import random
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from worker_hooks.data.look import MOST, digest, first_change, generators, look
+
+
+class Thing:
+    def __init__(self):
+        self.calls = 0
+        self.words = ["a", "b"] * 500
+        self.cache = {}
+        self.tensor = torch.zeros(100_000)
+        self.array = np.zeros(5)
+        self.objects = np.array([None, "x"], dtype=object)
+        self.inner = SimpleNamespace(rng=random.Random(1), bits=np.random.default_rng(1))
+        self.call = functools.partial(max, [1])
+        self.transform = lambda x: x + self.inner.rng.random()
+        self.recent = deque([1])
+        self.buffer = bytearray(8)
+        self.myself = self
+
+
+def change(thing, what):
+    exec(what, {"it": thing, "torch": torch})
+
+
+@pytest.mark.parametrize(
+    ("what", "where"),
+    [
+        ("it.calls += 1", "d.calls"),
+        ("it.words.append('c')", "d.words"),
+        ("it.cache[1] = 2", "d.cache"),
+        ("it.tensor[50_000] = 1", "d.tensor"),  # in its middle, which its version tells
+        ("it.tensor.data[-1] = 1", "d.tensor"),
+        ("it.array[2] = 7", "d.array"),
+        ("it.objects[1] = 'y'", "d.objects"),
+        ("it.inner.rng.random()", "d.inner.rng"),
+        ("it.inner.bits.random()", "d.inner.bits"),
+        ("it.call.args[0].append(2)", "d.call.args[0]"),
+        ("it.recent[0] = 2", "d.recent[0]"),
+        ("it.buffer[1] = 1", "d.buffer"),
+        ("it.another = None", "d.another"),
+        ("del it.calls", "d.calls"),
+    ],
+)
+def test_each_of_these_changes_is_found(what, where):
+    thing = Thing()
+    before = look({"d": thing})
+    assert first_change(before, look({"d": thing})) == ""
+    change(thing, what)
+    assert first_change(before, look({"d": thing})) == where
+
+
+def test_generators_that_are_restored_may_draw():
+    thing = SimpleNamespace(own=torch.Generator(), numpy=np.random.default_rng())
+    ignored = generators({"d": thing})
+    before = look({"d": thing}, ignored)
+    torch.rand(3, generator=thing.own)
+    thing.numpy.random()
+    assert first_change(before, look({"d": thing}, ignored)) == ""
+
+
+def test_a_look_ends():
+    assert len(look({"d": [[number] for number in range(10**5)]})) <= MOST
+    many = {str(number): [[], [[]]] for number in range(10**4)}
+    assert len(look(many)) <= MOST
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"x": torch.ones(9), "y": [1, "b"]},
+        {"x": torch.zeros(9), "y": [1, "c"]},
+        {"x": torch.zeros(3, 3), "y": [1, "b"]},
+        {"x": torch.zeros(9, dtype=torch.int32), "y": [1, "b"]},
+        {"x": np.zeros(9), "y": [1, "b"]},
+        {"x": torch.zeros(9), "y": (1, "b")},
+        {"x": torch.zeros(9), "y": [1, "b", None]},
+        [torch.zeros(9), [1, "b"]],
+        SimpleNamespace(x=torch.zeros(9)),
+        None,
+    ],
+)
+def test_other_batches_have_other_digests(other):
+    batch = {"x": torch.zeros(9), "y": [1, "b"]}
+    assert digest(batch) == digest({"x": torch.zeros(9), "y": [1, "b"]})
+    assert digest(batch) != digest(other)
+
+
+def test_the_end_of_a_large_tensor_counts_and_what_lies_between_elements_does_not():
+    large = torch.zeros(10**6)
+    before = digest(large)
+    large[-1] = 1
+    assert digest(large) != before
+    spread = torch.zeros(10, 2)
+    known = digest(spread[:, 0])
+    spread[:, 1] = 1
+    assert digest(spread[:, 0]) == known
+    assert digest(torch.zeros(2, dtype=torch.bfloat16)) != digest(
+        torch.ones(2, dtype=torch.bfloat16)
+    )

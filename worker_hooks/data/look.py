@@ -1,0 +1,169 @@
+"""Looks at objects of the script to see later whether they have changed, and what a batch holds.
+
+A look is bounded: of large containers some items are looked at, of large tensors and arrays the
+ends; what is no container, no number and no text counts by its identity. So it finds what changes
+as a rule, and not everything; what it misses shows in the batches that are compared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+import types
+import zlib
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from worker_hooks.rng.generators import stream_of
+from worker_hooks.rng.randomness import Randomness
+
+MOST = 4000  # objects
+_ITEMS = 64  # of a container, of a larger one spread over it
+_END_BYTES = 32 << 10  # at either end of a tensor
+_PLAIN = (str, bytes, int, float, complex, bool, type(None), range, torch.dtype, torch.device)
+
+Look = Mapping[str, object]  # what was found, by where
+
+
+def look(roots: Mapping[str, object], ignored: Collection[int] = ()) -> Look:
+    """What objects are now.
+
+    Args:
+        roots: by name.
+        ignored: identities of objects that may change.
+    """
+    found: dict[str, object] = {}
+    seen = set(ignored)
+    waiting = deque(roots.items())
+    while waiting and len(found) < MOST:
+        name, thing = waiting.popleft()
+        if isinstance(thing, _PLAIN):
+            found[name] = thing if type(thing) in _PLAIN else (type(thing), id(thing))
+            continue
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        try:
+            found[name] = _token(thing)
+            waiting.extend((name + place, each) for place, each in _parts(thing))
+        except Exception:  # noqa: BLE001  an object may be anything
+            found[name] = type(thing), id(thing)
+    return found
+
+
+def first_change(before: Look, now: Look) -> str:
+    """Where something is not as it was; empty: nowhere."""
+    if before == now:
+        return ""
+    names = [name for name in (*before, *now) if before.get(name, before) != now.get(name, now)]
+    return min(names, key=len)
+
+
+def digest(batch: object) -> int:
+    """Of what a batch holds; what cannot be read counts by its kind."""
+    found = 0
+    waiting: deque[object] = deque([batch])
+    left = MOST
+    while waiting and left:
+        left -= 1
+        thing = waiting.popleft()
+        try:
+            if isinstance(thing, _PLAIN):
+                text = repr(thing)
+            elif isinstance(thing, dict | list | tuple):
+                text = f"{type(thing).__name__} {len(thing)}"
+                waiting.extend(each for _, each in _items(thing))
+            elif isinstance(thing, torch.Tensor) or _is_array(thing):
+                text = repr(_content(thing))
+            else:
+                text = type(thing).__name__
+                waiting.extend(vars(thing).values() if hasattr(thing, "__dict__") else ())
+        except Exception:  # noqa: BLE001  an object may be anything
+            text = type(thing).__name__
+        found = zlib.crc32(text.encode(errors="replace"), found)
+    return found
+
+
+def generators(owners: Mapping[str, object]) -> frozenset[int]:
+    """The identities of random number generators that are attributes of these."""
+    found = set()
+    for owner in owners.values():
+        for each in getattr(owner, "__dict__", {}).values():
+            if stream_of(each) is not None:
+                found.add(id(each))
+    return frozenset(found)
+
+
+def _token(thing: Any) -> object:
+    kind = type(thing)
+    if isinstance(thing, dict | list | tuple | set | frozenset | deque):
+        return kind, len(thing)
+    if isinstance(thing, torch.Tensor):
+        return kind, _content(thing), None if thing.is_inference() else thing._version  # noqa: SLF001
+    if isinstance(thing, bytearray) or _is_array(thing):
+        return kind, _content(thing)
+    if (stream := stream_of(thing)) is not None:
+        return kind, zlib.crc32(Randomness({"": stream}).capture())
+    return kind, id(thing)
+
+
+def _parts(thing: Any) -> Iterator[tuple[str, object]]:
+    if isinstance(thing, type | types.ModuleType | torch.Tensor) or stream_of(thing) is not None:
+        return
+    if isinstance(thing, types.FunctionType):
+        for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False):
+            yield f".{name}", cell.cell_contents
+        return
+    if isinstance(thing, types.MethodType):  # who owns it may be a whole training
+        return
+    if isinstance(thing, functools.partial):
+        yield from ((".func", thing.func), (".args", thing.args), (".keywords", thing.keywords))
+    if isinstance(thing, dict | list | tuple | deque):
+        yield from _items(thing)
+    attributes = getattr(thing, "__dict__", None)
+    if isinstance(attributes, dict):
+        yield from ((f".{name}", each) for name, each in list(attributes.items()))
+
+
+def _items(thing: Any) -> Iterator[tuple[str, object]]:
+    count = len(thing)
+    step = max(1, count // _ITEMS)
+    if isinstance(thing, dict):
+        keys = list(thing)
+        for key in (*keys[::step], *keys[-1:]):
+            yield f"[{key!r:.40}]", thing[key]
+        return
+    for place in (*range(0, count, step), *range(max(count - 1, 0), count)):
+        yield f"[{place}]", thing[place]
+
+
+def _is_array(thing: object) -> bool:
+    numpy = sys.modules.get("numpy")
+    kind = getattr(numpy, "ndarray", None)
+    return kind is not None and isinstance(thing, kind)
+
+
+def _content(thing: Any) -> tuple[object, ...]:
+    """The shape, and a sum of both ends."""
+    if isinstance(thing, bytearray):
+        return len(thing), zlib.crc32(thing[:_END_BYTES]), zlib.crc32(thing[-_END_BYTES:])
+    if isinstance(thing, torch.Tensor):
+        shape = tuple(thing.shape), str(thing.dtype)
+        if thing.layout is not torch.strided or thing.device.type != "cpu":
+            return shape
+        flat = thing.detach().resolve_conj().resolve_neg().contiguous()
+        address, nbytes = flat.data_ptr(), flat.nbytes
+    else:
+        shape = tuple(thing.shape), str(thing.dtype)
+        if thing.dtype.hasobject:
+            return (*shape, repr(thing.ravel()[:_ITEMS]))
+        flat = thing if thing.flags.c_contiguous else thing.copy()
+        address, nbytes = flat.ctypes.data, flat.nbytes
+    first = ctypes.string_at(address, min(nbytes, 2 * _END_BYTES))
+    rest = min(max(nbytes - len(first), 0), _END_BYTES)
+    last = ctypes.string_at(address + nbytes - rest, rest)
+    return (*shape, zlib.crc32(first), zlib.crc32(last))
