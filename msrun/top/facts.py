@@ -58,6 +58,7 @@ class JobFacts(NamedTuple):
     uptime: str
     ranks: tuple[RankFacts, ...]
     counts: tuple[str, ...] = ()  # attempt, restarts, replaced ranks, as text; empty: not known
+    shadows: str = ""  # how many, and their memory
     incident: PastIncident | None = None  # the last
     history: EventHistory = EventHistory()
     checkpoint: int | None = None  # the newest saved step

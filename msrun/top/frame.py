@@ -70,6 +70,7 @@ def _head(job: JobFacts, width: int) -> Iterator[Text]:
             Text(job.run, "bold"),
             Text(job.state, STYLES.get(job.state, OTHER)),
             Text(f"up {job.uptime}"),
+            *([Text(job.shadows)] if job.shadows else []),
             Text(_line(os.path.basename(job.script)), "bold"),
         )
     )

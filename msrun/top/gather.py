@@ -15,10 +15,11 @@ from msrun.runs.json_lines import JsonLines
 from msrun.runs.run_state import ALIVE, LOST, LastStatus, RunState, WorkerState, look
 from msrun.runs.status import script, uptime
 from msrun.top.checkpoints import Checkpoints
+from msrun.top.columns import size
 from msrun.top.facts import JobFacts, RankFacts
 from msrun.top.gpu import Gpus, GpuUse
 from msrun.top.history import EventHistory
-from msrun.top.processes import STOPPED, ProcessLoads, sample
+from msrun.top.processes import STOPPED, ProcessLoads, ShadowUse, sample, shadows
 from msrun.top.status_pages import OpenPages, PageFacts
 from worker_hooks.contract.layout import EVENTS
 
@@ -95,12 +96,19 @@ class Gatherer:
                 self._rank(seen, worker) for worker in sorted(workers, key=lambda one: one.rank)
             ),
             counts=_counts(run.status),
+            shadows=self._shadows(run),
             incident=_incident(run.status),
             history=seen.history,
             checkpoint=self._checkpoints.newest(),
             now=now,
             is_over=not run.alive,
         )
+
+    def _shadows(self, run: RunState) -> str:
+        """How many sleeping copies of ranks there are, and their memory; empty: none."""
+        found = shadows(self._record.pid) if run.alive else ShadowUse()
+        several = "s" * (found.processes > 1)
+        return f"{found.processes} shadow{several} {size(found.nbytes)}" if found.processes else ""
 
     def _rank(self, seen: RunSample, worker: WorkerState) -> RankFacts:
         is_alive = worker.state in ALIVE and seen.run.alive

@@ -6,7 +6,7 @@ import os
 import time
 from typing import NamedTuple
 
-from worker_hooks.contract.process_stat import read_stat
+from worker_hooks.contract.process_stat import SHADOW, children, read_stat
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -28,6 +28,37 @@ def sample(pid: int) -> ProcessSample | None:
     if found is None:
         return None
     return ProcessSample(found.state, found.own_ticks, found.born, found.rss_pages * PAGE_BYTES)
+
+
+class ShadowUse(NamedTuple):
+    """The sleeping copies of a job's ranks on this node."""
+
+    processes: int = 0
+    nbytes: int = 0  # of memory; what processes share counts in parts
+
+
+def shadows(agent: int) -> ShadowUse:
+    """What the shadows of the msrun with this process id take."""
+    found = [_proportional(pid) for pid in children(agent) if _name(pid) == SHADOW]
+    return ShadowUse(len(found), sum(found))
+
+
+def _name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().rstrip("\n")
+    except OSError:  # it has ended
+        return ""
+
+
+def _proportional(pid: int) -> int:
+    """The process's memory in bytes; of a page of N processes an Nth."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            kib = [int(line.split()[1]) for line in file if line.startswith("Pss:")]
+    except OSError:  # it has ended, or the kernel does not tell
+        return 0
+    return kib[0] * 1024 if kib else 0
 
 
 class ProcessLoads:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+SHADOW = "msrun-shadow"
+"""The name of a process that is a sleeping copy of a rank."""
+
 _EXITING = 0x4  # PF_EXITING of linux/sched.h
 
 

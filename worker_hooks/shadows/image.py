@@ -20,10 +20,10 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from worker_hooks.contract import protocol, wire
+from worker_hooks.contract.process_stat import SHADOW
 from worker_hooks.shadows import files, shared_memory
 
 _PDEATHSIG, _NAME = 1, 15  # PR_SET_* of linux/prctl.h
-NAME = b"msrun-shadow"
 FAILED = 70  # exit code of a copy that could not wake
 _ADOPTION_S = 60.0
 
@@ -155,7 +155,7 @@ def _sleep(agent: Agent, made: protocol.ShadowMade, shared: Shared) -> protocol.
     shared_memory.own(shared.batches)
     shared.batches.clear()
     name = _thread_name()
-    _libc.prctl(_NAME, NAME, 0, 0, 0)
+    _libc.prctl(_NAME, SHADOW.encode(), 0, 0, 0)
     link = agent.connect()
     wire.send(link, made._replace(pid=os.getpid()))
     while True:

@@ -72,6 +72,8 @@ def test_a_job_at_80_columns():
         "   0 4194304 running   backward     3/48    31.4 ▇▇▇▇█████▇▇▇▇  261M   99       ",
     ]
     assert len(lines) == 4 + 8
+    shadowed = next(iter(frame.table(JOB._replace(shadows="16 shadows 1.2G"), 80)))
+    assert shadowed.plain.endswith("up 2 min 7 s  16 shadows 1.2G  train.py")
 
 
 def test_columns_drop_out_by_their_order_and_what_is_left_over_goes_to_the_chart():

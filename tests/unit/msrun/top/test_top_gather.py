@@ -1,7 +1,10 @@
 """`msrun top` against real pages, files and processes: those of the test itself."""
 
+import contextlib
 import json
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -12,8 +15,9 @@ from msrun.top.checkpoints import Checkpoints
 from msrun.top.facts import rate
 from msrun.top.gather import Gatherer
 from msrun.top.gpu import GpuUse, parsed
-from msrun.top.processes import ProcessLoads, sample
+from msrun.top.processes import ProcessLoads, sample, shadows
 from msrun.top.status_pages import OpenPages
+from worker_hooks.contract.process_stat import SHADOW
 from worker_hooks.contract.status_page import Page, Phase, create
 from worker_hooks.storage import manifest
 from worker_hooks.storage.manifest import Manifest
@@ -205,3 +209,25 @@ def test_answers_of_nvidia_smi():
         10: GpuUse(768 << 20, 99.0), 11: GpuUse(None, 37.0),
     }  # fmt: skip
     assert parsed("", "") == {}
+
+
+SLEEPER = """
+import ctypes, sys
+memory = bytearray(8 << 20)
+ctypes.CDLL(None).prctl(15, sys.argv[1].encode(), 0, 0, 0)  # its name
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_sleeping_copies_are_counted_with_their_memory():
+    words = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    run = [sys.executable, "-c", SLEEPER]
+    with contextlib.ExitStack() as stack:
+        for name in (SHADOW, SHADOW, "another"):
+            sleeper = stack.enter_context(subprocess.Popen([*run, name], **words))
+            sleeper.stdout.readline()
+        found = shadows(os.getpid())
+    assert found.processes == 2
+    assert found.nbytes > 2 * (8 << 20)
+    assert shadows(os.getpid()).processes == 0
