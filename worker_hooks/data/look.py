@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import sys
 import types
 import zlib
@@ -25,6 +26,9 @@ MOST = 4000  # objects
 _ITEMS = 64  # of a container, of a larger one spread over it
 _END_BYTES = 32 << 10  # at either end of a tensor
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), range, torch.dtype, torch.device)
+
+# what they hold is no part of what refers to them
+_ALONE = (type, types.ModuleType, torch.Tensor, logging.Logger, logging.Handler, types.MethodType)
 
 Look = Mapping[str, object]  # what was found, by where
 
@@ -112,13 +116,11 @@ def _token(thing: Any) -> object:
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, object]]:
-    if isinstance(thing, type | types.ModuleType | torch.Tensor) or stream_of(thing) is not None:
+    if isinstance(thing, _ALONE) or stream_of(thing) is not None:
         return
     if isinstance(thing, types.FunctionType):
         for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False):
             yield f".{name}", cell.cell_contents
-        return
-    if isinstance(thing, types.MethodType):  # who owns it may be a whole training
         return
     if isinstance(thing, functools.partial):
         yield from ((".func", thing.func), (".args", thing.args), (".keywords", thing.keywords))

@@ -1,6 +1,7 @@
 """A look finds what changes in a data set, whatever it is; a digest tells batches apart."""
 
 import functools
+import logging
 import random
 from collections import deque
 from types import SimpleNamespace
@@ -66,6 +67,16 @@ def test_generators_that_are_restored_may_draw():
     torch.rand(3, generator=thing.own)
     thing.numpy.random()
     assert first_change(before, look({"d": thing}, ignored)) == ""
+
+
+def test_what_only_serves_may_change():
+    """A logger refers to all loggers; the owner of a method may be a whole training."""
+    owner = Thing()
+    thing = SimpleNamespace(log=logging.getLogger("a look"), call=owner.__init__, kind=Thing)
+    before = look({"d": thing})
+    logging.getLogger("a look at another")
+    owner.calls += 1
+    assert first_change(before, look({"d": thing})) == ""
 
 
 def test_a_look_ends():
