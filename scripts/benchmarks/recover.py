@@ -101,6 +101,7 @@ ROWS = (
         replacement.large,
         goal=Goal(0.667),
     ),
+    Row("trained", "the same, two thirds of it an optimizer's", replacement.large),
     Row(
         "speed",
         "step time before : after, relative to an equal job",

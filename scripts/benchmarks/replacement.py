@@ -20,6 +20,8 @@ from step_board import Board, lost, sent
 from trial import Side, Trial, TrialError, started
 
 GIB = 1024  # MiB
+WEIGHTS = GIB // 3
+TRAINED = (f"--ballast={WEIGHTS}", f"--moments={GIB - WEIGHTS}")  # as AdamW has them
 STEADY = 200  # steps before a rank is stopped: its usual speed is known
 EARLY = 5  # replacements after which memory should not grow any more
 SETTLE_S = 1.0  # before memory is read
@@ -51,6 +53,9 @@ def hang(turn: Turn) -> Figures:
 def large(turn: Turn) -> Figures:
     """The cost of one more gigabyte of state; on the other side, a plain broadcast of as much.
 
+    It is all weights, which a script makes itself, or for the most part an optimizer's, for which a
+    new rank has no memory yet.
+
     Before the kill a process touches as much memory as will be needed (the memory checkpoint, the
     replacement worker's copy, and one to spare) and frees it: else the figure is mostly the
     hypervisor's, see ``spare_memory.py``. For the same reason the second broadcast is timed.
@@ -60,11 +65,13 @@ def large(turn: Turn) -> Figures:
             sent_s = latest(trial.wait_for("sent", 2, limit_s=LONG_S))
             warm_s = latest(trial.wait_for("warm", 2, limit_s=LONG_S))
         return {"large": sent_s - warm_s}
-    small, whole = (
-        struck(turn, signal.SIGKILL, "large", f"--width={TEN_MB}", *ballast, spare=3 * GIB << 20)
-        for ballast in ((), (f"--ballast={GIB}",))
-    )
-    return {"large": whole["large"] - small["large"]}
+    state: dict[str, tuple[str, ...]]
+    state = {"": (), "large": (f"--ballast={GIB}",), "trained": TRAINED}
+    took_s = {}
+    for key, options in state.items():
+        args = (f"--width={TEN_MB}", *options)
+        took_s[key] = struck(turn, signal.SIGKILL, key, *args, spare=3 * GIB << 20)[key]
+    return {key: took_s[key] - took_s[""] for key in ("large", "trained")}
 
 
 def memory(side: Side, nproc: int, kills: int) -> Figures:

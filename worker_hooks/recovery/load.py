@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from worker_hooks.machine.new_memory import take_pages
+from worker_hooks.recovery.parallel_read import read_into
 from worker_hooks.state.mismatch import listed
 from worker_hooks.state.registry import Piece, as_now, boxes_of, restore_alike
 from worker_hooks.storage import manifest as manifests
@@ -48,31 +46,22 @@ class StoredTensor(NamedTuple):
             ValueError: bytes are missing.
         """
         tensor = torch.empty(self.block.shape, dtype=self.dtype, device="cpu")
-        take_pages(tensor.data_ptr(), tensor.nbytes)
-        self.read_into(tensor)
+        self.read_into(tensor, is_new=True)
         return tensor
 
-    def read_into(self, tensor: Tensor) -> None:
+    def read_into(self, tensor: Tensor, *, is_new: bool = False) -> None:
         """Read into a contiguous tensor of this shape and type in host memory.
+
+        Args:
+            tensor: to be filled.
+            is_new: its memory was never used.
 
         Raises:
             OSError: a file cannot be read.
             ValueError: bytes are missing.
         """
-        memory, at = view(tensor), 0
-        with ExitStack() as opened:
-            files: dict[Path, FileIO] = {}
-            for path, start, nbytes in runs(self.whole, self.block):
-                file = files.get(path)
-                if file is None:
-                    file = files[path] = opened.enter_context(open(path, "rb", buffering=0))
-                file.seek(start)
-                end = at + nbytes
-                while at < end:
-                    if not (count := file.readinto(memory[at:end])):
-                        raise ValueError(f"{path} ends too early")
-                    at += count
-        if at != len(memory):
+        memory, parts = view(tensor), runs(self.whole, self.block)
+        if read_into(memory, tensor.data_ptr(), parts, is_new=is_new) != len(memory):
             raise ValueError(f"parts of {self.whole.entry.name} are missing")
 
 

@@ -5,7 +5,7 @@ import torch.distributed as dist
 from stamp import stamp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training import EPOCHS, Steps, arguments, ballast, data, network
+from training import EPOCHS, Steps, arguments, ballast, begin_moments, data, moments, network
 
 from worker_hooks import TrainState, run
 
@@ -14,8 +14,9 @@ options = arguments()
 net = network(options.width)
 whole = nn.ModuleDict({"net": net, "ballast": ballast(options.ballast)})
 optimizer = torch.optim.AdamW(net.parameters())
+frozen = moments(options.moments)
 checkpoints = options.fifo.with_name("checkpoints")
-state = TrainState(model=whole, optimizer=optimizer, ckpt_save_path=checkpoints)
+state = TrainState(model=whole, optimizer=[optimizer, frozen], ckpt_save_path=checkpoints)
 stamp("restored")
 dist.init_process_group("gloo")
 stamp("joined")
@@ -26,6 +27,8 @@ steps = Steps(options)
 def train(state: TrainState) -> None:
     model = DistributedDataParallel(net)
     stamp("wrapped")
+    if not state.step:
+        begin_moments(frozen)
     steps.begin(state.step)
     for _epoch in state.epochs(EPOCHS):
         for inputs, labels in state.batches(loader):

@@ -23,6 +23,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("fifo", type=Path)
     parser.add_argument("--width", type=int, default=256, help="256: 85 thousand parameters")
     parser.add_argument("--ballast", type=int, default=0, help="MiB of parameters kept as they are")
+    parser.add_argument("--moments", type=int, default=0, help="MiB of an optimizer's state")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds added to a step")
     parser.add_argument("--mark", type=int, default=0, help="say when this step is finished")
     parser.add_argument("--turns", type=Path, help="a file: trains only while it can be locked")
@@ -40,6 +41,20 @@ def ballast(mib: int) -> nn.ParameterList:
     """Parameters that no step touches: state to save, but nothing to compute or reduce."""
     pieces = (torch.ones(min(64, left), 1 << 18) for left in range(mib, 0, -64))
     return nn.ParameterList(nn.Parameter(piece, requires_grad=False) for piece in pieces)
+
+
+def moments(mib: int) -> torch.optim.Optimizer:
+    """An optimizer that will have so much state, and never updates anything."""
+    sizes = (min(64, left) for left in range(mib, 0, -64))
+    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
+    return torch.optim.SGD(parameters or [nn.Parameter(torch.zeros(0))], lr=0.1, momentum=0.9)
+
+
+def begin_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Make its state, as its first update would; a new rank is given it."""
+    for parameter in optimizer.param_groups[0]["params"]:
+        buffer = torch.ones(len(parameter), 1 << 18)
+        optimizer.state[parameter]["momentum_buffer"] = buffer
 
 
 def data(rank: int = RANK, world: int = WORLD) -> DataLoader:
