@@ -439,12 +439,12 @@ class Guard:
                 self._copier.give_up("the rank joins another process group")
                 self._eject(message)
             case protocol.GoOn():
-                self.memory = None  # first: the state is what this rank holds from now on
+                held, self.memory = self.memory, None  # the state is what this rank holds now
                 self.gate.open()
+                del held  # last: to free a large one takes its time
             case protocol.Inspect():
                 is_busy = self.source.device is not None and self.source.device.is_busy()
-                answer = stacks.inspect(**self._sender, order=message, is_device_busy=is_busy)
-                self._send(answer)
+                self._send(stacks.inspect(**self._sender, order=message, is_device_busy=is_busy))
             case protocol.Hold() | protocol.Proceed() | protocol.Leave() | protocol.Dismiss():
                 self._obey_exit(message)
             case _:

@@ -200,10 +200,10 @@ class DataLoop:
         self._is_leaving = self._is_between = False
         feed = self._feed_of(loader)
         batches = self._open(feed, loop, point)
-        first_batch = self.batch
-        self._enter_script(sys._getframe(1), asked_by, point)  # noqa: SLF001
-        del asked_by
+        first_batch = -1 if point is None else self.batch
         is_over, may_raise = point is not None and point.is_over, True
+        self._enter_script(sys._getframe(1), asked_by, point)  # noqa: SLF001
+        del asked_by, point  # a checkpoint in memory stays there as long as it is open
         self._set_meta(feed, loop, is_over=is_over)
         self._arm(feed)
         if is_over:
@@ -220,7 +220,7 @@ class DataLoop:
                 batch = self._next(batches, feed, loop)
                 if batch is _NO_BATCH:
                     is_over = True
-                    if point is not None and self.batch == first_batch:
+                    if self.batch == first_batch:
                         log.info(NOTHING_LEFT, self.epoch)
                     return
                 yield batch

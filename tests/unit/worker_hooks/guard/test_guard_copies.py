@@ -132,6 +132,22 @@ def test_a_rank_that_is_to_catch_up_is_not_stopped_by_a_copy(agent, rank, in_the
     thread.join(LONG_S)
 
 
+def test_training_goes_on_before_a_checkpoint_in_memory_is_freed(agent, guard):
+    """To free a large one takes its time."""
+    blocked = []
+
+    class Memory:
+        def __del__(self):
+            blocked.append(guard.gate._updates_blocked)
+
+    guard.gate.block_updates()
+    guard.memory = Memory()
+    agent.tell(protocol.GoOn(1))
+    until(lambda: blocked)
+    assert blocked == [False]
+    assert guard.memory is None
+
+
 @pytest.mark.parametrize("is_begun", [False, True])
 @pytest.mark.parametrize(
     ("message", "why"),
