@@ -356,7 +356,9 @@ for batch in state.batches(range(9)):
 def script(tmp_path, how, python=(sys.executable,)):
     run = [*python, "-c", SCRIPT, how, str(tmp_path / "saved")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(run, env=env, capture_output=True, text=True, timeout=ALONE_S, check=False)
+    return subprocess.run(
+        run, env=env, capture_output=True, text=True, timeout=ALONE_S, check=False
+    )
 
 
 def test_an_exception_leaves_a_checkpoint_of_its_own_name(tmp_path, warm_python):
