@@ -86,3 +86,10 @@ def test_all_whole_large_pages_are_taken_once(monkeypatch):
     machine = Machine(monkeypatch, lambda *_: 1)
     take_pages(HUGE + 5, 3 * PART + 7)
     assert (machine.taken[0][0], machine.taken[-1][1]) == (2 * HUGE, HUGE + 3 * PART)
+
+
+def test_what_counts_is_the_cost_of_a_byte(monkeypatch):
+    machine = Machine(monkeypatch, lambda is_large, _: 3 if is_large else 2)
+    take_pages(HUGE, FROM)
+    take_pages(HUGE + FROM, 2 * PART)
+    assert machine.sizes == "Lss"

@@ -113,3 +113,18 @@ def test_what_is_missing_is_an_error_and_not_zero(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_into(view(tensor), tensor.data_ptr(), [Run(Path("/none"), 0, 800)], is_new=False)
     assert read_into(view(tensor), tensor.data_ptr(), [Run(path, 0, 700)], is_new=False) == 700
+
+
+@needs_small_parts
+@pytest.mark.parametrize("first", [0, 1, 63])
+def test_new_memory_is_taken_up_to_where_large_pages_may_begin(tmp_path, monkeypatch, first):
+    taken = []
+    monkeypatch.setattr(parallel_read, "take_pages", lambda *part: taken.append(part))
+    path, tensor = tmp_path / "file", torch.zeros(600, dtype=torch.uint8)
+    path.write_bytes(bytes(500))
+    address = -(-tensor.data_ptr() // 64) * 64 + first
+    memory = view(tensor)[address - tensor.data_ptr() :][:500]
+    read_into(memory, address, [Run(path, 0, 300), Run(path, 300, 200)], is_new=True)
+    starts, sizes = zip(*sorted(taken), strict=True)
+    assert (starts[0], sum(sizes)) == (address, 500)
+    assert all(start % 64 == 0 for start in starts[1:])
