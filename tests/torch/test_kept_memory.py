@@ -10,7 +10,9 @@ import pytest
 from support.jobs import WORKERS, Job, Launcher, poll
 from support.warm_python import WarmPython
 
+from msrun.drill.fault_options import read_words
 from worker_hooks.contract.process_stat import children
+from worker_hooks.drill.plan import DrillPlan
 from worker_hooks.kept.keeper import NAME
 from worker_hooks.storage import manifest as manifests
 
@@ -18,6 +20,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.warm]
 STEPS = 40
 LIVE = ("--max-restarts=1", "--protect-memory=live", "--protect-every=1000")
 SHARDED, WHOLE = WORKERS / "train_sharded.py", WORKERS / "train_whole.py"
+PARTS = WORKERS / "train_parts.py"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +93,31 @@ def test_what_a_rank_holds_that_hangs_is_read_once_it_is_killed(
     assert order["is_kept"]
     assert order["step"] == min(one["step"] for one in dead)
     assert (launcher.tmp / "fsdp.sha").read_text() == (alone / "fsdp.sha").read_text()
+
+
+@pytest.mark.parametrize("phase", ["backward", "update"])
+@pytest.mark.parametrize("kind", ["fsdp1", "fsdp1_orig"])
+def test_within_a_step_of_fsdps_first_version_nothing_is_lost(
+    launcher: Launcher, warm_python: WarmPython, kind: str, phase: str
+) -> None:
+    alone, folder = launcher.tmp / f"alone-{kind}", launcher.tmp / f"{kind}-{phase}"
+    warm_python.train(alone, 2, PARTS, kind, STEPS)
+    (folder / "traces").mkdir(parents=True)
+    faults = read_words(f"rank=1,step=20,phase={phase}", "kill").faults
+    job = launcher.start(
+        *("--worker_num=2", *LIVE, PARTS, kind, STEPS, "--pause=0.02"),
+        log_dir=folder / "logs",
+        cwd=folder,
+        XDG_STATE_HOME=str(folder / "state"),
+        MSRUN_DRILL=DrillPlan(str(folder / "traces"), "", faults).encode(),
+    )
+    ended = job.wait()
+    assert ended.code == 0, ended
+    (order,) = job.seen("CommitDump")
+    assert (order["is_kept"], order["step"]) == (True, 19)
+    for rank in range(2):
+        name = f"{kind}.{rank}.sha"
+        assert (folder / name).read_text() == (alone / name).read_text()
 
 
 def test_a_commit_that_is_noted_is_one_although_no_page_says_so(

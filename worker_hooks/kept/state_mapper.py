@@ -30,7 +30,7 @@ from worker_hooks.state.snapshot import UnreadableState, is_constant, version
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.shard_file import OBJECTS, REST, SHARDING
 from worker_hooks.tensors import part_versions, shard
-from worker_hooks.tensors.placements import Box, is_distributed
+from worker_hooks.tensors.placements import Box, is_cut
 from worker_hooks.tensors.tensor_bytes import entry_of, plain, to_bytes
 
 _COUNT = 8  # bytes of a safetensors header's length
@@ -250,7 +250,7 @@ class StateMapper:
             every = {name: each for state in states for name, each in state.tensors.items()}
             kept = [*mappings, *copies.values(), *small.values()]
             known = _layout(every, small, commit, boxes, buffers)._replace(kept=kept)
-            cut = [each for each in scripts_tensors(self._pieces).values() if is_distributed(each)]
+            cut = [each for each in scripts_tensors(self._pieces).values() if is_cut(each)]
             if known.live and cut:  # torch counts some of their changes on them alone
                 tensors = known.tensors + packed(map(id, cut))
                 elements = known.elements + packed([0] * len(cut))

@@ -48,6 +48,7 @@ class Membership:
         self._flags = ModuleFlags(self._modules())
         repeatable = cut_tensors.end()
         why = process_group.not_replaceable_why(guard.env, self._modules, repeatable)
+        why = why or placements.why_group_held(self._modules())
         if self._are_groups_held():
             self._kept = kept_groups.present()
             why = why or kept_groups.why_not() or rehearsal.why_not()

@@ -108,21 +108,32 @@ class ModulePiece:
 
     def _find(self) -> _Found:
         inside = list(_walk(self.module, self.name))
-        dicts = [held for _, each in inside for held in (each._parameters, each._modules)]  # noqa: SLF001
+        taken = placements.managed(self.module)
+        keys_of: dict[int, list[str]] = {}  # of what is not in its module within a step
+        for (owner, key), one in taken.items():
+            if one.is_taken_out:
+                keys_of.setdefault(owner, []).append(key)
+        dicts: list[dict[str, Any]] = []
+        for _, each in inside:
+            dicts += each._modules, each._buffers  # noqa: SLF001
+            if id(each) not in keys_of:
+                dicts.append(each._parameters)  # noqa: SLF001
         places = tuple(
             Place(f"{path}.{key}", each, key)
             for path, each in inside
             for key in each._buffers  # noqa: SLF001
         )
-        taken = placements.managed(self.module)
         slots: list[tuple[dict[str, Any], str, Any]] = []
         wholes: dict[str, Tensor] = {}
         for path, each in inside:
-            for key, parameter in each._parameters.items():  # noqa: SLF001
-                slot = taken.get((id(each), key)) or (each._parameters, key, parameter)  # noqa: SLF001
-                slots.append(slot)
-                if slot[-1] is not None:
-                    wholes[f"{path}.{key}"] = slot[-1]
+            present = each._parameters  # noqa: SLF001
+            for key in dict.fromkeys([*keys_of.get(id(each), ()), *present]):
+                known = taken.get((id(each), key))
+                whole: Tensor | None = present.get(key)
+                slots.append((present, key, whole) if known is None else known[:3])
+                whole = whole if known is None else known.tensor
+                if whole is not None:
+                    wholes[f"{path}.{key}"] = whole
             slots += [(each._modules, key, one) for key, one in each._modules.items()]  # noqa: SLF001
         holders, keys, held = (
             (list(each) for each in zip(*slots, strict=True)) if slots else ([],) * 3
@@ -131,8 +142,8 @@ class ModulePiece:
             {name: part_of(each) for name, each in wholes.items()},
             wholes,
             placements.distributed(wholes.values()),
-            dicts + [each._buffers for _, each in inside],  # noqa: SLF001
-            len(slots) + len(places),
+            dicts,
+            sum(map(len, dicts)),
             tuple(path for path, _ in inside),
             places,
             [(path, each) for path, each in inside if _has_extra(each)],

@@ -202,9 +202,9 @@ def cut_of(pieces: Sequence[Piece]) -> tuple[dict[int, list[Tensor]], PartVersio
     """
     updated = [list(updated_tensors([piece])) for piece in pieces]
     every = [*scripts_tensors(pieces).values(), *chain.from_iterable(updated)]
-    parts = {index: placements.distributed(each).parts for index, each in enumerate(updated)}
+    parts = {index: placements.cut(each).parts for index, each in enumerate(updated)}
     found = {index: each for index, each in parts.items() if each}
-    return found, PartVersions(placements.distributed(every))
+    return found, PartVersions(placements.cut(every))
 
 
 def named_objects(pieces: Iterable[Piece]) -> Iterator[tuple[str, object]]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from worker_hooks.machine.kept_memory import BoardWriter
-from worker_hooks.tensors.placements import Distributed, part_of
+from worker_hooks.tensors.placements import Distributed, is_distributed, part_of
 
 log = logging.getLogger("msrun")
 
@@ -49,14 +49,15 @@ class PartVersions:
         self._memory = list(map(_memory_of, found.parts))
         for memory in self._memory:
             _changes.setdefault(memory, 0)
-        self._is_watched = bool(found.tensors) and _watch(found.tensors[0])
+        self._like = next(filter(is_distributed, found.tensors), None)  # the others are plain
+        self._is_watched = self._like is not None and _watch(self._like)
         self._counts = self._read()
 
     def count_on(self) -> None:
         """Count on the parts what was counted elsewhere since the last call."""
         if self._is_watched and _first() not in _handlers():
             # a context of torch's that had others has put the old ones back
-            self._is_watched = _watch(self.tensors[0])
+            self._is_watched = _watch(self._like)
         now = self._read()
         if now == self._counts:
             return

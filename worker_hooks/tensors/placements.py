@@ -65,9 +65,21 @@ def is_distributed(tensor: object) -> bool:
     return api is not None and isinstance(tensor, api.DTensor)
 
 
+_flat: Any = None  # by parameter of FSDP's first version: this rank's part; None: there is none
+
+
+def is_cut(tensor: object) -> bool:
+    """Whether this rank's part of it is another tensor, in which torch counts no changes."""
+    return is_distributed(tensor) or (_flat is not None and tensor in _flat)
+
+
 def part_of(tensor: Tensor) -> Tensor:
-    """The part that this rank has of a distributed tensor; any other one as it is."""
-    return _LOCAL(tensor) if is_distributed(tensor) else tensor
+    """The part that this rank has of a tensor that is cut; any other one as it is."""
+    if is_distributed(tensor):
+        local: Tensor = _LOCAL(tensor)
+        return local
+    part: Tensor = tensor if _flat is None else _flat.get(tensor, tensor)
+    return part
 
 
 def distributed(values: Iterable[object]) -> Distributed:
@@ -75,6 +87,13 @@ def distributed(values: Iterable[object]) -> Distributed:
     every: list[Any] = [each for each in values if is_distributed(each)]
     found = [each for each in every if not each.is_inference()]  # the others have no version
     return Distributed(found, list(map(_LOCAL, found)))
+
+
+def cut(values: Iterable[object]) -> Distributed:
+    """Those of some tensors and other values that are cut."""
+    every: list[Any] = [each for each in values if is_cut(each)]
+    found = [each for each in every if not each.is_inference()]
+    return Distributed(found, list(map(part_of, found)))
 
 
 def box_of(name: str, tensor: Tensor) -> Box | None:
@@ -192,9 +211,16 @@ def _joined(spans: Spans) -> Spans:
 class ManagedParameter(NamedTuple):
     """A parameter that FSDP takes out of its module for the time of a step."""
 
-    holder: dict[str, Any]  # in which FSDP itself keeps it,
+    holder: dict[str, Any]  # in which FSDP keeps it itself, or this rank's part of it,
     key: str  # under this key
+    held: Any  # and what was there; ``None``: nothing yet
     tensor: Tensor
+    mesh_dims: int = 0  # how many dimensions of its mesh are FSDP's; 0: it is no DTensor
+
+    @property
+    def is_taken_out(self) -> bool:
+        """Whether it may be in no module at all within a step."""
+        return not self.mesh_dims
 
 
 def _of_fsdp(kind: str, modules: Iterable[nn.Module]) -> Iterator[Any]:
@@ -214,6 +240,8 @@ def managed(module: nn.Module) -> Mapping[tuple[int, str], ManagedParameter]:
         TypeError: this version of torch keeps them elsewhere.
     """
     found: dict[tuple[int, str], ManagedParameter] = {}
+    for inside in _of_fsdp("FullyShardedDataParallel", [module]):
+        found.update(_flattened_by(inside))
     try:
         for inside in _of_fsdp("FSDPModule", [module]):
             found.update(_taken_by(inside))
@@ -228,11 +256,69 @@ def _taken_by(inside: Any) -> Iterator[tuple[tuple[int, str], ManagedParameter]]
     for group in inside._get_fsdp_state()._fsdp_param_groups:  # noqa: SLF001  torch has no public ones
         for each in group.fsdp_params:
             info = each._module_info  # noqa: SLF001  the same
-            one = ManagedParameter(vars(each), "sharded_param", each.sharded_param)
+            held, ndim = each.sharded_param, each.mesh_info.mesh.ndim
+            one = ManagedParameter(vars(each), "sharded_param", held, held, ndim)
             owners = [info.module, *info.shared_modules]
             keys = [info.param_name, *info.shared_param_names]
             for owner, key in zip(owners, keys, strict=True):
                 yield (id(owner), key), one
+
+
+def _flattened_by(inside: Any) -> dict[tuple[int, str], ManagedParameter]:
+    """What FSDP's first version has taken over; nothing, if this torch keeps it elsewhere.
+
+    Within a step it gives each parameter the memory of the whole one, or takes it out of its
+    module. The rank's part stays where it was: a second tensor there is made at rest, and kept.
+    """
+    handle = getattr(inside, "_handle", None)
+    try:
+        if handle is None or not handle.uses_sharded_strategy:
+            return {}
+        flat = handle.flat_param
+        local = getattr(flat, "_local_shard", None)  # none before the first step, which makes it
+        places = _places_of(handle)
+        at_rest = local is None or handle.is_sharded(flat)
+        if not all(_keep_part(one, local, at_rest=at_rest) for one in places.values()):
+            return {}
+    except (AttributeError, KeyError):
+        return {}
+    held = vars(flat), "_local_shard", local
+    return {place: ManagedParameter(*held, one) for place, one in places.items()}
+
+
+def _places_of(handle: Any) -> dict[tuple[int, str], Tensor]:
+    """The parameters of one of FSDP's flat parameters, or that one, by module and name there."""
+    flat = handle.flat_param
+    if not handle._use_orig_params:  # noqa: SLF001  torch has no public ones
+        owner = handle._fully_sharded_module  # noqa: SLF001
+        return {(id(owner), key): one for key, one in owner._parameters.items() if one is flat}  # noqa: SLF001
+    pairs = zip(flat._param_infos, flat._params, strict=True)  # noqa: SLF001
+    found = {(id(info.module), info.param_name): one for info, one in pairs}
+    for one in flat._shared_param_infos:  # noqa: SLF001
+        first = id(one.prim_module), one.prim_param_name
+        found[id(one.module), one.param_name] = found[first]
+    return found
+
+
+def _keep_part(parameter: Any, local: Tensor | None, *, at_rest: bool) -> bool:
+    """Whether the rank's part of a parameter is known; it is found at rest, where it is all."""
+    global _flat  # noqa: PLW0603
+    if _flat is None:
+        from torch.utils.weak import WeakIdKeyDictionary
+
+        _flat = WeakIdKeyDictionary()
+    part = _flat.get(parameter)
+    if part is not None and (local is None or _share(part, local)):
+        return True
+    if at_rest:
+        _flat[parameter] = parameter.data
+    return at_rest
+
+
+def _share(part: Tensor, local: Tensor) -> bool:
+    """Whether a part is one of this memory; the empty one is of none."""
+    there = local.untyped_storage().data_ptr()
+    return not part.numel() or part.untyped_storage().data_ptr() == there
 
 
 def fsdp_dims(module: nn.Module) -> dict[int, int]:
@@ -240,13 +326,15 @@ def fsdp_dims(module: nn.Module) -> dict[int, int]:
 
     They come first; those behind them cut the parameter for its layer.
     """
-    return {id(one.tensor): one.holder["mesh_info"].mesh.ndim for one in managed(module).values()}
+    return {id(one.tensor): one.mesh_dims for one in managed(module).values() if one.mesh_dims}
 
 
 GATHERED = (
-    "the script uses FullyShardedDataParallel, whose parameters cannot be read within a step "
-    "(those of fully_shard can)"
+    "the script uses FullyShardedDataParallel, whose parameters cannot be read within a step with "
+    "this version of torch (those of fully_shard can)"
 )
+
+HELD_GROUP = "uses FullyShardedDataParallel, which keeps the process group that it was made with"
 
 
 def why_gathered(modules: Iterable[nn.Module]) -> str:
@@ -257,9 +345,15 @@ def why_gathered(modules: Iterable[nn.Module]) -> str:
     """
     for each in _of_fsdp("FullyShardedDataParallel", modules):
         handle = getattr(each, "_handle", each)  # none: it has no parameters of its own
-        if handle is not None and getattr(handle, "uses_sharded_strategy", True):
+        is_cut_there = handle is not None and getattr(handle, "uses_sharded_strategy", True)
+        if is_cut_there and not _flattened_by(each):
             return GATHERED
     return ""
+
+
+def why_group_held(modules: Iterable[nn.Module]) -> str:
+    """Why the process group of these cannot be exchanged for another one; empty: it can."""
+    return HELD_GROUP if any(_of_fsdp("FullyShardedDataParallel", modules)) else ""
 
 
 ZERO = (

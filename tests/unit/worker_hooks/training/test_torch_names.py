@@ -72,6 +72,13 @@ REPLACED = {  # what has a fall-back where it is used, and what that is
         "no shadows are made of a script whose loaders have workers; its first line says so",
     ),
     "_handle": "every FullyShardedDataParallel counts as one that cuts its parameters",
+    **dict.fromkeys(
+        (
+            *("_local_shard", "_fully_sharded_module", "_use_orig_params", "_param_infos"),
+            *("_params", "_shared_param_infos"),
+        ),
+        "what FullyShardedDataParallel has cut is read between steps alone; the first line says so",
+    ),
     "_get_root_mesh": "a strategy file has the parts of the ranks of the tensor's own mesh",
     "_step_count": "a scheduler is known by its epoch alone",
 }
