@@ -76,7 +76,9 @@ def digest(batch: object) -> int:
         left -= 1
         thing = waiting.popleft()
         try:
-            if isinstance(thing, _PLAIN):
+            if isinstance(thing, str | bytes):
+                text = f"{len(thing)} {thing[: 2 * _END_BYTES]!r}"
+            elif isinstance(thing, _PLAIN):
                 text = repr(thing)
             elif isinstance(thing, dict | list | tuple):
                 text = f"{type(thing).__name__} {len(thing)}"

@@ -83,12 +83,16 @@ def _begun(start: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
         if _guarded_by in sys.modules:
             start(iterator, loader)
             return
-        live = LiveWorkers(loader)
+        try:
+            live = LiveWorkers(loader)
+        except Exception:  # noqa: BLE001  the script must not notice; its workers are children then
+            start(iterator, loader)
+            return
         setattr(iterator, _NOTE, live)
         _iterators.add(iterator)
         with swapped(vars(loader), live.prologue()):
             start(iterator, loader)
-        live.started(iterator)
+        live.sees(live.started, iterator)
 
     return begin
 
@@ -98,7 +102,7 @@ def _begun_again(reset: Callable[..., None]) -> Callable[..., None]:
     def begin(iterator: Any, *args: Any, **kwargs: Any) -> None:
         live = getattr(iterator, _NOTE, None)
         if live is not None and not kwargs.get("first_iter") and len(args) < 2:  # noqa: PLR2004
-            live.epoch_ends(iterator)
+            live.sees(live.epoch_ends, iterator)
         reset(iterator, *args, **kwargs)
 
     return begin
@@ -110,7 +114,7 @@ def _noted(next_index: Callable[[Any], Any]) -> Callable[[Any], Any]:
         index = next_index(iterator)
         live = getattr(iterator, _NOTE, None)
         if live is not None:
-            live.sends(iterator, index)
+            live.sees(live.sends, iterator, index)
         return index
 
     return note
@@ -120,8 +124,9 @@ def _ended(shutdown: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(shutdown)
     def end(iterator: Any) -> None:
         shutdown(iterator)
-        if hasattr(iterator, _NOTE) and sys is not None:  # else Python is at its end
-            _feeders.update(_feeders_of(iterator))  # their ends are not awaited
+        live = getattr(iterator, _NOTE, None)
+        if live is not None and sys is not None:  # else Python is at its end
+            live.sees(live.ended, iterator)
 
     return end
 
@@ -165,6 +170,15 @@ class LiveWorkers:
             return {}
         return {"worker_init_fn": self._prologue()}
 
+    def sees(self, happened: Callable[..., None], *args: Any) -> None:
+        """Something has happened in the script, which must not notice what is not understood."""
+        try:
+            happened(*args)
+        except Exception as error:  # noqa: BLE001  of another version of torch
+            self.why_not = (
+                f"torch {torch.__version__} has other workers of a DataLoader ({error!r})"
+            )
+
     def started(self, iterator: Any) -> None:
         """The workers exist."""
         _pids.update(each.pid for each in iterator._workers)  # noqa: SLF001  no public one
@@ -186,6 +200,10 @@ class LiveWorkers:
             self._epoch[worker] += _share(iterator._send_idx, worker, self._count)  # noqa: SLF001
         self._sent.clear()
         self._first_sent = 0
+
+    def ended(self, iterator: Any) -> None:
+        """The workers are gone; nobody waits for the ends of the threads that wrote to them."""
+        _feeders.update(_feeders_of(iterator))
 
     def note(self, iterator: Any) -> str:
         """Note what a copy needs; why there can be none, as a part of a sentence."""
