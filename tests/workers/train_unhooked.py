@@ -144,7 +144,8 @@ for epoch in range(options.epochs):
             data.calls = 1
         if options.odd == "iterable" and step % 10 == 0:
             break
-        running += loss.item() * random.random()
+        running += loss.item() * random.random() + float(x.sum())
+        x.zero_()  # which a copy that was made before must not see
         running += int(lines.readline().split()[1])
         if step % 5 == 0:
             total = torch.tensor(loss.item())
