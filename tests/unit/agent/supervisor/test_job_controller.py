@@ -1,11 +1,12 @@
 """The controller of a job on several nodes: nothing begins before each of them is swept."""
 
 import asyncio
+import random
 from types import SimpleNamespace
 
 import pytest
 from support.histories.dumps import done, froze, holds, reg, wrote
-from support.histories.plain import ask, gone, launch, tell, up
+from support.histories.plain import ask, gone, launch, replay_from, tell, up
 from support.histories.replacements import rejoins
 from support.histories.short import short
 
@@ -236,3 +237,41 @@ def test_answers_that_cannot_be_taken_together_are_decided_on_in_their_order(job
     said = soon(job, *(froze(rank, 5, dump=9) for rank in range(50)), froze(3, 5), froze(4, 5))
     assert said == []
     assert {*job.controller._job.dump.answers} == {3, 4}
+
+
+def shuffled(dice, of_ranks):
+    """The events of ranks in any order in which each keeps its own; some come twice, or are old."""
+    left, found = [list(events) for events in of_ranks], []
+    while left := [events for events in left if events]:
+        found.append(dice.choice(left).pop(0))
+        if dice.random() < 0.1:
+            found.append(dice.choice(found))
+        if dice.random() < 0.1:
+            found.append(reg(0, 5, 0))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_in_rows_all_comes_to_what_it_would_have_come_to_one_by_one(job, seed):
+    dice = random.Random(seed)
+    replacing(job)
+    expected, left = job.controller._job, range(MANY - 1)
+
+    def hear(of_ranks):
+        nonlocal expected
+        events = shuffled(dice, of_ranks)
+        expected = replay_from(expected, events)
+        while events:
+            count = dice.randrange(1, 150)
+            for event in events[:count]:
+                job.controller.post_soon(event)
+            del events[:count]
+            pass_deadlines(job)
+        assert job.controller._job == expected
+
+    hear([[froze(rank, 5)] for rank in left])
+    hear([[wrote(rank) if rank in expected.dump.writers else holds(rank)] for rank in left])
+    hear([[done("/proc/1/fd/5")]])
+    joined = [[rejoins(rank), reg(rank, 5, 1)] for rank in left]
+    hear([*joined, [up(MANY - 1, 1), reg(MANY - 1, 5, 1)]])
+    assert job.controller.view.state is JobState.RUNNING
