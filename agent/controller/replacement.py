@@ -136,7 +136,6 @@ def absorb_rejoining(job: Job, news: Iterable[protocol.Rejoining]) -> tuple[Job,
     for one in islice(news, max(0, len(replacement.leaving) - 1)):
         if one.attempt != job.attempt or one.rank not in leaving:
             break
-        leaving -= {one.rank}
         taken.append(one.rank)
     left = replacement._replace(leaving=replacement.leaving - RankSet(taken))
     return job.with_replacement(left), len(taken)
