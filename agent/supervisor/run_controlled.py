@@ -23,6 +23,7 @@ from agent.supervisor.remote_controller import FAILED_EXIT, RemoteController
 from agent.supervisor.run_parts import RunParts, make_parts, take_apart
 from agent.text.wording import ranged, worker_named
 from agent.workers.master_port import is_loopback
+from agent.workers.processes import signal_group_or_process
 from agent.workers.worker import Worker
 
 
@@ -238,6 +239,8 @@ class NextJob:
     def call_off(self) -> None:
         """Nothing follows."""
         if self._early is not None:
+            if (pid := self._early.forkserver.pid) > 0:  # while it imports it would outlive msrun
+                signal_group_or_process(pid)
             self._early.forkserver.forget()
             self._early.hooks_listener.close()
         if self._met.door is not None:
