@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -179,5 +180,8 @@ def test_shadows_outlive_the_forkserver_and_no_job(launcher, expected):
 
 
 def shadows(launcher: Launcher) -> list[int]:
-    names = {pid: Path(f"/proc/{pid}/comm").read_text() for pid in launcher.marked()}
+    names: dict[int, str] = {}
+    for pid in launcher.marked():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            names[pid] = Path(f"/proc/{pid}/comm").read_text()
     return [pid for pid, name in names.items() if name == "msrun-shadow\n"]
