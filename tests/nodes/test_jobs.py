@@ -272,15 +272,18 @@ def test_a_job_begins_with_fewer_nodes_and_has_a_spare_later(nodes: Nodes) -> No
     check_nothing_left(*cluster.nodes)
 
 
-def test_one_node_of_several_begins_alone(nodes: Nodes) -> None:
+def test_one_node_of_several_begins_alone_and_another_one_waits(nodes: Nodes) -> None:
     jobs = NodeJobs(cluster := nodes(2))
     words = ("--nnodes=1:2", "--master-addr=node0", f"--master-port={PORT}")
     words += ("--rdzv-conf=last_call_timeout=1", PLACE, "wait=go")
     job = job_of(jobs.start_one(cluster.nodes[0], *words))
     check_places(job, [1], ["node0"])
     late = jobs.start_one(cluster.nodes[1], *words)
-    assert no(late.wait()) == "the job runs on one node, whose place no other one can take"
+    job.head.await_error("another node has come (node1): it is taken in once the state can be")
+    late.await_error("this node waits as a spare")
     goes_on(job)
+    ended = late.wait()
+    assert (ended.code, "the job is over" in ended.err) == (0, True), ended
 
 
 def test_strangers_disturb_no_job(nodes: Nodes) -> None:
