@@ -268,7 +268,9 @@ def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_refusal_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces, "NEW_WORLD", ("sh", "-c", "echo not you >&2; exit 1"))
-    assert refusal.__wrapped__().startswith("nodes of namespaces are refused to this user (not you): ")
+    assert refusal.__wrapped__().startswith(
+        "nodes of namespaces are refused to this user (not you): "
+    )
 
 
 KINDS = ("net", "pid", "uts", "mnt", "user")
