@@ -42,9 +42,9 @@ def test_nothing_that_was_committed_is_lost(
     killed: list[int],
 ) -> None:
     folder = launcher.tmp / f"kept-{style}-{ranks}"
-    words = (script, "--pause=0.05") if style == "whole" else (script, style, STEPS, "--pause=0.05")
+    words = (script, "--pause=0.1") if style == "whole" else (script, style, STEPS, "--pause=0.1")
     alone = launcher.tmp / f"alone-{style}-{ranks}"
-    warm_python.train(alone, ranks, *(word for word in words if word != "--pause=0.05"))
+    warm_python.train(alone, ranks, *(word for word in words if word != "--pause=0.1"))
     folder.mkdir()
     job = launcher.start(
         f"--worker_num={ranks}",
@@ -80,7 +80,7 @@ def test_what_a_rank_holds_that_hangs_is_read_once_it_is_killed(
     """No other one holds its part."""
     alone = launcher.tmp / "alone-hung"
     warm_python.train(alone, 2, SHARDED, "fsdp", STEPS)
-    job = launcher.start("--worker_num=2", *LIVE, SHARDED, "fsdp", STEPS, "--pause=0.05")
+    job = launcher.start("--worker_num=2", *LIVE, SHARDED, "fsdp", STEPS, "--pause=0.1")
     job.await_seen("StateCopied")
     copied = max(one["step"] for one in job.seen("StateCopied"))
     poll(lambda: committed(job) > copied + 1)
