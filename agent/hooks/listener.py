@@ -18,9 +18,18 @@ def open_listener(record_id: str) -> socket.socket:
     Raises:
         OSError: no socket can be had.
     """
+    return listen(f"msrun-{record_id}-{os.urandom(8).hex()}")
+
+
+def listen(name: str) -> socket.socket:
+    """Listen under a name, given without the leading NUL.
+
+    Raises:
+        OSError: no socket can be had.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        listener.bind(f"\0msrun-{record_id}-{os.urandom(8).hex()}")
+        listener.bind(f"\0{name}")
         listener.listen(BACKLOG)
     except BaseException:
         listener.close()

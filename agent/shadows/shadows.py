@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from agent.controller import events as ev
-from agent.hooks.listener import BACKLOG
+from agent.hooks.listener import listen
 from agent.records.journal import Journal
 from agent.shadows.cut_board import Cut, CutBoard
 from worker_hooks.contract import protocol, wire
@@ -39,18 +39,6 @@ class _Link:
     def cut(self) -> Cut:
         assert self.made is not None
         return Cut(self.made.attempt, self.made.step)
-
-
-def _listen(name: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        listener.bind(f"\0{name}")
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    listener.setblocking(False)
-    return listener
 
 
 class _Waking(NamedTuple):
@@ -82,7 +70,7 @@ class Shadows:
         self._waking: dict[int, _Waking] = {}  # by rank
         self._told: Cut | None = None
         self._is_old = False  # the newest cut was told to have no successor yet
-        self._listener = _listen(shadows_socket(hooks))
+        self._listener = listen(shadows_socket(hooks))
         try:
             self._page = DuePage.create()
         except OSError:
