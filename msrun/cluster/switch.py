@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msrun.cluster.namespaces import NEW_WORLD, PATH, ROOTS_WORLD, ClusterError
@@ -99,15 +99,43 @@ class Switch:
         Raises:
             ClusterError: it cannot be started there.
         """
+        head = (sys.executable, "-I", "-S", ENTER, pid, cwd or self.folder)
+
+        def words(told: int) -> tuple[Sequence[object], Mapping[str, str]]:
+            return (*head, told, *argv), env or self.environ
+
+        return self.start(words, None, stdout, stderr, stdin)
+
+    def start(
+        self,
+        words: Callable[[int], tuple[Sequence[object], Mapping[str, str]]],
+        cwd: Path | None = None,
+        stdout: Path | None = None,
+        stderr: Path | None = None,
+        stdin: int = subprocess.DEVNULL,
+    ) -> NodeProgram:
+        """Start what starts a program on a node, and ends alike.
+
+        Args:
+            words: its words and its environment, by the descriptor that takes the program's pid.
+            cwd: its folder.
+            stdout: gets what the program writes; by default a file of its own.
+            stderr: the same.
+            stdin: its standard input.
+
+        Raises:
+            ClusterError: there is no program.
+        """
         number = len(self.programs)
         out, err = stdout or self.folder / f"{number}.out", stderr or self.folder / f"{number}.err"
         reads, writes = os.pipe()
+        argv, env = words(writes)
         with open(reads) as told, open(out, "ab") as to_out, open(err, "ab") as to_err:
-            head = (sys.executable, "-I", "-S", ENTER, pid, cwd or self.folder, writes)
             try:
                 process = subprocess.Popen(
-                    [str(word) for word in (*head, *argv)],
-                    env=dict(env or self.environ),
+                    [str(word) for word in argv],
+                    env=dict(env),
+                    cwd=cwd,
                     stdin=stdin,
                     stdout=to_out,
                     stderr=to_err,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,26 +33,10 @@ class Cluster(cluster.Cluster):
         if self.warm is None:
             return node.run([*PYTHON, *argv], env=env, cwd=cwd)
         assert self.switch
-        number = len(self.switch.programs)
-        out, err = (self.switch.folder / f"{number}.{end}" for end in ("out", "err"))
-        reads, writes = os.pipe()
-        with open(reads) as told, open(out, "ab") as to_out, open(err, "ab") as to_err:
-            try:
-                process = subprocess.Popen(
-                    [*self.warm.words, *argv],
-                    env=client_environ({**node.environ(), **env}, writes, node.pid),
-                    cwd=cwd,
-                    stdin=subprocess.DEVNULL,
-                    stdout=to_out,
-                    stderr=to_err,
-                    pass_fds=(writes,),
-                    start_new_session=True,
-                )
-            finally:
-                os.close(writes)
-            program = NodeProgram(process, int(told.read()), out, err)
-        self.switch.programs.append(program)
-        return program
+        begins, environ = (*self.warm.words, *argv), {**node.environ(), **env}
+        return self.switch.start(
+            lambda told: (begins, client_environ(environ, told, node.pid)), cwd
+        )
 
     def close(self) -> None:
         super().close()
