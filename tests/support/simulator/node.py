@@ -13,7 +13,7 @@ import gc
 import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
@@ -392,6 +392,18 @@ def census(first: int, count: int, *, has_boxes: bool = False) -> Counter[str]:
     whole_s = REFERENCE * sum(references)
     seen["cost"] = round((took_s - whole_s) / count * len(references) / sum(references))
     return seen
+
+
+def too_rare(
+    seen: Mapping[str, int], wanted: Mapping[int, Sequence[str]], count: int
+) -> list[tuple[str, int]]:
+    """What ``count`` schedules came to less often than wanted of 12,000, and how often."""
+    return [
+        (each, seen[each])
+        for least, several in wanted.items()
+        for each in several
+        if seen[each] < least * count / 12_000
+    ]
 
 
 def _count(story: Story, seen: Counter[str]) -> None:

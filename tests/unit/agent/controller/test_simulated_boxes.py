@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from support.simulator.node import census, simulate
+from support.simulator.node import census, simulate, too_rare
 from support.simulator.promises import BrokenPromiseError
 
 from agent.controller import actions as do
@@ -25,12 +25,7 @@ def test_whatever_ranks_share_a_step_is_saved_if_each_box_is_held(part):
     count = SCHEDULES // PARTS
     seen = census(part * count, count, has_boxes=True)
     assert seen["Finish"] == count
-    assert [
-        (each, seen[each])
-        for least in SEEN
-        for each in SEEN[least]
-        if seen[each] < least * count / 12_000
-    ] == []
+    assert too_rare(seen, SEEN, count) == []
 
 
 @pytest.mark.parametrize(
