@@ -1,7 +1,7 @@
 """Random drills: their number and kinds, drawn once the number of steps is known.
 
 And the faults of a marathon, which strike one job, so that their steps are counted from one to the
-next. What msrun does not promise to survive is not drawn: the death of all ranks at once, that of
+next. What msrun does not promise to survive is not drawn unless asked for: the death of all ranks at once, that of
 msrun and a rank at once (docs/user-guide/protecting-state.md), and a hang where msrun does not look
 for hangs (docs/user-guide/failures.md).
 """
@@ -23,6 +23,7 @@ _KINDS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "kill": {},
         "double": {},  # another rank dies in the same step
+        "all": {},  # at one moment
         "again": {},  # some rank dies in the next attempt, before or in the same step
         "hang": {"number": signal.SIGSTOP},  # forever
         "raise": {"deed": Deed.RAISE, "number": 0},
@@ -122,6 +123,9 @@ def _draw(
         case "double" if world_size > 1:
             shift = chance.randrange(1, world_size)
             return fault, other._replace(rank=(fault.rank + shift) % world_size)
+        case "all":
+            step = max(_SHARED, fault.step)
+            return tuple(fault._replace(rank=rank, step=step) for rank in range(world_size))
         case "hang":  # ranks are not watched before the first commit
             return (fault._replace(step=max(2, fault.step)),)
         case "again":

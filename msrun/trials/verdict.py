@@ -8,7 +8,7 @@ to exit are judged in :mod:`msrun.trials.exit_verdict`.
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from agent.text.ranges import format_ranges
 from msrun.trials.exit_verdict import REQUESTS, judge_exit, noticed_at, steps_lost
 from msrun.trials.history import DrillExit, DrillHistory, RankLife, Strike
 from msrun.trials.node_fault import AnyFault, NodeFault
-from worker_hooks.drill.plan import Deed, Fault, Moment
+from worker_hooks.drill.plan import LAUNCHER, Deed, Fault, Moment
 
 TOO_LATE = " (msrun had killed it before)"
 _NOTICED = frozenset({"WorkerExited", "Raised", "RankUnreachable"})
@@ -102,9 +102,7 @@ def judge(
     starts = _of(history, "StartAttempt")
     runs, ends = {run for run, _ in history.starts()}, max(1, len(departures))
     return TrialOutcome(
-        fault=" + ".join(
-            f"{fault.words}{TOO_LATE * (index in late)}" for index, fault in enumerate(faults)
-        ),
+        fault=" + ".join(_words(faults, late)),
         **_timings(faults, history),
         steps_lost=lost,
         replaced=sum(len(each["newcomers"]) for each in _of(history, "ReplaceRanks")),
@@ -120,6 +118,22 @@ def judge(
         took_s=took_s,
         broken=tuple(broken),
     )
+
+
+def _words(faults: Sequence[AnyFault], late: Container[int]) -> Iterator[str]:
+    """The faults as text; ranks that are struck alike are named together."""
+    alike: dict[tuple[AnyFault, bool], list[AnyFault]] = {}
+    for index, fault in enumerate(faults):
+        kind = fault
+        if isinstance(fault, Fault) and fault.rank != LAUNCHER:
+            kind = fault._replace(rank=0)
+        alike.setdefault((kind, index in late), []).append(fault)
+    for (kind, is_late), found in alike.items():
+        words = found[0].words
+        if isinstance(kind, Fault) and len(found) > 1:
+            ranks = format_ranges(fault.rank for fault in found if isinstance(fault, Fault))
+            words = kind.words_of(f"ranks {ranks}")
+        yield f"{words}{TOO_LATE * is_late}"
 
 
 def check_reference(history: DrillHistory, exit_code: int | None, world_size: int) -> str:

@@ -60,6 +60,10 @@ class Fault(NamedTuple):
     @property
     def words(self) -> str:
         """As text: ``kill -9 rank 3 at step 50, backward``."""
+        return self.words_of("msrun" if self.rank == LAUNCHER else f"rank {self.rank}")
+
+    def words_of(self, target: str) -> str:
+        """As text, of another target, or of several: ``kill -9 ranks 0-3 at step 50, backward``."""
         if self.moment is Moment.DUMP:
             where = "in rank 0's dump" if self.rank == LAUNCHER else "in its dump"
         elif self.moment is Moment.ANY:
@@ -67,11 +71,9 @@ class Fault(NamedTuple):
         else:
             where = f"at step {self.step}, {self.moment.value}"
         attempt = "" if self.attempt is None else f", attempt {self.attempt}"
-        return f"{self._deed} {where}{attempt}"
+        return f"{self._deed(target)} {where}{attempt}"
 
-    @property
-    def _deed(self) -> str:
-        target = "msrun" if self.rank == LAUNCHER else f"rank {self.rank}"
+    def _deed(self, target: str) -> str:
         match self.deed:
             case Deed.SIGNAL if self.number == signals.SIGKILL:
                 return f"kill -9 {target}"

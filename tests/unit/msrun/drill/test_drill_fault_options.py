@@ -197,6 +197,14 @@ def test_random_drills_of_several_faults_strike_a_second_time():
     }
 
 
+def test_all_ranks_die_at_one_moment_once_all_have_committed():
+    drills = draw(RandomFaults(50, 3, ("all",)), 4, 24)
+    for faults in drills:
+        assert [fault.rank for fault in faults] == [0, 1, 2, 3]
+        assert len({fault._replace(rank=0) for fault in faults}) == 1
+    assert min(faults[0].step for faults in drills) == 3
+
+
 def test_a_rank_that_the_job_lacks_is_refused():
     check([read_words("rank=3,step=1", "kill"), RandomFaults(1, 0)], 4)
     with pytest.raises(UsageError, match="the ranks are 0 to 2"):

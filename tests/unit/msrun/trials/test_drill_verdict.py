@@ -340,6 +340,11 @@ def test_files_that_hold_no_facts_are_left_out(content, tmp_path):
     assert drill_history.read(tmp_path) == DrillHistory({0: ()}, {})
 
 
+def test_ranks_that_are_struck_alike_are_named_together():
+    outcome = judged(killed(), tuple(KILL._replace(rank=rank) for rank in (1, 0, 2)))
+    assert outcome.fault == "kill -9 ranks 0-2 at step 4, backward"
+
+
 def test_a_line_for_people():
     assert table.row(judged(killed())) == (
         "kill -9 rank 1 at step 4, backward",
