@@ -2,7 +2,8 @@
 
 `train_parts.py KIND STEPS`: `tensor_parallel`, each rank has a slice of the weight; `copies`, two copies of two
 slices; `fsdp1`, torch's FullyShardedDataParallel, and `fsdp1_orig`, the same with the model's own parameters, and `fsdp1_hybrid`, two copies of its parts;
-`zero`, DDP whose optimizer, torch's ZeroRedundancyOptimizer, is not registered;
+`zero`, DDP whose optimizer, torch's ZeroRedundancyOptimizer, keeps a part of its state on each rank; `zero_forgotten`, where
+it is not registered;
 `fsdp1_inside`, `fsdp2_inside`, `tp_inside`: the model is sharded within `train`, as FSDP and as DTensors;
 `refused`, what is sharded before `TrainState`;
 `rate_by_hand`, the learning rate follows a counter where msrun does not look; `drifts`, equal until a step.
@@ -40,6 +41,7 @@ dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 ATTEMPT = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
 is_sliced = options.kind in {"tensor_parallel", "copies"}
+is_zero = options.kind in {"zero", "zero_forgotten"}
 slices = 2 if options.kind == "copies" else world
 
 torch.manual_seed(1 + rank % slices if is_sliced else 1)
@@ -83,7 +85,9 @@ if options.kind == "refused":
     for way in ("fsdp2", "hsdp", "tp", "zero"):
         model = sharded(copy.deepcopy(net), way)
         if way == "zero":
-            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.05)
+            optimizer = ZeroRedundancyOptimizer(
+                model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.05
+            )
         else:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         try:
@@ -95,11 +99,11 @@ if options.kind == "refused":
 
 optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 registered = {"optimizer": optimizer}
-if options.kind == "zero":
+if is_zero:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.05, momentum=0.9)
-    registered = {}
+    registered = {} if options.kind == "zero_forgotten" else {"optimizer": optimizer}
 checkpoints = []
 if options.every:
     config = CheckpointConfig(
@@ -127,7 +131,7 @@ def train(state):  # noqa: C901  a few lines for each kind
         groups = [dist.new_group(ranks) for ranks in ((0, 1), (2, 3), (0, 2), (1, 3))]
     model = net
     trained = optimizer
-    if options.kind in {"rate_by_hand", "drifts", "zero"}:
+    if is_zero or options.kind in {"rate_by_hand", "drifts"}:
         model = DistributedDataParallel(net)
     if options.kind.endswith("_inside"):
         model = sharded(net, options.kind.removesuffix("_inside"))

@@ -29,7 +29,7 @@ from worker_hooks.script.left_out import (
 )
 from worker_hooks.script.values import FIXED
 from worker_hooks.script.watch import Group, local_modules
-from worker_hooks.tensors.placements import ZERO, is_zero
+from worker_hooks.tensors.placements import updating
 
 CHANGES = (
     "`{name}` ({kind}) changes while training and is not registered, so it begins anew after a "
@@ -142,9 +142,7 @@ class Unregistered:
             elif each.owner is None or self._is_left_out(each.owner, thing):
                 kind, key = type(thing).__name__, each.name.rpartition(".")[2]
                 cure = CURE.format(name=each.name, key=key)
-                if is_zero(thing):
-                    cure = ZERO
-                elif each.owner is not None:
+                if each.owner is not None:
                     cure = LEFT_OUT.format(owner=each.owner)
                 told.append(CHANGES.format(name=each.name, kind=kind) + cure)
         self._candidates = unchanged
@@ -158,7 +156,7 @@ class Unregistered:
     def _given(self) -> set[int]:
         """The ids of the registered objects, and of the states of registered optimizers."""
         found = self._registered.values()
-        states = (each.state for each in found if isinstance(each, Optimizer))
+        states = (updating(each).state for each in found if isinstance(each, Optimizer))
         return {id(each) for each in (*found, *states)}
 
     def _consider(self, name: str, thing: Any, mark: Any, owner: str | None = None) -> None:

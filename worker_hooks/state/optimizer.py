@@ -67,6 +67,7 @@ class OptimizerPiece:
         self._sizes: tuple[int, ...] | None = None  # of the groups, when they were looked up
         self.optimizers = (optimizer,)
         self._optimizer = optimizer
+        self._updating = placements.updating(optimizer)
         trained = (each for each in self._parameters() if each.requires_grad)
         self._first = next(trained, None)
         self._found: _Found | None = None
@@ -81,7 +82,7 @@ class OptimizerPiece:
         """
         groups = self._optimizer.param_groups
         try:
-            flat = list(chain.from_iterable(map(dict.values, self._optimizer.state.values())))
+            flat = list(chain.from_iterable(map(dict.values, self._updating.state.values())))
         except TypeError:  # the state of a parameter is no dict
             return self._state()[1]
         found, counts = self._found, list(map(len, map(_PARAMS, groups)))
@@ -109,7 +110,7 @@ class OptimizerPiece:
             is_fixed = all(is_constant(value) for group in self._values for value in group.values())
             self._seen = now * is_fixed
         # a parameter with state has had a gradient: without one now, the script sets them to None
-        probe = next(iter(optimizer.state), self._first)
+        probe = next(iter(self._updating.state), self._first)
         sizes = self.structure()
         if sizes != self._sizes:
             self._sizes = sizes
@@ -135,7 +136,7 @@ class OptimizerPiece:
     @property
     def is_all_tensors(self) -> bool:
         """Whether the state of its parameters holds nothing but tensors."""
-        states = self._optimizer.state.values()
+        states = self._updating.state.values()
         return all(
             each is None or isinstance(each, Tensor) for held in states for each in held.values()
         )
@@ -240,24 +241,23 @@ class OptimizerPiece:
     def _restore(
         self, tensors: Mapping[str, Tensor], value: Json, decoded: list[dict[str, Any]]
     ) -> None:
-        optimizer = self._optimizer
+        optimizer, state = self._optimizer, self._updating.state
         parameters = self._parameters()
         was_host = value["device"] == "cpu"
-        optimizer.state.clear()
+        state.clear()
         for key, held in state_json.decode(value["state"]["other"], tensors).items():
-            optimizer.state[key] = held
+            state[key] = held
         groups = [group for group in optimizer.param_groups for _ in group["params"]]
         for text, encoded in value["state"]["of"].items():
             parameter, group = parameters[int(text)], groups[int(text)]
             held = state_json.decode(encoded, tensors)
-            optimizer.state[parameter] = _on_device(held, parameter, group, was_host=was_host)
+            state[parameter] = _on_device(held, parameter, group, was_host=was_host)
         for group, values in zip(optimizer.param_groups, decoded, strict=True):
             for key, then in values.items():
                 _set(group, key, then)
         had_grads = set(value["state"]["of"]) if value["grads"] else set()
-        if (
-            value["grads"] and len(had_grads) <= 1
-        ):  # stateless, or all state is one parameter's, as with LBFGS
+        # stateless, or all state is one parameter's, as with LBFGS; or other ranks have some of it
+        if value["grads"] and (len(had_grads) <= 1 or self._updating is not optimizer):
             had_grads = {str(index) for index in range(len(parameters))}
         for index, parameter in enumerate(parameters):
             has_grad = str(index) in had_grads and parameter.requires_grad
@@ -286,7 +286,7 @@ class OptimizerPiece:
             indices.setdefault(id(parameter), index)
         of: dict[str, Any] = {}
         other: dict[Any, Any] = {}
-        state: dict[Any, Any] = self._optimizer.state
+        state: dict[Any, Any] = self._updating.state
         for key, held in list(state.items()):
             if not isinstance(key, Tensor):
                 other[key] = held

@@ -21,7 +21,7 @@ from worker_hooks.state.stateful import ObjectPiece
 from worker_hooks.state.tensor import TensorPiece
 from worker_hooks.tensors import placements, state_json
 from worker_hooks.tensors.part_versions import PartVersions
-from worker_hooks.tensors.placements import ZERO, Box, is_zero, part_of
+from worker_hooks.tensors.placements import Box, is_zero, part_of, updating
 from worker_hooks.tensors.state_json import Json
 
 
@@ -193,7 +193,7 @@ def updated_tensors(pieces: Iterable[Piece]) -> Iterator[Tensor]:
     for optimizer in (each for piece in pieces for each in piece.optimizers):
         for group in optimizer.param_groups:
             yield from group["params"]
-        yield from tensors_in(list(optimizer.state.values()))
+        yield from tensors_in(list(updating(optimizer).state.values()))
 
 
 def cut_of(pieces: Sequence[Piece]) -> tuple[dict[int, list[Tensor]], PartVersions]:
@@ -299,8 +299,8 @@ def _piece(name: str, thing: Any) -> Piece:
             return ModulePiece(name, thing)
         case Tensor():
             return TensorPiece(name, thing)
-        case Optimizer() if _is_torchs(thing, Optimizer):
-            return OptimizerPiece(name, thing)
+        case Optimizer() if _is_torchs(thing, Optimizer) or is_zero(thing):
+            return _optimizer(name, thing)
         case LRScheduler():
             return SchedulerPiece(name, thing)
         case GradScaler() if _is_torchs(thing, GradScaler):
@@ -312,6 +312,13 @@ def _piece(name: str, thing: Any) -> Piece:
         f"{name} is of type {type(thing).__qualname__} and cannot be saved: give a module, an "
         "optimizer, a tensor, what has state_dict and load_state_dict, or a list or dict of those"
     )
+
+
+def _optimizer(name: str, optimizer: Optimizer) -> OptimizerPiece:
+    try:
+        return OptimizerPiece(name, optimizer)
+    except TypeError as error:
+        raise TypeError(f"{name} cannot be saved: {error}") from None
 
 
 def _is_torchs(thing: Any, kind: type) -> bool:
@@ -332,6 +339,4 @@ def _tried(piece: Piece) -> dict[str, Tensor]:
     except TypeError:
         raise
     except Exception as error:
-        if any(map(is_zero, piece.optimizers)):
-            raise TypeError(f"{piece.name} cannot be saved: {ZERO}") from None
         raise TypeError(f"{piece.name} cannot be saved: reading its state: {error!r}") from error

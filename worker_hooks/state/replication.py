@@ -29,7 +29,7 @@ from worker_hooks.state.scheduler import SchedulerPiece
 from worker_hooks.tensors import state_json
 from worker_hooks.tensors.device_digest import add_tensor
 from worker_hooks.tensors.fast_digest import FastDigest
-from worker_hooks.tensors.placements import TRAINED_BY_ZERO, Box, is_zero, part_of
+from worker_hooks.tensors.placements import TRAINED_BY_ZERO, Box, is_zero, part_of, updating
 from worker_hooks.tensors.reader import Reader
 from worker_hooks.tensors.tensor_bytes import entry_of
 
@@ -139,16 +139,17 @@ class Replication:
         self._watch_updates(step)
 
     def _watch_updates(self, step: int) -> None:
-        """Report before the first commit if an optimizer that nobody can save trains the state.
+        """Report before the first commit if an optimizer that is not saved trains the state.
 
-        ZeRO's cannot be registered. Ranks look alike all the same, as they exchange what each has
+        It is torch's ZeRO. Ranks look alike all the same, as they exchange what each has
         updated; only what comes after a death would be other weights.
         """
         modules = [module for piece in self._pieces for module in piece.modules]
         held = {id(each) for module in modules for each in module.parameters()}
+        known = [each for piece in self._pieces for each in piece.optimizers]
 
         def updated(optimizer: Optimizer, *_: Any) -> None:
-            groups = optimizer.param_groups if is_zero(optimizer) else ()
+            groups = optimizer.param_groups if is_zero(optimizer) and optimizer not in known else ()
             if any(id(each) in held for group in groups for each in group["params"]):
                 self._report(step, {}, False, TRAINED_BY_ZERO, "")
                 self._distrust(TRAINED_BY_ZERO)
@@ -189,7 +190,8 @@ class Replication:
             self._look_for_jumps(step)
         if not compares:
             return
-        size = sum([len(each.state) + len(each.param_groups) for each in self._optimizers])
+        held = sum([len(updating(each).state) for each in self._optimizers])
+        size = held + sum([len(each.param_groups) for each in self._optimizers])
         if not self._left and size == self._size:
             return
         is_late, self._size = not self._left, size

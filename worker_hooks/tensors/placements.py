@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 _LOCAL = attrgetter("_local_tensor")
 
@@ -356,14 +357,14 @@ def why_group_held(modules: Iterable[nn.Module]) -> str:
     return HELD_GROUP if any(_of_fsdp("FullyShardedDataParallel", modules)) else ""
 
 
-ZERO = (
-    "ZeroRedundancyOptimizer keeps each rank's part of its state to itself, and msrun cannot save "
-    "it: use an optimizer of torch.optim, with fully_shard where memory is short"
+ZERO_IN_BACKWARD = (
+    "ZeroRedundancyOptimizer with overlap_with_ddp=True updates amid backward, where msrun cannot "
+    "tell whole state from torn: leave overlap_with_ddp out"
 )
 
 TRAINED_BY_ZERO = (
-    "the model is trained by ZeroRedundancyOptimizer, whose state msrun cannot save (use an "
-    "optimizer of torch.optim, with fully_shard where memory is short)"
+    "the model is trained by a ZeroRedundancyOptimizer that is not registered, and other ranks "
+    "lack what each keeps in it (register it: TrainState(optimizer=...))"
 )
 
 
@@ -371,6 +372,20 @@ def is_zero(optimizer: object) -> bool:
     """Whether it is torch's optimizer that cuts its state over the ranks."""
     api = sys.modules.get("torch.distributed.optim")
     return isinstance(optimizer, getattr(api, "ZeroRedundancyOptimizer", ()))
+
+
+def updating(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that has the state: the one inside of ZeroRedundancyOptimizer.
+
+    Raises:
+        TypeError: it updates amid backward.
+    """
+    if not is_zero(optimizer):
+        return optimizer
+    inside = getattr(optimizer, "optim", None)
+    if not isinstance(inside, Optimizer):  # a functional one, made later
+        raise TypeError(ZERO_IN_BACKWARD)
+    return inside
 
 
 def why_no_iteration_drop(modules: Iterable[nn.Module]) -> str:
