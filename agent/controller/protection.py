@@ -107,10 +107,7 @@ def _of_groups(job: Job) -> str:
         return " as long as one rank lives"
     more = f"; {len(groups) - GROUPS_TOLD} more groups" if len(groups) > GROUPS_TOLD else ""
     told = "; ".join(map(listed, groups[:GROUPS_TOLD]))
-    # on one node its death ends the job, and ranks that hold different parts save nothing alone
-    one = "one of" if job.policy.replace.has_nodes else "msrun and one of"
-    live = "lives" if job.policy.replace.has_nodes else "live"
-    return f" as long as {one} each replica group {live} ({told}{more})"
+    return f" as long as one of each replica group lives ({told}{more})"
 
 
 def _of_shadows(shadows: Shadowed) -> Protection:

@@ -583,8 +583,8 @@ class HooksBridge:
 
 
 def _why_not_alone(holders: Holders) -> str:
-    """Why no rank saves the state of others without a controller; empty: it may.
+    """Why the ranks do not save without a controller; empty: they do, each for its group.
 
     Ranks agree by notes in the folder into which all save.
     """
-    return holders.why_none or holders.apart
+    return holders.apart or ("" if holders.alike else holders.why_none)

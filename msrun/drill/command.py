@@ -69,9 +69,10 @@ from agent.spec.job_spec import UsageError
     "kinds",
     metavar="KIND,...",
     help="Kinds of random drills: kill (default), double (two ranks at once), all (all ranks "
-    "at once), again (a second death during recovery from the first), hang, raise, stop, graceful, preempt; with --nodes "
-    "also node, poweroff, cut (0.5 to 8 s), away (cut for 12 to 30 s), msrun, pair (two nodes, or "
-    "a node and a rank of another one; default: kill, graceful, preempt and these).",
+    "at once), again (a second death during recovery from the first), hang, raise, stop, "
+    "graceful, preempt; with --nodes also node, poweroff, cut (0.5 to 8 s), away (cut for 12 to "
+    "30 s), msrun, pair (two nodes, or a node and a rank of another one; default: kill, graceful, "
+    "preempt and these).",
 )
 @click.option(
     "--faults",

@@ -1,9 +1,9 @@
 """Random drills: their number and kinds, drawn once the number of steps is known.
 
 And the faults of a marathon, which strike one job, so that their steps are counted from one to the
-next. What msrun does not promise to survive is not drawn unless asked for: the death of all ranks at once, that of
-msrun and a rank at once (docs/user-guide/protecting-state.md), and a hang where msrun does not look
-for hangs (docs/user-guide/failures.md).
+next. What msrun does not promise to survive is not drawn: that of msrun and a rank at once
+(docs/user-guide/protecting-state.md), and a hang where msrun does not look for hangs
+(docs/user-guide/failures.md); the death of all ranks at once only if it is asked for.
 """
 
 from __future__ import annotations

@@ -8,12 +8,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.jobs import Job, Launcher, poll
+from support.jobs import WORKERS, Job, Launcher, poll
+from support.warm_python import WarmPython
 
 from worker_hooks.storage import manifest as manifests
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
-SCRIPT = Path(__file__).parents[1] / "workers" / "train_small.py"
+SCRIPT, SHARDED = WORKERS / "train_small.py", WORKERS / "train_sharded.py"
 RANKS = 4
 LONG_S = 60.0
 
@@ -145,20 +146,39 @@ def test_nobody_saves_state_of_its_own_as_that_of_a_dead_rank(msrun, tmp_path):
     assert "nothing is saved (rank 0: nobody saves the state of rank 1: " in log
 
 
-def test_most_ranks_do_not_save_their_state_as_that_of_all(msrun, tmp_path):
-    """Ranks 0 and 1 are replicas, rank 2 has weights of its own: no majority among replicas."""
+def test_each_group_of_replicas_saves_its_part_where_ranks_differ(msrun, tmp_path):
+    """Ranks 0 and 1 are replicas, rank 2 has weights of its own: rank 0 writes, and rank 2."""
     script = tmp_path / "own.py"
-    script.write_text(
-        OWN_STATE.replace('int(os.environ["RANK"])', 'int(os.environ["RANK"] == "2")')
-    )
+    text = OWN_STATE.replace('int(os.environ["RANK"])', 'int(os.environ["RANK"] == "2")')
+    script.write_text(text.replace("own = ", "torch.manual_seed(1)\nown = ", 1))
     job = msrun.start("--nproc-per-node=3", script, tmp_path / "ckpt")
     job.await_lines("step 6\n", 3, LONG_S)
     kill_msrun(job, msrun)
-    assert list((tmp_path / "ckpt").iterdir()) == []
-    log = job.logs()["worker_0.log"]
-    assert re.search(
-        r"nothing is saved \(rank 0: the ranks hold different states: .* differs: ", log
-    )
+    _, manifest = dump_of(tmp_path / "ckpt")
+    assert manifest.holders == ((0, 1), (2,))
+    assert [each.rank for each in manifest.shards if each.kind == "replicated"] == [0, 2]
+    assert (manifest.without_private, manifest.stale_private) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("style", "killed"),
+    [("hsdp", [1]), ("fsdp", []), ("moe", [])],
+    ids=["a replica dies too", "no replicas", "each tensor with other replicas"],
+)
+def test_a_sharded_state_is_saved_without_msrun(
+    msrun: Launcher, warm_python: WarmPython, tmp_path: Path, style: str, killed: list[int]
+) -> None:
+    warm_python.train(tmp_path / "alone", RANKS, SHARDED, style, 12)
+    job = msrun.start(f"--nproc-per-node={RANKS}", SHARDED, style, 12, "--pause=0.2", cwd=tmp_path)
+    job.await_lines("step 5\n", RANKS, LONG_S)  # all vote by then
+    kill(job, msrun, *killed)
+    _, manifest = dump_of(tmp_path / "dumps")
+    assert manifest.step >= 5
+    assert sorted(rank for part in manifest.holders for rank in part) == list(range(RANKS))
+    again = msrun.start("--resume", log_dir=msrun.tmp / "resumed", cwd=tmp_path)
+    assert (ended := again.wait()).code == 0, ended.err
+    found = (tmp_path / f"{style}.sha").read_text()
+    assert found == (tmp_path / "alone" / f"{style}.sha").read_text()
 
 
 def test_the_lowest_rank_killed_with_msrun_leads_nobody(msrun, tmp_path):

@@ -72,8 +72,14 @@ def undisturbed(launcher: Launcher, warm_python: WarmPython) -> Undisturbed:
 
 @pytest.mark.parametrize(
     ("kind", "ranks"),
-    [("tensor_parallel", 2), ("fsdp1", 2), ("fsdp1_orig", 4), ("fsdp1_hybrid", 4)]
-    + [("zero", 2), ("zero_forgotten", 2)],
+    [
+        ("tensor_parallel", 2),
+        ("fsdp1", 2),
+        ("fsdp1_orig", 4),
+        ("fsdp1_hybrid", 4),
+        ("zero", 2),
+        ("zero_forgotten", 2),
+    ],
 )
 def test_parts_of_the_ranks_are_not_mixed_up(
     launcher: Launcher, undisturbed: Undisturbed, kind: str, ranks: int

@@ -376,10 +376,10 @@ class PeerPages(NamedTuple):
 
 
 class Replicated(NamedTuple):
-    """Whether a rank may save the state of others if the agent dies.
+    """Whose state a rank may save if the agent dies: that of those that hold the same.
 
-    ``why_not``: it may not, as they hold different state, or nobody knows; empty: it may.
-    ``alike``: the ranks that hold the same as this one, with itself; none: nobody knows.
+    ``why_not``: it may not, as nobody knows who does, or all would save into different folders;
+    empty: it may. ``alike``: these ranks, with itself; none: nobody knows.
     """
 
     why_not: str

@@ -116,6 +116,7 @@ class Guard:
         self.not_shared: dict[str, str] = {}
         """Folders that are others on other nodes, and how that was found."""
         self.why_not_replicated = "msrun had not said whether the ranks hold the same"
+        self.alike: tuple[int, ...] = ()  # the ranks that hold what this one does; none: unknown
         self._last_signal: int | None = None
         self._link: AgentLink | None = None
         self._listener: threading.Thread | None = None
@@ -415,7 +416,7 @@ class Guard:
     def _obey(self, message: protocol.Message, fds: list[int]) -> None:  # noqa: C901, PLR0912  a row each
         match message:
             case protocol.Replicated():
-                self.why_not_replicated = message.why_not
+                self.why_not_replicated, self.alike = message.why_not, tuple(message.alike)
                 group_info.tell(os.environ.get(GROUP_INFO_FILE, ""), self.env.rank, message.alike)
             case protocol.NotShared():
                 self.not_shared[message.folder] = message.why

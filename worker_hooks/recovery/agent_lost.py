@@ -4,7 +4,8 @@ All ranks find their connection closed at about the same time, and hold at their
 all are whole at the same step, because no rank can finish the next collective alone; a rank that is
 already inside that collective stays there, and is whole. They agree through notes in a folder next
 to the checkpoints: the lowest whole rank leads and writes the replicated state, every rank writes
-its own private state, and the leader completes the dump when everything is written. The private
+its own private state, and the leader completes the dump when everything is written. Where ranks
+hold different parts of the state, one rank of each replica group writes. The private
 state of a rank that is dead or does not answer is on its page, which its peers have open; the
 leader writes it. If the leader dies, stops or hangs, the next one takes over in its own folder.
 
@@ -26,7 +27,6 @@ import os
 import shutil
 import sys
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -36,10 +36,11 @@ from worker_hooks.contract.atomic_file import FOLDER_MODE
 from worker_hooks.contract.layout import DUMP, UNFINISHED, DumpLayout
 from worker_hooks.contract.left_pages import notes_folder
 from worker_hooks.guard.guard import Guard
+from worker_hooks.recovery import peer_answers
 from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes
 from worker_hooks.storage import commit, manifest, private_records, safetensors_file
 from worker_hooks.storage.late_entries import UnknownStateError
-from worker_hooks.storage.manifest import DUMP_KIND, REPLICATED, Manifest, Shard
+from worker_hooks.storage.manifest import DUMP_KIND, Manifest, Shard
 from worker_hooks.storage.memory_dump import HeldDump
 
 log = logging.getLogger("msrun")
@@ -187,7 +188,8 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
             notes.tell(step=step)
         time.sleep(LOOK_S)
     step, is_whole, why = guard.freeze(max(LAST_LOOK_S, deadline - time.monotonic()))
-    notes.tell(step=step, is_settled=True, is_whole=is_whole, why=why)
+    alike = () if guard.why_not_replicated else guard.alike
+    notes.tell(step=step, is_settled=True, is_whole=is_whole, why=why, alike=alike)
 
 
 def _await_all(guard: Guard, notes: PeerNotes, began_s: float, grace_s: float) -> set[int]:
@@ -245,7 +247,7 @@ class _DumpWithoutAgent:
                 # a leader that is stuck may be so because of its disk
                 self._lead(places[::-1] if self.stuck else places)
             else:
-                self._follow(found[leader])
+                self._follow(leader, found)
             self._notes.touch()
             time.sleep(LOOK_S)
         return path
@@ -338,35 +340,16 @@ class _DumpWithoutAgent:
     def _write(self, layout: DumpLayout, step: int) -> None:
         guard, env = self._guard, self._guard.env
         folder = str(layout.unfinished)
-        order = protocol.Save(dump_id=0, step=step, folder=folder, part=0, parts=1)
-        written = guard.save(order, self._advance)
-        assert isinstance(written, protocol.Written)
+        written = guard.save(protocol.Save(0, step, folder, parts=1), self._advance)
         own = self._private(folder, step)
-        self._notes.tell(digest=written.digest, private=own, folder=folder)
+        shard = peer_answers.shard_of(written)
+        self._notes.tell(digest=written.digest, written=shard, private=own, folder=folder)
         others = self._await_answers(folder)
-        digests = Counter(note.digest for note in others.values() if note.digest)
-        common, count = digests.most_common(1)[0]
-        if len(digests) > 1 and guard.why_not_replicated:
-            # most ranks may be one large replica group: its state is not that of the others
-            why = f"the ranks hold different states: {guard.why_not_replicated}"
-            self._notes.tell(failed=why)
-            log.error("step %d is not saved: %s", step, why)
+        state = peer_answers.joined(others, self._rank, env.world_size, guard.why_not_replicated)
+        if state.why_not:
+            self._notes.tell(failed=state.why_not)
+            log.error("step %d is not saved by rank %d: %s", step, self._rank, state.why_not)
             return
-        if 2 * count <= digests.total() and len(digests) > 1:
-            self._notes.tell(failed="the ranks hold different states, and msrun is gone")
-            log.error("step %d is not saved: ranks hold different states", step)
-            return
-        if common != written.digest and count > digests.total() // 2:
-            self._notes.tell(failed="it differs from most replicas")
-            log.error("rank %d differs from the other replicas: another rank saves", self._rank)
-            return
-        own_state = set(range(env.world_size)) - {r for r, note in others.items() if note.digest}
-        if own_state and guard.why_not_replicated:
-            why = f"nobody saves the state of rank {_listed(own_state)}: {guard.why_not_replicated}"
-            self._notes.tell(failed=why)
-            log.error("step %d is not saved: %s", step, why)
-            return
-        shard = Shard(written.file, self._rank, REPLICATED, written.nbytes, written.sha256)
         given = [Shard(**note.private) for note in others.values() if note.private]
         private = self._complete_private(layout, step, given)
         epoch, batch = guard.source.position(step)
@@ -381,13 +364,10 @@ class _DumpWithoutAgent:
             attempt=env.attempt,
             record_id=env.record_id,
             reason="the controller's node was lost" if env.is_controlled else "msrun was killed",
-            shards=(shard, *private.shards),
-            digest=written.digest,
-            odd=(
-                rank
-                for rank, note in sorted(others.items())
-                if note.digest and note.digest != written.digest
-            ),
+            shards=(*state.shards, *private.shards),
+            digest=state.digest,
+            odd=state.odd,
+            holders=state.holders,
             stale_private=private.stale,
             lineage=lineage,
         )
@@ -452,23 +432,26 @@ class _DumpWithoutAgent:
                 stale.append(rank)
         return _PrivateStates(tuple(shards), tuple(stale), why)
 
-    def _follow(self, leader: PeerNote) -> None:
-        """Compare this rank's state and write its private one into the leader's folder, once."""
-        folder, mine = leader.leads, self._notes.mine
+    def _follow(self, leads: int, notes: Mapping[int, PeerNote]) -> None:
+        """Write this rank's part of the state into the leader's folder, once."""
+        leader, mine = notes[leads], self._notes.mine
+        folder = leader.leads
         if not folder or mine.folder == folder:
             return
-        digest, private = "", None
+        digest, written, private = "", None, None
         if not leader.is_memory:
             try:
                 if mine.is_whole and mine.step == leader.step and not mine.is_memory:
-                    order = protocol.Save(dump_id=0, step=leader.step, folder=folder)
-                    digest = self._guard.save(order, self._advance).digest
+                    writes = peer_answers.is_writer(self._rank, leads, notes)
+                    order = protocol.Save(0, leader.step, folder, parts=int(writes))
+                    answer = self._guard.save(order, self._advance)
+                    digest, written = answer.digest, peer_answers.shard_of(answer)
                 private = self._private(folder, leader.step)
             except OSError as error:  # the leader's folder: the leader fails, too
                 log.error("rank %d cannot save its private state: %s", self._rank, error)  # noqa: TRY400
             except RuntimeError:
                 log.exception("rank %d cannot compare its state", self._rank)
-        self._notes.tell(folder=folder, digest=digest, private=private)
+        self._notes.tell(folder=folder, digest=digest, written=written, private=private)
 
     def _private(self, folder: str, step: int) -> dict[str, object] | None:
         """Write this rank's private state, if it is that of the step's end."""

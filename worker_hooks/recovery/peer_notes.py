@@ -39,9 +39,11 @@ class PeerNote(NamedTuple):
     why: str = ""
     leads: str = ""  # the folder that it writes a dump to, as the leader
     failed: str = ""  # why it cannot lead
+    alike: tuple[int, ...] = ()  # the ranks that hold the same; none: all, or nobody knows
     digest: str = ""
+    written: dict[str, Any] | None = None  # the manifest's entry for the state of these
     private: dict[str, Any] | None = None  # the manifest's entry for its private state
-    folder: str = ""  # the folder of that entry
+    folder: str = ""  # the folder of these entries
 
 
 class PeerNotes:
@@ -84,6 +86,7 @@ class PeerNotes:
         for path in self.folder.glob("rank_*.json"):
             try:
                 note = PeerNote(**json.loads(read_small(path)))
+                note = note._replace(alike=tuple(note.alike))
             except (OSError, ValueError, TypeError):
                 continue  # just being replaced, or no note
             rank = int(path.stem[5:])

@@ -45,8 +45,8 @@ def test_who_has_to_live_is_said_of_parts_before_anybody_dies():
     """Two ranks that die at once may have been all of a replica group."""
     job = play(groups.MEMORY_TOO, groups.TRAINING)
     assert str(protection(job)).startswith(
-        "protected: a rank that dies is replaced, no step is lost as long as msrun and one of each "
-        "replica group live (ranks 0, 2; ranks 1, 3)"
+        "protected: a rank that dies is replaced, no step is lost as long as one of each replica "
+        "group lives (ranks 0, 2; ranks 1, 3)"
     )
     assert "replica group" not in str(protection(play(THREE, EQUAL)))
     since, many = job.since_restart, tuple((rank, rank + 9) for rank in range(9))
