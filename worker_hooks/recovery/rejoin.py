@@ -17,6 +17,7 @@ from worker_hooks.distributed import (
     cut_tensors,
     ddp_release,
     kept_groups,
+    pipelines,
     process_group,
     rehearsal,
     store_connection,
@@ -53,6 +54,7 @@ class Membership:
             self._kept = kept_groups.present()
             why = why or kept_groups.why_not() or rehearsal.why_not()
             why = why or placements.why_no_iteration_drop(self._modules())
+            why = why or pipelines.why_not_anew()
         else:
             self._group = process_group.present()
         guard.not_replaceable_why, guard.rehearses = why, self._kept is not None
@@ -72,10 +74,13 @@ class Membership:
         count = process_group.count()
         return count > 1 or (
             count == 1
-            and any(
-                placements.is_distributed(one)
-                for module in self._modules()
-                for one in module.parameters()
+            and (
+                pipelines.are_there()
+                or any(
+                    placements.is_distributed(one)
+                    for module in self._modules()
+                    for one in module.parameters()
+                )
             )
         )
 
@@ -110,6 +115,7 @@ class Membership:
         if self._kept is None:
             return process_group.leave()
         placements.drop_iteration(self._modules())
+        pipelines.begin_anew()
         return kept_groups.leave(self._kept)
 
     def _uses_accelerators(self) -> bool:

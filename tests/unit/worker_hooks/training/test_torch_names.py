@@ -50,6 +50,8 @@ REPLACED = {  # what has a fall-back where it is used, and what that is
             *("_set_sequence_number_for_group", "_new_process_group_helper"),
             *("_set_group_name", "_set_group_desc"),
             *("_store_based_barrier", "_unsharded_param"),
+            *("_PipelineSchedule", "_stage_forward_initialized", "_stage_backward_initialized"),
+            *("_stages_forward_initialized", "_stages_backward_initialized"),
         ),
         "no rank is replaced alone beside groups of the script's own; the first line says so",
     ),
