@@ -15,7 +15,9 @@ moves, else less and less often. A rank without peers is never judged: nobody wa
 
 If all ranks are in collectives for twice their limits, the collectives do not match. Then no rank
 is to blame, and the rank that is furthest behind (the lowest of several) is named: its end ends the
-waiting of all, and the reason says where each of them was.
+waiting of all, and the reason says where each of them was. A rank that replaces another one, and
+has made no step yet, is never suspected, but counts here: it waits for something that its peers did
+before it came.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from agent.health.stall import (
     Stall,
     StallKind,
     TypicalSteps,
+    idles_at_first,
     limits,
     observe,
     over_limit,
@@ -39,6 +42,8 @@ from agent.health.stall import (
 from agent.text.wording import described, ranged
 from worker_hooks.contract.status_page import Heartbeat, Phase
 
+NEW_STALEMATE = 4  # times the limit of one that uses no processor time, of a rank without a step
+NO_STEP = "made no step since it began, and uses no processor time"
 STALEMATE = 2  # times the limit, until ranks that all are in collectives wait in vain
 EVERYBODY_WAITS = "all ranks wait in collectives that do not match"
 OUTAGE = (
@@ -98,6 +103,7 @@ class HangDetector:
         self._spared_at: tuple[tuple[int, int], ...] = ()  # where each rank was then
         self._spared_until_s = 0.0  # if nobody moves
         self._spared_for_s = 0.0
+        self._new_asked_s = float("-inf")  # where ranks without a step are, when all stood still
         self._standing: dict[int, int] = {}  # the same of ranks that a standstill was told of
 
     @property
@@ -194,8 +200,10 @@ class HangDetector:
             for rank, each in culprits.items()
             if rank not in spared
         }
-        if not culprits and len(victims) == len(self._stalls) and self._is_stalemate(cases):
-            blamed = self._break(cases, answers)
+        if not culprits and self._is_stalemate(cases):
+            if len(victims) == len(self._stalls):
+                blamed = self._break(cases, answers)
+            self._new_asked_s = max(stall.looked_s for stall in self._stalls.values())
         self._remember(self._accused, blamed)
         victims = [rank for rank in victims if rank not in blamed]
         if blamed or not (spared or held):
@@ -287,7 +295,12 @@ class HangDetector:
 
     def _is_stalemate(self, cases: Mapping[int, StallKind]) -> bool:
         """Whether all ranks have waited far too long, and none was blamed for it yet."""
-        if len(cases) < len(self._stalls) or self._have_left:
+        new = [stall for rank, stall in self._stalls.items() if rank not in cases]
+        if self._have_left or any(
+            stall.looked_s < self._new_asked_s + self.limits.busy_s
+            or not idles_at_first(stall, self.limits, NEW_STALEMATE)
+            for stall in new
+        ):
             return False
         return bool(cases) and all(
             each.silent_s >= STALEMATE * each.limit_s
@@ -300,10 +313,12 @@ class HangDetector:
         self, cases: Mapping[int, StallKind], answers: Mapping[int, Inspection]
     ) -> dict[int, str]:
         """All wait: one rank has to go."""
-        last = min(cases, key=lambda rank: (self._stalls[rank].seen.beat.step, rank))
-        self._remember(self._accused, cases)
-        where = "; ".join(f"rank {rank} at {answers[rank].innermost}" for rank in sorted(cases))
-        return {last: f"{cases[last].words}; {EVERYBODY_WAITS}: {where}"}
+        seen = {rank: stall.seen for rank, stall in self._stalls.items()}
+        last = min(seen, key=lambda rank: (seen[rank].has_pace, seen[rank].beat.step, rank))
+        self._remember(self._accused, seen)
+        where = "; ".join(f"rank {rank} at {answers[rank].innermost}" for rank in sorted(seen))
+        how = cases[last].words if last in cases else NO_STEP
+        return {last: f"{how}; {EVERYBODY_WAITS}: {where}"}
 
     def _is_known(self, rank: int, known: Mapping[int, int]) -> bool:
         return known.get(rank) == self._stalls[rank].seen.beat.at_ns

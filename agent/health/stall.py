@@ -132,6 +132,16 @@ def stands(stall: Stall, limits: Limits) -> bool:
     return is_asleep and _idle_s(stall) >= limits.idle_s / 2
 
 
+def idles_at_first(stall: Stall, limits: Limits, times: float) -> bool:
+    """Whether a rank that has made no step yet has been idle for so many times the limit.
+
+    That alone tells nothing: it may compile, or read, elsewhere.
+    """
+    is_asleep = bool(stall.seen.state) and stall.seen.state not in {STOPPED, TRACED, *DEAD}
+    is_at_first = not stall.seen.has_pace and stall.seen.beat.phase in ARMED
+    return is_asleep and is_at_first and _idle_s(stall) >= times * limits.idle_s
+
+
 def _idle_s(stall: Stall) -> float:
     return stall.looked_s - max(stall.since_s, stall.idle_s)
 

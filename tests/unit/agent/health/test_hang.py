@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from agent.health.hang import EVERYBODY_WAITS, HangDetector, Inspection, OtherRanks
+from agent.health.hang import EVERYBODY_WAITS, NO_STEP, HangDetector, Inspection, OtherRanks
 from agent.health.stall import Observation, TypicalSteps, limits, typical_steps
 from worker_hooks.contract.status_page import Heartbeat, Pace, Phase
 
@@ -129,8 +129,8 @@ def test_peers_with_progress_wait_for_nobody():
 
 
 def test_what_is_not_armed_is_left_alone_for_ever():
-    for phase, has_pace in ((Phase.IDLE, True), (Phase.UPDATED, True), (Phase.FORWARD, False)):
-        job = Ranks(rank(0, 99, phase, has_pace=has_pace), rank(1, 99, Phase.BACKWARD))
+    for phase in (Phase.IDLE, Phase.UPDATED):
+        job = Ranks(rank(0, 99, phase), rank(1, 99, Phase.BACKWARD))
         assert job.until(1000) is None
 
 
@@ -171,6 +171,33 @@ def test_collectives_that_do_not_match_are_a_stalemate():
     assert "rank 1 at graph.py:979 _engine_run_backward" in verdict.culprits[2]
     assert verdict.victims == (0, 1)
     assert job.until(2000) is None
+
+
+def test_a_new_rank_that_waits_for_what_its_peers_did_before_it_came_is_a_stalemate():
+    """It has no pace, so it is never suspected; all wait in collectives, and nobody computes."""
+    job = Ranks(*[rank(n, 99, Phase.FORWARD) for n in (0, 1)], rank(2, 99, has_pace=False))
+    answers = dict.fromkeys((0, 1, 2), COLLECTIVE)
+    assert job.until(300) == [0, 1]
+    assert not job.vigil.judge(answers).culprits  # they wait for it, which may compile
+    assert job.until(300) == [0, 1]
+    assert 159 < job.now_s < 162
+    (culprit,) = job.vigil.judge(answers).culprits.items()
+    assert culprit[0] == 2
+    assert culprit[1].startswith(f"{NO_STEP}; {EVERYBODY_WAITS}: rank 0 at graph.py")
+    assert job.until(2000) is None
+
+
+@pytest.mark.parametrize("how", ["computes", "reads"])
+def test_a_new_rank_that_does_something_is_waited_for(how):
+    job = Ranks(*[rank(n, 99, Phase.FORWARD) for n in (0, 1)], rank(2, 99, has_pace=False))
+    if how == "computes":
+        job.busy = {2}
+    answers = {0: COLLECTIVE, 1: COLLECTIVE, 2: WORK}
+    count = 0
+    while job.until(2000):
+        assert not job.vigil.judge(answers).culprits
+        count += 1
+    assert count <= 8  # and not at each look
 
 
 def test_a_hook_that_sleeps_within_backward_is_found_by_its_stack():
