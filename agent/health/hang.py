@@ -33,7 +33,7 @@ from agent.health.stall import (
     Stall,
     StallKind,
     TypicalSteps,
-    idles_at_first,
+    idle_at_first,
     limits,
     observe,
     over_limit,
@@ -42,8 +42,6 @@ from agent.health.stall import (
 from agent.text.wording import described, ranged
 from worker_hooks.contract.status_page import Heartbeat, Phase
 
-NEW_STALEMATE = 4  # times the limit of one that uses no processor time, of a rank without a step
-NO_STEP = "made no step since it began, and uses no processor time"
 STALEMATE = 2  # times the limit, until ranks that all are in collectives wait in vain
 EVERYBODY_WAITS = "all ranks wait in collectives that do not match"
 OUTAGE = (
@@ -136,8 +134,9 @@ class HangDetector:
         cases = self._cases()
         if len(self._stalls) == 1 and not others.run:
             return []  # nobody waits for it
-        is_reason = any(map(self._is_suspected, cases.values())) or self._is_stalemate(cases)
-        return list(cases.values()) if is_reason else []
+        if any(map(self._is_suspected, cases.values())):
+            return list(cases.values())
+        return list(self._stalemate(cases).values())
 
     def note(
         self,
@@ -200,9 +199,9 @@ class HangDetector:
             for rank, each in culprits.items()
             if rank not in spared
         }
-        if not culprits and self._is_stalemate(cases):
+        if not culprits and (waits := self._stalemate(cases)):
             if len(victims) == len(self._stalls):
-                blamed = self._break(cases, answers)
+                blamed = self._break(waits, answers)
             self._new_asked_s = max(stall.looked_s for stall in self._stalls.values())
         self._remember(self._accused, blamed)
         victims = [rank for rank in victims if rank not in blamed]
@@ -293,32 +292,32 @@ class HangDetector:
         """Whether the work of others is no excuse any more."""
         return case.is_stopped or case.silent_s >= self.limits.busy_s
 
-    def _is_stalemate(self, cases: Mapping[int, StallKind]) -> bool:
-        """Whether all ranks have waited far too long, and none was blamed for it yet."""
+    def _stalemate(self, cases: Mapping[int, StallKind]) -> dict[int, StallKind]:
+        """All ranks, if all have waited far too long, and none was blamed for it yet; else none."""
         new = [stall for rank, stall in self._stalls.items() if rank not in cases]
-        if self._have_left or any(
-            stall.looked_s < self._new_asked_s + self.limits.busy_s
-            or not idles_at_first(stall, self.limits, NEW_STALEMATE)
-            for stall in new
-        ):
-            return False
-        return bool(cases) and all(
-            each.silent_s >= STALEMATE * each.limit_s
+        found = [idle_at_first(stall, self.limits) for stall in new]
+        waits = {**cases, **{each.rank: each for each in found if each is not None}}
+        if len(waits) < len(self._stalls) or self._have_left:
+            return {}
+        if any(stall.looked_s < self._new_asked_s + self.limits.busy_s for stall in new):
+            return {}
+        is_vain = all(
+            (rank not in cases or each.silent_s >= STALEMATE * each.limit_s)
             and not self._is_known(rank, self._accused)
             and not self._is_spared(each)
-            for rank, each in cases.items()
+            for rank, each in waits.items()
         )
+        return waits if is_vain else {}
 
     def _break(
-        self, cases: Mapping[int, StallKind], answers: Mapping[int, Inspection]
+        self, waits: Mapping[int, StallKind], answers: Mapping[int, Inspection]
     ) -> dict[int, str]:
         """All wait: one rank has to go."""
         seen = {rank: stall.seen for rank, stall in self._stalls.items()}
         last = min(seen, key=lambda rank: (seen[rank].has_pace, seen[rank].beat.step, rank))
         self._remember(self._accused, seen)
         where = "; ".join(f"rank {rank} at {answers[rank].innermost}" for rank in sorted(seen))
-        how = cases[last].words if last in cases else NO_STEP
-        return {last: f"{how}; {EVERYBODY_WAITS}: {where}"}
+        return {last: f"{waits[last].words}; {EVERYBODY_WAITS}: {where}"}
 
     def _is_known(self, rank: int, known: Mapping[int, int]) -> bool:
         return known.get(rank) == self._stalls[rank].seen.beat.at_ns

@@ -27,6 +27,7 @@ from worker_hooks.contract.status_page import Heartbeat, Pace, Phase
 STOPPED, TRACED, IN_KERNEL, DEAD = "T", "t", "D", "ZX"  # the kernel's letters
 ARMED = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE})
 AT_WORK = 0.05  # of one processor: a process that uses less is idle
+FIRST = 4  # times the limit of an idle rank, of one that has made no step yet
 TICK_S = 0.011  # the kernel counts processor time in steps of 10 ms
 NS = 1e-9
 BY_SIGNAL = "stopped by a signal"
@@ -132,14 +133,17 @@ def stands(stall: Stall, limits: Limits) -> bool:
     return is_asleep and _idle_s(stall) >= limits.idle_s / 2
 
 
-def idles_at_first(stall: Stall, limits: Limits, times: float) -> bool:
-    """Whether a rank that has made no step yet has been idle for so many times the limit.
+def idle_at_first(stall: Stall, limits: Limits) -> StallKind | None:
+    """Whether a rank that has made no step yet has been idle for far longer than allowed later.
 
-    That alone tells nothing: it may compile, or read, elsewhere.
+    That alone tells nothing: it may wait for what compiles, or reads, elsewhere.
     """
-    is_asleep = bool(stall.seen.state) and stall.seen.state not in {STOPPED, TRACED, *DEAD}
-    is_at_first = not stall.seen.has_pace and stall.seen.beat.phase in ARMED
-    return is_asleep and is_at_first and _idle_s(stall) >= times * limits.idle_s
+    seen, idle_s, limit_s = stall.seen, _idle_s(stall), FIRST * limits.idle_s
+    is_asleep = bool(seen.state) and seen.state not in {STOPPED, TRACED, *DEAD}
+    if not is_asleep or seen.has_pace or seen.beat.phase not in ARMED or idle_s < limit_s:
+        return None
+    words = f"used no processor time for {idle_s:.1f} s {_where(seen.beat)}, its first one"
+    return StallKind(seen.rank, idle_s, limit_s, is_stopped=False, is_in_kernel=False, words=words)
 
 
 def _idle_s(stall: Stall) -> float:

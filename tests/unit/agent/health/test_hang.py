@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from agent.health.hang import EVERYBODY_WAITS, NO_STEP, HangDetector, Inspection, OtherRanks
+from agent.health.hang import EVERYBODY_WAITS, HangDetector, Inspection, OtherRanks
 from agent.health.stall import Observation, TypicalSteps, limits, typical_steps
 from worker_hooks.contract.status_page import Heartbeat, Pace, Phase
 
@@ -179,11 +179,20 @@ def test_a_new_rank_that_waits_for_what_its_peers_did_before_it_came_is_a_stalem
     answers = dict.fromkeys((0, 1, 2), COLLECTIVE)
     assert job.until(300) == [0, 1]
     assert not job.vigil.judge(answers).culprits  # they wait for it, which may compile
-    assert job.until(300) == [0, 1]
+    assert job.until(300) == [0, 1, 2]
     assert 159 < job.now_s < 162
     (culprit,) = job.vigil.judge(answers).culprits.items()
     assert culprit[0] == 2
-    assert culprit[1].startswith(f"{NO_STEP}; {EVERYBODY_WAITS}: rank 0 at graph.py")
+    assert culprit[1].startswith("used no processor time for 60")
+    assert f"its first one; {EVERYBODY_WAITS}: rank 0 at graph.py" in culprit[1]
+    assert job.until(2000) is None
+
+
+def test_ranks_that_have_all_begun_anew_may_be_a_stalemate_too():
+    job = Ranks(*[rank(n, 99, Phase.FORWARD, has_pace=False) for n in (0, 1, 2)])
+    assert job.until(300) == [0, 1, 2]
+    assert 159 < job.now_s < 162
+    assert list(job.vigil.judge(dict.fromkeys((0, 1, 2), COLLECTIVE)).culprits) == [0]
     assert job.until(2000) is None
 
 
