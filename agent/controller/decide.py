@@ -417,6 +417,8 @@ def _rank_hung(job: Job, event: ev.RankHung) -> Decision:
     """Kill it, unless no other rank holds the state: then save that first."""
     rank, reason = event.rank, f"rank {event.rank} {event.why}"
     job = _known_alive(job, rank, event.attempt)
+    if event.is_mutual:
+        job = replication.note_mutual_wait(job)
     killed: tuple[do.Action, ...] = ()
     if _has_others(job, rank) or rank not in job.reachable():
         job = job._replace(now=job.now._replace(hung=job.now.hung | {rank}))

@@ -206,13 +206,15 @@ class RankHung:
     """A rank is alive and makes no progress while its peers wait for it.
 
     ``why``: a verb phrase, such as ``made no progress for 2.1 s (stopped)``. ``silent_s``: how long
-    ago its last progress was.
+    ago its last progress was. ``is_mutual``: it is no more to blame than others, as all wait
+    for each other.
     """
 
     rank: int
     attempt: int
     why: str
     silent_s: float = 0.0
+    is_mutual: bool = False
 
 
 @dataclass(frozen=True, slots=True)

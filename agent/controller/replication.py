@@ -290,6 +290,12 @@ def _failed(job: Job, trial: UnconfirmedReplacement, what: str) -> Job:
     return job._replace(since_restart=since_restart, diverged=why)
 
 
+def note_mutual_wait(job: Job) -> Job:
+    """All ranks wait for each other: a replacement that is not confirmed has failed."""
+    trial = job.since_restart.trial
+    return job if trial is None else _failed(job, trial, "all ranks waited for each other")
+
+
 def begin_trial(job: Job, lost: RankSet, step: int) -> Job:
     """The job once ranks are replaced, and all resume from ``step``."""
     known = job.since_restart.comparison

@@ -79,6 +79,7 @@ class HangFinding(NamedTuple):
     culprits: Mapping[int, str]
     victims: tuple[int, ...]
     reason: str = ""
+    is_mutual: bool = False  # all wait for each other, and one of them has to go
     standstill: str = ""  # for people: why nobody makes progress though no rank hangs
 
 
@@ -199,14 +200,16 @@ class HangDetector:
             for rank, each in culprits.items()
             if rank not in spared
         }
+        is_mutual = False
         if not culprits and (waits := self._stalemate(cases)):
             if len(victims) == len(self._stalls):
-                blamed = self._break(waits, answers)
+                blamed, is_mutual = self._break(waits, answers), True
             self._new_asked_s = max(stall.looked_s for stall in self._stalls.values())
         self._remember(self._accused, blamed)
         victims = [rank for rank in victims if rank not in blamed]
         if blamed or not (spared or held):
-            return HangFinding(blamed, tuple(victims), "" if blamed else _awaited(cases, others))
+            why = "" if blamed else _awaited(cases, others)
+            return HangFinding(blamed, tuple(victims), why, is_mutual=is_mutual)
         return self._spare({rank: cases[rank] for rank in spared}, victims, held, answers)
 
     def _to_spare(self, culprits: Mapping[int, StallKind], victims: Sequence[int]) -> set[int]:
@@ -252,7 +255,7 @@ class HangDetector:
         ]
         follows = "msrun ends no rank, and waits" if held else OUTAGE
         told = f"{why}: {follows}; {described(places)}"
-        return HangFinding({}, tuple(victims), told, told)
+        return HangFinding({}, tuple(victims), told, standstill=told)
 
     def _cases(self) -> dict[int, StallKind]:
         """Ranks over their limits, if all others are at least on their way there."""

@@ -327,8 +327,8 @@ class HealthMonitor:
         for rank, why in verdict.culprits.items():
             self._worker(rank).hung = why
             silent_s = max(0.0, now_s - NS * beats[rank].at_ns) if rank in beats else 0.0
-            hung = ev.RankHung(rank, self._asked[rank], why, round(silent_s, 3))
-            self._services.post(hung)
+            attempt, is_mutual = self._asked[rank], verdict.is_mutual
+            self._services.post(ev.RankHung(rank, attempt, why, round(silent_s, 3), is_mutual))
 
     def _end_standstill(self, now_s: float) -> None:
         if self._stood_from_s is not None and not self._detector.stands_still:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from support.histories import groups
+from support.histories.dumps import froze
 from support.histories.replacements import THREE, play
 from support.histories.same import EQUAL, HISTORIES, KEPT, OTHER, OWN, says
 from support.policies import altered_policy
@@ -14,7 +15,7 @@ from support.simulator.promises import BrokenPromiseError
 from agent.controller import actions as do
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
-from agent.controller.events import fields
+from agent.controller.events import RankHung, fields
 from agent.controller.job import Comparison
 from agent.controller.states import JobState
 from agent.ranks.parts import Parts, parts_of
@@ -30,6 +31,28 @@ from worker_hooks.contract.fingerprint import LATE, RESULT
 )
 def test_history(rules_, steps):
     play(rules_, steps)
+
+
+def test_ranks_that_wait_for_each_other_behind_a_replacement_are_restarted():
+    """Another new rank would wait with them, too."""
+    job = play(THREE, KEPT)
+    decision = decide(job, RankHung(1, 1, "waits", 60.0, is_mutual=True))
+    assert (
+        "after the replacement of rank 1 all ranks waited for each other: the script keeps something "
+        "outside of TrainState; no rank is replaced any more"
+    ) in decision.say
+    assert decision.job.state is JobState.FREEZING
+    for rank in (0, 2):
+        decision = decide(decision.job, froze(rank, dump=2)._replace(attempt=1))
+    (order,) = [each for each in decision.actions if isinstance(each, do.SaveRanks)]
+    assert order.place != do.MEMORY
+    # a rank that hangs by itself is replaced, and so it is once the replacement is confirmed
+    assert not decide(job, RankHung(1, 1, "hangs", 60.0)).job.diverged
+    for step in (6, 7):
+        for rank in range(3):
+            job = decide(job, says(rank, step, None, 1)).job
+    assert job.since_restart.trial is None
+    assert not decide(job, RankHung(1, 1, "waits", 60.0, is_mutual=True)).job.diverged
 
 
 def test_what_is_not_protected_is_said_once_and_at_once():
