@@ -48,7 +48,7 @@ from agent.controller.restart_policy import decide_restart
 from agent.controller.states import Condition, JobState
 from agent.ranks.rank_map import RankMap
 from agent.ranks.rank_set import RankSet
-from agent.ranks.said import Said, said_by, sides_of
+from agent.ranks.said import Said, of_part, said_by, sides_of
 from agent.text.wording import described, listed
 from worker_hooks.contract import protocol
 
@@ -177,16 +177,16 @@ def note_lost_step(job: Job) -> Job:
 
 def note_answer(job: Job, event: protocol.Written | protocol.Digested) -> Turn:
     """While dumping: a rank wrote a part, or says what it holds."""
-    dump, seat, digest = job.present_dump(), seat_of(job, event), event.digest
-    if dump.digests.get(seat, digest) != digest:
+    dump, seat = job.present_dump(), seat_of(job, event)
+    digest = of_part(event.digest, seat, pools_of(job))
+    if not dump.digests.get(seat, digest).startswith(event.digest):  # parts may be known since
         return drop_writers(job, dump, (event.rank,), CHANGED)
-    digests = dump.digests.set(seat, digest)
-    dump = dump._replace(digests=digests, digesting=dump.digesting - {seat})
+    dump = dump._replace(digests=dump.digests.set(seat, digest), digesting=dump.digesting - {seat})
     if isinstance(event, protocol.Digested):
         return advance(job, dump)
     dump = dump._replace(writing=dump.writing - {seat})
     alike = next(group for group in dump.groups if seat in group)
-    if dump.writing.isdisjoint(alike) and all(digests[each] == digest for each in alike):
+    if dump.writing.isdisjoint(alike) and all(dump.digests[each] == digest for each in alike):
         dump = dump._replace(written={**dump.written, digest: alike})
     return advance(job, dump)
 

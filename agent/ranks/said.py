@@ -36,6 +36,16 @@ def said_by(digests: RankMap[str], group: tuple[int, ...]) -> Said:
     return Said(group, by_digest, tuple(ranked), is_settled)
 
 
+def of_part(digest: str, seat: int, parts: Groups) -> str:
+    """A digest as what the seat's part holds; equal ones of two parts are not one state.
+
+    It leaves out what may differ by rank: an object of the script's, by which ranks were divided.
+    """
+    if len(parts) == 1:
+        return digest
+    return f"{digest} of {next(part[0] for part in parts if seat in part)}"
+
+
 def sides_of(kept: Mapping[str, tuple[int, ...]], found: Sequence[Said]) -> Groups:
     """By variant the seats whose state it is; none: there is but one, of all ranks."""
     if len(found) == 1 and found[0].is_settled:

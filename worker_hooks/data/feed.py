@@ -22,6 +22,7 @@ from worker_hooks.data.loader_kind import (
     is_plain,
     length_of,
     load_state,
+    other_loaders,
     parts_of,
     sampler_name,
     skip_method,
@@ -272,7 +273,8 @@ class Feed:
         self._is_ready = True
         loader = self._loader
         parts = parts_of(loader)
-        script = self.owners()
+        script = dict(self.owners())
+        script |= other_loaders(script)
         private = private_streams({**parts, **dataset_owners(parts.get("dataset")), **script})
         self._script = Randomness(
             {name: each for name, each in private.items() if name.startswith(tuple(script) or "\n")}

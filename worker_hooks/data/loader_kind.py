@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from worker_hooks.data.loader_workers import can_record
+from worker_hooks.data.loader_workers import can_record, dataset_owners
 from worker_hooks.tensors import state_json
 
 log = logging.getLogger("msrun")
@@ -73,6 +73,24 @@ def parts_of(loader: Any) -> dict[str, Any]:
         "dataset": _part(loader, "dataset"),
     }
     return {name: part for name, part in parts.items() if part is not None}
+
+
+def other_loaders(owners: Mapping[str, object]) -> dict[str, object]:
+    """The parts of the loaders that a script holds.
+
+    While one loader hands out batches, the generators of the others stay as they are: a new process
+    must have them, too.
+
+    Args:
+        owners: what has the script's variables as attributes, by a prefix.
+    """
+    found: dict[str, object] = {}
+    for owner, holder in owners.items():
+        for name, loader in vars(holder).items():
+            if isinstance(loader, DataLoader):
+                parts = parts_of(loader) | dataset_owners(loader.dataset)
+                found |= {f"{owner}.{name}.{part}": each for part, each in parts.items()}
+    return found
 
 
 def batch_size_of(loader: Any) -> int:

@@ -109,6 +109,16 @@ HISTORIES = [
         ],
     ),
     (
+        "groups with one digest hold different objects, which it leaves out: both states are kept",
+        FOUR,
+        [
+            *DUMPING,
+            (wrote(0, "a"), "dumping", PROGRESS),
+            (holds(2, "a"), "dumping", PROGRESS),
+            (wrote(3, "a"), "committing", COMMIT, "rank 0 and rank 3"),
+        ],
+    ),
+    (
         "an odd replica is outvoted in its group",
         rules(ranks=(0, 1, 2, 3, 4, 5)),
         [

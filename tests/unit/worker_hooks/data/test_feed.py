@@ -2,8 +2,10 @@
 
 # ruff: noqa: NPY002  numpy's functions of old are what is tested
 
+import ctypes
 import json
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -446,3 +448,41 @@ def test_nothing_is_drawn_by_looking():
     feed.begin(0)
     assert feed.entries and feed.meta() and feed.length == 5
     assert Randomness().capture() == expected
+
+
+def two_loaders(seed):
+    """A shuffled loader, and one whose batch sampler draws from a generator of its own."""
+    order = torch.Generator().manual_seed(seed)
+    return SimpleNamespace(
+        shuffled=DataLoader(range(8), batch_size=2, shuffle=True, generator=order),
+        own=DataLoader(range(8), batch_sampler=Buckets(8)),
+    )
+
+
+def a_feed_of(script, name):
+    feed = Feed(getattr(script, name))
+    feed.owners = lambda: {"script.": script}
+    feed.begin(None)
+    return feed
+
+
+@pytest.mark.parametrize(("under_way", "other"), [("own", "shuffled"), ("shuffled", "own")])
+def test_the_generators_of_loaders_that_have_no_turn_continue_in_a_new_process(under_way, other):
+    script = two_loaders(3)
+    list(getattr(script, other))  # its turn of the epoch
+    feed = a_feed_of(script, under_way)
+    batches = feed.open()
+    next(batches)
+    memory = ctypes.create_string_buffer(sum(entry.nbytes for entry in feed.entries))
+    feed.fill(ctypes.addressof(memory))
+    saved, at = {}, 0
+    for entry in feed.entries:
+        saved[entry.name] = memory.raw[at : at + entry.nbytes]
+        at += entry.nbytes
+    meta = feed.meta()
+    rest = [*batches, *getattr(script, other), *getattr(script, under_way)]
+
+    script = two_loaders(3)
+    again = a_feed_of(script, under_way).open(1, meta, saved)
+    now = [*again, *getattr(script, other), *getattr(script, under_way)]
+    assert list(map(str, now)) == list(map(str, rest))
