@@ -17,6 +17,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -41,6 +42,11 @@ TRAINED = (
     "the optimizer updates a parameter of shape {shape} that is in no registered module, so it "
     "begins anew after a replacement or resume: give it to TrainState, too"
 )
+HOOK = (
+    "the state of the hook `{name}` ({kind}), through which DDP reduces gradients, changes while "
+    "training and is not registered, so it begins anew after a replacement or resume: keep it in "
+    "an object with state_dict and load_state_dict, and give that to TrainState"
+)
 _SAMPLED = 64  # tensors of a module, of which one number each is compared
 _ITEMS = 64  # of a container in an object
 _PLAIN = {Tensor, nn.Parameter, nn.Buffer}
@@ -59,6 +65,20 @@ class _Candidate(NamedTuple):
     owner: str | None = None  # the registered object that has it
 
 
+class _Hook(NamedTuple):
+    """A hook of a DDP with a state of its own, such as PowerSGD's, which has only slots."""
+
+    name: str
+    ddp: ReferenceType[Any]
+    place: int  # among its hooks
+    mark: Any
+
+    def state(self) -> Any:
+        """The present one; ``None``: the DDP is gone."""
+        ddp = self.ddp()
+        return None if ddp is None else ddp._comm_hooks[self.place][1]  # noqa: SLF001
+
+
 class Unregistered:
     """The objects of one rank that may be state and are not registered."""
 
@@ -74,6 +94,7 @@ class Unregistered:
         self._registered = dict(registered_objects(registered))
         self._state_of = state_of
         self._candidates: list[_Candidate] = []
+        self._hooks: list[_Hook] = []
         self._commits = 0
 
     def begin(
@@ -109,6 +130,8 @@ class Unregistered:
                     found.setdefault(id(thing), (name, thing))
         for name, thing in found.values():
             self._consider(name, thing, _mark(thing, tensors, covered))
+            hooks = _hooks_of(name, thing, tensors, covered)
+            self._hooks += [each for each in hooks if not is_ignored(each.name)]
         given = self._given()
         for each in inner:
             is_owned = not each.is_part and id(each.thing) not in given
@@ -127,7 +150,8 @@ class Unregistered:
             is_kept: tells for the name of a variable whether its value is saved.
         """
         self._commits += 1
-        if not self._candidates or self._commits & (self._commits - 1):
+        is_due = not self._commits & (self._commits - 1)
+        if not is_due or not (self._candidates or self._hooks):
             return []
         covered, given = {id(each.thing) for each in self._inner()}, self._given()
         tensors = _tensors_of(self._registered.values())
@@ -146,6 +170,17 @@ class Unregistered:
                     cure = LEFT_OUT.format(owner=each.owner)
                 told.append(CHANGES.format(name=each.name, kind=kind) + cure)
         self._candidates = unchanged
+        return told + self._changed_hooks(tensors, covered)
+
+    def _changed_hooks(self, tensors: Collection[int], covered: Collection[int]) -> list[str]:
+        told, unchanged = list[str](), list[_Hook]()
+        for each in self._hooks:
+            state = each.state()
+            if state is None or _mark(state, tensors, covered) == each.mark:
+                unchanged.append(each)
+            else:
+                told.append(HOOK.format(name=each.name, kind=type(state).__name__))
+        self._hooks = unchanged
         return told
 
     def _inner(self) -> Iterator[Inner]:
@@ -217,10 +252,22 @@ def _read(thing: Any, registered: Collection[int], covered: Collection[int]) -> 
             return len(states), of_state, rates, _versions(groups), inside
         case LRScheduler():
             return thing.last_epoch, getattr(thing, "_step_count", 0)
-    values = list(attributes(thing).values())
+    slots = (name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ()))
+    values = [*attributes(thing).values(), *(getattr(thing, name, None) for name in slots)]
     flat = [each for value in values for each in _items(value) if id(each) not in registered]
     plain = [each for each in flat if type(each) in FIXED]
     return plain, _versions(flat)
+
+
+def _hooks_of(
+    name: str, ddp: Any, registered: Collection[int], covered: Collection[int]
+) -> Iterator[_Hook]:
+    """A DDP's hooks whose state is not saved; of a private name of torch, so perhaps none."""
+    if isinstance(ddp, DistributedDataParallel):
+        for place, (hook, state) in enumerate(getattr(ddp, "_comm_hooks", ())):
+            if state is not None and id(state) not in covered:
+                told = f"{name}.{getattr(hook, '__name__', type(hook).__name__)}"
+                yield _Hook(told, ref(ddp), place, _mark(state, registered, covered))
 
 
 def _versions(things: Iterable[Any]) -> tuple[int, ...]:

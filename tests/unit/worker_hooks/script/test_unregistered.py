@@ -1,6 +1,7 @@
 """Objects that train beside the registered state are named once they have changed."""
 
 import copy
+import gc
 import sys
 from types import ModuleType
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel
 
+from worker_hooks.script import unregistered
 from worker_hooks.script.unregistered import Unregistered
 from worker_hooks.script.watch import groups_of
 from worker_hooks.state.registry import pieces_of, saved_state
@@ -458,3 +460,72 @@ def test_of_many_alike_tensors_few_are_compared_in_full(script, monkeypatch):
     monkeypatch.setattr(torch, "equal", lambda *two: calls.append(1) or equal(*two))
     assert model.step() == []
     assert len(calls) <= 6 * 42  # each parameter, its two averages, and counts that are all alike
+
+
+class Compression:
+    """The state of a hook, in the way of PowerSGD's."""
+
+    __slots__ = ["iter", "process_group"]
+
+    def __init__(self):
+        self.iter, self.process_group = 0, None
+
+
+def compress(state, _bucket):
+    state.iter += 1
+
+
+class Kept:
+    """Saves the state of a hook."""
+
+    def __init__(self, hook):
+        self.hook = hook
+
+    def state_dict(self):
+        return {"iter": self.hook.iter}
+
+    def load_state_dict(self, state):
+        self.hook.iter = state["iter"]
+
+
+@pytest.fixture
+def ddp(monkeypatch):
+    """Makes what passes for a DDP with a hook that has this state."""
+    monkeypatch.setattr(unregistered, "DistributedDataParallel", torch.nn.Identity)
+
+    def make(state):
+        made = torch.nn.Identity()
+        made._comm_hooks = [(compress, state)]
+        return made
+
+    return make
+
+
+def test_the_state_of_a_communication_hook_is_named_once_it_has_changed(script, ddp):
+    model, state, idle = Model(script), Compression(), Compression()
+    model.begin(wrapped=ddp(state), other=ddp(idle), plain=ddp(None))
+    assert model.step() == []
+    state.iter += 1
+    (said,) = model.step()
+    assert said.startswith("the state of the hook `wrapped.compress` (Compression), through")
+    state.iter += 1
+    assert len(model.step()) == len(model.step()) == 1
+
+
+def test_the_state_of_a_communication_hook_may_be_kept_or_ignored(script, ddp):
+    kept, ignored = Compression(), Compression()
+    model = Model(script)
+    objects = {"net": model.net, "opt": model.opt, "hook": Kept(kept)}
+    model.watch = Unregistered(objects)
+    model.begin({"other.compress"}.__contains__, wrapped=ddp(kept), other=ddp(ignored))
+    kept.iter, ignored.iter = 1, 1
+    assert model.step() == []
+
+
+def test_a_hook_of_a_model_that_is_gone_is_forgotten(script, ddp):
+    model, state = Model(script), Compression()
+    model.begin(wrapped=ddp(state))
+    del script.wrapped
+    gc.collect()
+    state.iter += 1
+    assert model.step() == []
