@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
+
+from torch.utils.data import DataLoader
 
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.data.batch_replay import BatchReplay
@@ -20,6 +22,7 @@ from worker_hooks.data.loader_kind import (
     SkipMethod,
     batch_size_of,
     is_plain,
+    keep_workers,
     length_of,
     load_state,
     other_loaders,
@@ -99,6 +102,7 @@ class Feed:
         self._start = self._born = b""
         self._own_state: Any = None  # that the loader was opened with, until its first batch
         self._collectives = 0  # begun before the loader was opened
+        self._others: Mapping[str, DataLoader[Any]] = {}  # that keep their workers, by name
         self.is_opening = False  # until its first batch
 
     @property
@@ -171,7 +175,33 @@ class Feed:
         found["batch_size"] = self.batch_size
         if self._workers is not None:
             found["workers"] = self._workers.count
+        if begun := self.begun():
+            found["begun"] = begun
         return found
+
+    def begun(self) -> list[str]:
+        """The names of other loaders whose persistent workers were started.
+
+        Each was given a seed by the process's generator then, which it does not ask for again.
+        """
+        pairs = self._others.items()
+        return [name for name, each in pairs if each._iterator is not None]  # noqa: SLF001
+
+    def restore_others(self, begun: Collection[str]) -> None:
+        """Let those loaders, and no others, have their workers; no random number is drawn.
+
+        Args:
+            begun: what :meth:`begun` returned at the commit that training continues from.
+        """
+        for name, loader in self._others.items():
+            iterator: Any = loader._iterator  # noqa: SLF001
+            if name in begun and iterator is None:
+                before = self._streams.capture()
+                iter(loader)
+                self._rewind(before)
+            elif name not in begun and iterator is not None:  # begun by the step that is repeated
+                iterator._shutdown_workers()  # noqa: SLF001
+                loader._iterator = None  # noqa: SLF001
 
     def begin(self, epoch: int | None) -> None:
         """Begin an epoch: tell the samplers, and keep the randomness with which it begins.
@@ -275,6 +305,7 @@ class Feed:
         parts = parts_of(loader)
         script = dict(self.owners())
         script |= other_loaders(script)
+        self._others = keep_workers(self.owners(), loader)
         private = private_streams({**parts, **dataset_owners(parts.get("dataset")), **script})
         self._script = Randomness(
             {name: each for name, each in private.items() if name.startswith(tuple(script) or "\n")}

@@ -93,6 +93,22 @@ def other_loaders(owners: Mapping[str, object]) -> dict[str, object]:
     return found
 
 
+def keep_workers(owners: Mapping[str, object], but: object) -> dict[str, DataLoader[Any]]:
+    """The loaders with persistent workers that a script holds, by name.
+
+    Args:
+        owners: what has the script's variables as attributes, by a prefix.
+        but: the loader that is left out.
+    """
+    return {
+        f"{owner}.{name}": loader
+        for owner, holder in owners.items()
+        for name, loader in vars(holder).items()
+        if isinstance(loader, DataLoader) and loader is not but
+        if loader.persistent_workers and loader.num_workers
+    }
+
+
 def batch_size_of(loader: Any) -> int:
     """Samples in a batch; 1 if the loader does not tell."""
     sizes = (_part(_part(loader, "batch_sampler"), "batch_size"), _part(loader, "batch_size"))

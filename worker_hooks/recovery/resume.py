@@ -280,6 +280,7 @@ def open_data(
         feed.begin(epoch)
         batches = feed.open(_consumed(point, feed, rank), point.feed, _own_bytes(point, rank))
     restore_for_loop(point, committed, rank)
+    feed.restore_others(point.feed.get("begun", ()))
     return batches
 
 
@@ -331,6 +332,7 @@ def restore_own_loop(point: ResumePoint, feed: Feed, committed: CommittedState, 
     """
     restore_for_loop(point, committed, rank)
     feed.restore_script(_own_bytes(point, rank))
+    feed.restore_others(point.feed.get("begun", ()))
 
 
 def restore_script(point: ResumePoint, committed: CommittedState, *, is_last: bool = False) -> None:

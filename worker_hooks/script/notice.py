@@ -6,6 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from worker_hooks.script.source import Named
 
+PAIRED = (
+    "{}() around state.batches() begins anew after a replacement or a restart amid an epoch; "
+    "number batches by enumerate() or state.batch, and stop at state.batch"
+)
+COUNTS_ANEW = "enumerate() around state.batches() counts from 0 at batch %d: use state.batch"
+
 MOST = 6  # variables in one sentence
 
 

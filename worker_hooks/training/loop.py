@@ -54,10 +54,6 @@ LACKING = (
     "rank %d had died within its step: these variables lack what the step did to them behind its "
     "backward: %s"
 )
-PAIRED = (
-    "{}() around state.batches() begins anew after a replacement or a restart amid an epoch; "
-    "number batches by enumerate() or state.batch, and stop at state.batch"
-)
 OTHER_SIZE = (
     "the loader makes batches of {}, and made batches of {} before: keep what its size depends on "
     "in state.own, which is there again before the loader is made"
@@ -67,7 +63,6 @@ RESHAPED = (
     "now on, and a restarted script is refused if it does not change them again before its loop"
 )
 RESHAPED_WHY = "changes the parameters, layers or groups that TrainState() was given"
-COUNTS_ANEW = "enumerate() around state.batches() counts from 0 at batch %d: use state.batch"
 
 
 class DataLoop:
@@ -130,6 +125,8 @@ class DataLoop:
         self._feed: Feed | None = None  # of the loop that was begun last
         self._current: object = None  # stands for that loop; None: no loop in this attempt
         self._meta = b"{}"  # what a resume must know of the place, as JSON
+        self._renewed: Callable[[], None] = tuple  # computes it again, for the same loop
+        self._begun: list[str] = []  # what it says of other loaders' workers
         self._joined = b"", b"", b"", b""  # that, the variables' text, the loss, and all as one
         self._is_armed = False
         self._is_leaving = False  # the script leaves the loop at will
@@ -347,7 +344,8 @@ class DataLoop:
         meta = {"loop": loop, "is_over": is_over, "place": place, "feed": feed.meta()}
         if self._committed.buffers.unsaved:
             meta["unsaved"] = sorted(self._committed.buffers.unsaved)
-        self._meta = json.dumps(meta).encode()
+        self._meta, self._begun = json.dumps(meta).encode(), feed.begun()
+        self._renewed = partial(self._set_meta, feed, loop, is_over=is_over)
 
     def _position(self) -> Position:
         return self._place(self._variables.text)
@@ -419,9 +417,9 @@ class DataLoop:
                 log.warning(LACKING, self._training.rank, ", ".join(saved.lacking))
         for each in asked_by:
             if not isinstance(each, enumerate):
-                self._say_unprotected([(PAIRED.format(type(each).__name__), True)])
+                self._say_unprotected([(notice.PAIRED.format(type(each).__name__), True)])
             elif self.batch and not advance(each, self.batch):
-                log.warning(COUNTS_ANEW, self.batch)
+                log.warning(notice.COUNTS_ANEW, self.batch)
         self._variables.capture(is_last=True)
         self._say_lost(self._variables.lost())
         if self._unregistered is None and self._may_say:
@@ -557,6 +555,8 @@ class DataLoop:
             self._guard.promise_nothing(self.reducers.learn())
         self._look_at_script()
         self._has_committed = True
+        if self._begun != self._armed_feed.begun():
+            self._renewed()
         position = position or self._position()
         private = self._committed.private
         # at backward what has changed by then is written beside what is written now

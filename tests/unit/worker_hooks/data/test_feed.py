@@ -486,3 +486,67 @@ def test_the_generators_of_loaders_that_have_no_turn_continue_in_a_new_process(u
     again = a_feed_of(script, under_way).open(1, meta, saved)
     now = [*again, *getattr(script, other), *getattr(script, under_way)]
     assert list(map(str, now)) == list(map(str, rest))
+
+
+class Kept(DataLoader):
+    """A loader with persistent workers, without the workers."""
+
+    def _get_iterator(self):
+        return Begun()
+
+
+class Begun:
+    """An iteration that asked the process's generator for a seed as it began its workers."""
+
+    def __init__(self):
+        self.seed, self.is_shut_down = torch.randint(1 << 30, ()).item(), False
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        raise StopIteration
+
+    def _reset(self, loader):
+        pass
+
+    def _shutdown_workers(self):
+        self.is_shut_down = True
+
+
+def beside_validation():
+    script = SimpleNamespace(
+        data=DataLoader(range(4)),
+        validation=Kept(range(4), num_workers=1, persistent_workers=True),
+        another=Kept(range(4), num_workers=1, persistent_workers=True),
+    )
+    return script, a_feed_of(script, "data")
+
+
+def test_a_new_process_draws_no_seed_for_workers_that_had_been_started_before():
+    script, feed = beside_validation()
+    assert feed.begun() == []
+    assert "begun" not in feed.meta()
+    iter(script.validation)
+    (name,) = feed.meta()["begun"]
+    assert name.endswith("validation")
+    expected = torch.get_rng_state()
+    iter(script.validation)
+    assert torch.equal(torch.get_rng_state(), expected)  # asked for once
+
+    script, feed = beside_validation()
+    torch.set_rng_state(expected)
+    feed.restore_others([name])
+    iter(script.validation)
+    assert torch.equal(torch.get_rng_state(), expected)
+    assert script.another._iterator is None
+
+
+def test_workers_that_the_abandoned_step_started_draw_their_seed_again():
+    script, feed = beside_validation()
+    before = torch.get_rng_state()
+    iterator = iter(script.validation)
+    torch.set_rng_state(before)
+    feed.restore_others([])
+    assert iterator.is_shut_down
+    assert iter(script.validation).seed == iterator.seed
