@@ -72,7 +72,10 @@ def _why_anew(found: SearchResult, origin: ResumeOrigin) -> str:
     if found.foreign:
         raise UsageError(_of_others(origin.lineage[0], found.foreign[0]))
     if found.remarks or not origin.may_begin_anew:
-        raise UsageError(f"there is no complete checkpoint in {places}: nothing was started")
+        raise UsageError(
+            f"there is no complete checkpoint in {places}: nothing was started; to begin anew, "
+            "give the job's own command"
+        )
     return f"no step of run {origin.lineage[0]} was saved in {places}: training begins anew"
 
 

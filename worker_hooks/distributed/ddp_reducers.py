@@ -17,6 +17,10 @@ from torch.nn.parallel import distributed
 
 from worker_hooks.distributed import ddp_bucket_order
 
+JOINED = (
+    "with join() ranks that have fewer batches stop before the others, so steps are not in common"
+)
+
 
 class Reducers:
     """The DDPs around some modules: looked up after the first step, or before it after a resume."""
@@ -28,6 +32,7 @@ class Reducers:
         self._expected: Sequence[list[int] | None] = ()  # the orders in the checkpoint
         self.is_expecting = False  # the first step after a resume is still to come
         self._new: ddp_bucket_order.NewDDPs | None = None  # if there was no DDP before
+        self._has_uneven_ranks = False  # and that was said
         self.has_learned = False
         """Whether nothing is left to :meth:`learn`: the order is final."""
 
@@ -85,6 +90,9 @@ class Reducers:
         if self._found is None:
             self._found = ddp_bucket_order.find_all(self._modules())
         whys = [ddp_bucket_order.learn(one) for one in self._found]
+        if not self._has_uneven_ranks and any(map(_is_joined, self._found)):
+            self._has_uneven_ranks = True
+            whys.append(JOINED)
         self.has_learned = all(map(ddp_bucket_order.is_settled, self._found))
         return next(filter(None, whys), "")
 
@@ -92,6 +100,11 @@ class Reducers:
         """Stop noting new DDPs; those that were made, if they were noted."""
         new, self._new = self._new, None
         return None if new is None else new.end()
+
+
+def _is_joined(ddp: Any) -> bool:
+    """Whether ranks may have different counts of batches; by a private name of torch."""
+    return bool(getattr(getattr(ddp, "_join_config", None), "enable", False))
 
 
 _equal: tuple[ref[nn.Module], ...] = ()  # weak: the script may drop its modules

@@ -41,7 +41,7 @@ LOOK_S = 1.0
 
 NOTHING_PROMISED = (
     "{}: no rank is replaced and no step is saved, because a training that goes on after a death "
-    "could get other weights; use a torch that msrun was tested with"
+    "could get other weights"
 )
 _guarded: set[int] = set()  # this process, once the agent has welcomed it
 
@@ -268,7 +268,7 @@ class Guard:
         self._unsafe_why = why
 
     def promise_nothing(self, why: str) -> None:
-        """As :meth:`distrust`, for a reason that lies in torch, and have msrun say so.
+        """As :meth:`distrust`, for a reason that shows at the first commit, and have msrun say so.
 
         Args:
             why: empty: there is no reason.
@@ -279,7 +279,10 @@ class Guard:
         if not why:
             return
         self.distrust(why)
-        if self.is_on and self.env.rank == 0:
+        if self.is_on and self._listener is not None:  # msrun may have said that it protects
+            problem = NOTHING_PROMISED.format(why)
+            self.report_fingerprint(self.source.step, {}, is_late=False, problem=problem, holds="")
+        elif self.is_on and self.env.rank == 0:
             is_refused = self.env.is_strict and self._listener is None  # before the first step
             self.say_unprotected(NOTHING_PROMISED.format(why), is_refused=is_refused)
 

@@ -125,7 +125,7 @@ class DataLoop:
         self._feed: Feed | None = None  # of the loop that was begun last
         self._current: object = None  # stands for that loop; None: no loop in this attempt
         self._meta = b"{}"  # what a resume must know of the place, as JSON
-        self._renewed: Callable[[], None] = tuple  # computes it again, for the same loop
+        self._renewed: Callable[[], object] = tuple  # computes it again, for the same loop
         self._begun: list[str] = []  # what it says of other loaders' workers
         self._joined = b"", b"", b"", b""  # that, the variables' text, the loss, and all as one
         self._is_armed = False

@@ -1,5 +1,7 @@
 """The order of a DDP's buckets survives deaths that come before the first step after a resume."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn.modules.module import _global_module_registration_hooks as hooks
@@ -82,3 +84,14 @@ def test_who_dies_before_the_first_step_leaves_the_orders_it_came_from(monkeypat
         ddp_reducers.trust(())
     assert seen == [[[1, 0]]]  # or in the collective that this is
     assert not reducers.is_expecting
+
+
+def test_uneven_counts_of_batches_are_said_once(monkeypatch):
+    net = torch.nn.Linear(2, 2)
+    one, reducers = made(net), Reducers(lambda: [net])
+    monkeypatch.setattr(ddp_bucket_order, "find_all", lambda *_: [one])
+    monkeypatch.setattr(ddp_bucket_order, "learn", lambda _: "")
+    assert reducers.learn() == ""
+    one._join_config = SimpleNamespace(enable=True)
+    assert reducers.learn() == ddp_reducers.JOINED
+    assert reducers.learn() == ""

@@ -24,6 +24,7 @@ REPLACED = {  # what has a fall-back where it is used, and what that is
     "_timeout": "a group that is made again has gloo's time-out of 30 minutes",
     "_remove_autograd_hooks": "an earlier DDP stays hooked to its parameters; the log says so",
     "_sync_module_states": "a DDP that is made again broadcasts its parameters",
+    "_join_config": "uneven counts of batches are not noticed",
     "_comm_hooks": "the state of DDP's hooks is not named",
     "_create_c10d_store": "a second death while ranks meet costs a restart; the log says so",
     "_cuda_hasPrimaryContext": "all CUDA devices count as used",
