@@ -38,6 +38,7 @@ CHANGES = (
 )
 LEFT_OUT = "the state_dict of `{owner}` leaves it out: register it as well"
 CURE = "give it to TrainState({key}={name})"
+COUNT = "set {name}.step to the count of its calls, such as state.step, before the loop"
 TRAINED = (
     "the optimizer updates a parameter of shape {shape} that is in no registered module, so it "
     "begins anew after a replacement or resume: give it to TrainState, too"
@@ -166,7 +167,9 @@ class Unregistered:
             elif each.owner is None or self._is_left_out(each.owner, thing):
                 kind, key = type(thing).__name__, each.name.rpartition(".")[2]
                 cure = CURE.format(name=each.name, key=key)
-                if each.owner is not None:
+                if _averages(type(thing)):
+                    cure = COUNT.format(name=each.name)
+                elif each.owner is not None:
                     cure = LEFT_OUT.format(owner=each.owner)
                 told.append(CHANGES.format(name=each.name, kind=kind) + cure)
         self._candidates = unchanged
@@ -215,10 +218,17 @@ def _may_be_state(thing: Any) -> bool:
         return True
     # of the class: an object may make up attributes, or fail to
     kind = type(thing)
+    if _averages(kind):
+        return True
     if isinstance(thing, type) or hasattr(kind, "__iter__") or hasattr(kind, "__getitem__"):
         return False  # what hands out data has its place kept otherwise
     ways = (getattr(kind, each, None) for each in ("state_dict", "load_state_dict"))
     return all(map(callable, ways))
+
+
+def _averages(kind: type) -> bool:
+    """Whether it is one of torch's averages over ranks, which counts by itself when it is due."""
+    return any(each.__name__ == "ModelAverager" for each in kind.__mro__)
 
 
 def _mark(thing: Any, registered: Collection[int], covered: Collection[int]) -> Any:

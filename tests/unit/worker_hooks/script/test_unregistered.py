@@ -529,3 +529,21 @@ def test_a_hook_of_a_model_that_is_gone_is_forgotten(script, ddp):
     gc.collect()
     state.iter += 1
     assert model.step() == []
+
+
+class ModelAverager:
+    """As torch's, which needs a process group: it has no state_dict."""
+
+    def __init__(self):
+        self.step = 0
+
+
+def test_an_average_over_ranks_that_counts_its_calls_is_named_with_what_helps(script):
+    model, averager = Model(script), type("Periodic", (ModelAverager,), {})()
+    model.begin(averager=averager)
+    averager.step += 1
+    (said,) = model.step()
+    assert said.startswith("`averager` (Periodic) changes while training")
+    assert said.endswith(
+        "set averager.step to the count of its calls, such as state.step, before the loop"
+    )
