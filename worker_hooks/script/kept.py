@@ -11,6 +11,7 @@ from itertools import compress
 from operator import attrgetter, ne
 from types import CellType, FrameType, SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -54,6 +55,9 @@ class ScriptValues:
         self.own, self.shared = OwnValues(OWN[:-1]), OwnValues(SHARED[:-1])
         self.ignored: set[str] = set()  # names that are left alone
         self.content = values.join({}, {})  # what to write to the page
+        self._kept_workers: WeakSet[object] = WeakSet()  # loaders that keep theirs
+        self._read_last = 0  # the id of the loader
+        self._returned = False  # to a loader that keeps its workers, and that is to be said
         self._from_peer: set[str] = set()  # values that are restored from another rank's
         self.late: set[str] = set()  # what has changed between a step's backward and its commit
         self._registered: list[object] = []  # alive, so that their ids stay theirs
@@ -145,6 +149,13 @@ class ScriptValues:
     def read_from(self, loader: object) -> None:
         """A loop over this loader begins."""
         self._data = data_objects(loader)
+        if isinstance(loader, torch.utils.data.DataLoader) and loader.persistent_workers:
+            if loader in self._kept_workers and self._read_last != id(loader):
+                name = "persistent_workers"
+                self._returned = name not in self.large and not self._is_skipped(name)
+                self.large.add(name)
+            self._kept_workers.add(loader)
+        self._read_last = id(loader)
 
     def changes_of_data(self, *, is_first: bool) -> list[str]:
         """Sentences on what changes and begins anew: samplers and data sets, growing containers.
@@ -154,6 +165,8 @@ class ScriptValues:
         """
         grown = [GROWS.format(name) for name in self._grown]
         grown += [ITERATES.format(name) for name in self._advancing]
+        grown += [WORKERS_RETURN] * self._returned
+        self._returned = False
         self._grown.clear()
         self._advancing.clear()
         if not self._data:
@@ -507,6 +520,11 @@ LACKS_CHANGE = (
 DATA_CHANGES = (
     "`{}` changes as data are read, and begins anew after a replacement or resume: compute it from "
     "the epoch or from state.step"
+)
+WORKERS_RETURN = (
+    "a loader keeps its workers while another one has its turn: these begin anew after a "
+    "replacement or resume in that turn, and draw other random numbers, if they draw any; leave "
+    "persistent_workers out, or say state.ignore('persistent_workers')"
 )
 ITERATES = (
     "`{}` is an iterator, and begins anew after a replacement or resume: count in a number, which "

@@ -26,6 +26,7 @@ from worker_hooks.data import feed as feeds
 from worker_hooks.data.feed import Feed
 from worker_hooks.data.loader_kind import SkipMethod
 from worker_hooks.rng.randomness import Randomness
+from worker_hooks.script.kept import WORKERS_RETURN, ScriptValues
 
 
 @pytest.fixture(autouse=True)
@@ -550,3 +551,16 @@ def test_workers_that_the_abandoned_step_started_draw_their_seed_again():
     feed.restore_others([])
     assert iterator.is_shut_down
     assert iter(script.validation).seed == iterator.seed
+
+
+def test_a_return_to_a_loader_that_kept_its_workers_is_said_once():
+    kept, other = (Kept(range(4), num_workers=1, persistent_workers=True) for _ in range(2))
+    values, plain = ScriptValues(), DataLoader(range(4))
+    for loader in (kept, kept, other):
+        values.read_from(loader)
+        assert values.changes_of_data(is_first=True) == []
+    values.read_from(kept)
+    assert values.changes_of_data(is_first=True) == [WORKERS_RETURN]
+    for loader in (plain, kept, other):
+        values.read_from(loader)
+        assert values.changes_of_data(is_first=True) == []
