@@ -211,7 +211,7 @@ BROKEN = [
         believing(protocol.Fingerprinted, texts={"w": "same"}),
         "nobody holds|train on|hold the same|is due|newest copy",
     ),
-    (going_on, "train on|the memory is kept|could be saved|is due"),
+    (going_on, "train on|the memory is kept|could be saved|is due|nobody reads"),
     (giving_one_for_all, "part is its own"),
     (seeing(comparing_across_groups), "is alike|nobody wrote|nobody holds|they said"),
     (seeing(replacing_the_lone), "is due|do not hold the same"),
