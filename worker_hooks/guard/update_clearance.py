@@ -59,6 +59,8 @@ class UpdateClearance:
         self._is_cut = is_cut
         self._said = 0  # the newest step that msrun was told of
         self._waits_for_update = is_cut  # before it is told
+        self._waits_for = 0  # the step that the main thread wants to update
+        self._is_waiving = False
         self.is_waiting = False
         """Whether the main thread waits for others."""
 
@@ -98,15 +100,18 @@ class UpdateClearance:
         def is_over() -> bool:
             return self._is_open(step) or check()
 
+        self._waits_for = step
         self.is_waiting = True
         try:
-            late = partial(self._go_on_without, step, patience_s)
+            late = partial(self._go_on_without, step, patience_s, is_held)
             await_peers(is_over, is_held, patience_s, late)
         finally:
             self.is_waiting = False
 
-    def _go_on_without(self, step: int, patience_s: float) -> None:
-        times = self._board.waive(step)
+    def _go_on_without(self, step: int, patience_s: float, is_held: Callable[[], bool]) -> None:
+        self._is_waiving = True  # first: who holds the rank looks at this afterwards
+        times = 0 if is_held() else self._board.waive(step)
+        self._is_waiving = False
         if times == MOST_MISSES:
             cost = APART if self._is_cut else STALE
             self._say(OFF.format(rank=self._rank, times=times, seconds=patience_s, cost=cost))
@@ -116,6 +121,12 @@ class UpdateClearance:
         return board.is_cleared(step) or not board.is_needed(step) or board.is_waived(step)
 
     # --- the listener -----------------------------------------------------------------------------
+
+    @property
+    def waits_for_msrun(self) -> bool:
+        """Whether the main thread, which is held, waits for a clearance, as all of its node do."""
+        is_waiting = self.is_waiting and not self._is_waiving
+        return is_waiting and not self._is_open(self._waits_for)
 
     def shut(self, *, is_shut: bool) -> None:
         """The gate is closed, or open again: the controller's node knows, as it has ordered it."""

@@ -40,6 +40,10 @@ class Vote(Protocol):
     def wait(self, step: int, check: Callable[[], bool], is_held: Callable[[], bool]) -> None:
         """Wait for the others, unless ``check``; ``is_held``: the wait has deadlines of others."""
 
+    @property
+    def waits_for_msrun(self) -> bool:
+        """Whether the main thread, which is held, waits for what only msrun could say."""
+
     def shut(self, *, is_shut: bool) -> None:
         """The gate is closed, or open again."""
 
@@ -95,6 +99,8 @@ class UpdateVote:
         late = ", ".join(f"rank {rank}" for rank in self._board.lacking(step))
         log.warning(OFF, self._rank, late, PATIENCE_S)
         self._board.begin(0)
+
+    waits_for_msrun = False  # the ranks of a node need none to hear each other
 
     # --- the listener, once the main thread can cast no vote --------------------------------------
 

@@ -47,7 +47,7 @@ log = logging.getLogger("msrun")
 
 LOOK_S = 0.01  # between two looks at the notes: not every file system reports changes
 LATE_S = 5.0  # without a note: no thread of that rank runs, its page has what it did last
-LATE_COPIED_S = 1.0  # the same of a rank on another node, if a copy of its page is here
+LATE_COPIED_S = 1.0  # the same of a rank on another node, if one that told has a copy of its page
 LATE_SILENT_S = (
     15.0  # the same if node 0 is silent, which other nodes may notice some seconds later
 )
@@ -87,12 +87,13 @@ def _elsewhere(guard: Guard) -> set[int]:
     return set(range(guard.env.world_size)) - {guard.env.rank, *guard.peers}
 
 
-def _late_s(guard: Guard, missing: set[int]) -> float:
+def _late_s(guard: Guard, missing: set[int], told: Mapping[int, PeerNote]) -> float:
     """How long the notes of these ranks are awaited.
 
-    If a rank lives whose page is copied here, and its note comes too late, nothing is lost by that.
+    If a rank lives whose page is copied, and its note comes too late, nothing is lost by that.
     """
-    if _elsewhere(guard) and missing <= guard.peers.copied:
+    copied = guard.peers.copied.union(*(note.copied for note in told.values()))
+    if _elsewhere(guard) and missing <= copied:
         return LATE_COPIED_S
     is_silence = guard.is_forsaken and not guard.is_loss_proven
     return LATE_SILENT_S if is_silence else LATE_S
@@ -152,7 +153,7 @@ def _open_notes(guard: Guard) -> tuple[PeerNotes, str]:
             PeerNotes(notes_folder(guard.options.ckpt_save_path, job), guard.env.rank),
             guard.options.ckpt_save_path,
         )
-        notes.tell(step=guard.source.step)
+        notes.tell(step=guard.source.step, copied=sorted(guard.peers.copied))
     except OSError:
         if not _fallbacks(guard):
             raise
@@ -160,6 +161,19 @@ def _open_notes(guard: Guard) -> tuple[PeerNotes, str]:
         notes = PeerNotes(notes_folder(place, job), guard.env.rank)
         notes.tell(step=guard.source.step)
     return notes, place
+
+
+def _is_in_vain(
+    step: int, notes: PeerNotes, told: Mapping[int, PeerNote], everyone: set[int]
+) -> bool:
+    """Whether this rank, which waits for msrun in front of an update, will not make it.
+
+    Once all wait there or are settled, none will be the first to make it: who waits has said so
+    while it was held, and follows only a peer that has made the update.
+    """
+    others = [note for rank, note in told.items() if rank in everyone]
+    stay = all(note.is_settled or note.is_waiting for note in others)
+    return stay and everyone <= told.keys() | notes.left() and all(n.step <= step for n in others)
 
 
 def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
@@ -181,11 +195,14 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
             break  # a peer is dead or stopped: the same
         gate.follow(max((note.step for note in told.values()), default=0))
         missing = everyone - told.keys() - notes.left()
-        is_late = time.monotonic() > began_s + _late_s(guard, missing)
+        is_late = time.monotonic() > began_s + _late_s(guard, missing, told)
         if not gate.is_torn and is_late and missing:
             break  # a peer does not run, or is on a node that is gone: the same
-        if step != notes.mine.step:
-            notes.tell(step=step)
+        is_waiting = gate.vote is not None and gate.vote.waits_for_msrun
+        if is_waiting and _is_in_vain(step, notes, told, everyone):
+            break
+        if (step, is_waiting) != (notes.mine.step, notes.mine.is_waiting):
+            notes.tell(step=step, is_waiting=is_waiting)
         time.sleep(LOOK_S)
     step, is_whole, why = guard.freeze(max(LAST_LOOK_S, deadline - time.monotonic()))
     alike = () if guard.why_not_replicated else guard.alike
@@ -206,7 +223,7 @@ def _await_all(guard: Guard, notes: PeerNotes, began_s: float, grace_s: float) -
         told = notes.read()
         elsewhere = everywhere - notes.left()
         now_s = time.monotonic()
-        late_s = began_s + _late_s(guard, elsewhere - told.keys())
+        late_s = began_s + _late_s(guard, elsewhere - told.keys(), told)
         awaited = guard.peers.awake() | (elsewhere & told.keys() if now_s > late_s else elsewhere)
         unsettled = awaited - {rank for rank, note in told.items() if note.is_settled}
         if not unsettled or now_s > until_s or (now_s > late_s and not unsettled & told.keys()):

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import finalize
@@ -33,6 +34,8 @@ class PeerNote(NamedTuple):
     pid: int
     step: int  # the newest commit
     host: str = ""  # the machine on which the process id counts
+    copied: Sequence[int] = ()  # ranks on another node of whose pages it has copies
+    is_waiting: bool = False  # in front of an update, which it makes only if a peer has made it
     is_settled: bool = False  # the state will not change any more; the rest describes it
     is_whole: bool = False
     is_memory: bool = False  # what it holds of that step is a dump in memory

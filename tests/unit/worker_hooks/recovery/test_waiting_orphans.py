@@ -1,0 +1,148 @@
+"""The controller's node is gone while ranks wait for its clearance: nobody will give one any more."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from support.gates import LONG_S, until
+from support.played_agent import Source
+
+from worker_hooks.contract import clearance_board
+from worker_hooks.contract.clearance_board import ClearanceBoard
+from worker_hooks.contract.env import RankEnv
+from worker_hooks.guard.guard import Guard, StartupOptions
+from worker_hooks.guard.update_clearance import UpdateClearance
+from worker_hooks.recovery import agent_lost
+from worker_hooks.recovery.peer_notes import PeerNotes
+
+STEP = 4
+
+
+class Committed(Source):
+    """A state as of step 4, and what its next commit does."""
+
+    def __init__(self):
+        super().__init__()
+        self.step = STEP
+
+    def go_on(self):
+        self.step += 1
+
+
+class Orphan:
+    """A rank on a node of its own, which waits in front of the update of step 5."""
+
+    def __init__(self, rank, folder):
+        told = RankEnv(rank, world_size=3, attempt=0, record_id="run", hooks="", drill="", nodes=3)
+        self.source = Committed()
+        self.guard = Guard(
+            told,
+            self.source,
+            StartupOptions(str(folder)),
+            before_dump=lambda: None,
+            when_agent_died=lambda _: None,
+        )
+        fd = clearance_board.create()
+        self.board = ClearanceBoard(fd)
+        os.close(fd)
+        self.board.begin(1)
+        self.guard.gate.vote = UpdateClearance(
+            self.board, rank, lambda _: None, lambda _: None, is_cut=False
+        )
+        self.notes = PeerNotes(folder, rank)
+        self.main = threading.Thread(target=self._train, daemon=True)
+        self.main.start()
+        until(lambda: self.guard.gate.vote.is_waiting)
+
+    def _train(self):
+        gate = self.guard.gate
+        gate.begin_update()
+        gate.end_update()
+        gate.commit(self.source.go_on)
+        gate.pause()
+
+    def settle(self):
+        """What the listener does once it has heard that nobody decides any more."""
+        self.guard.gate.hold()
+        self.notes.tell(step=self.source.step)
+        listener = threading.Thread(
+            target=agent_lost._settle, args=(self.guard, self.notes, 1e3), daemon=True
+        )
+        listener.start()
+        return listener
+
+
+@pytest.fixture
+def orphans(tmp_path):
+    found = [Orphan(rank, tmp_path) for rank in range(3)]
+    yield found
+    for each in found:
+        each.guard.gate.exit()
+        each.board.begin(0)
+        each.main.join(LONG_S)
+        each.board.close()
+
+
+def test_all_that_wait_for_it_end_their_step_before(orphans):
+    """They stood until the grace of an update was over, as each took the others to be busy."""
+    listeners = [each.settle() for each in orphans]
+    for each in listeners:
+        each.join(LONG_S)
+        assert not each.is_alive()
+    notes = orphans[0].notes.read()
+    assert {(note.step, note.is_settled, note.is_whole) for note in notes.values()} == {
+        (STEP, True, True)
+    }
+
+
+def test_they_follow_one_that_was_cleared(orphans):
+    """Its node had heard of the clearance; that it is on its way they hear from its note."""
+    orphans[2].board.clear(STEP + 1)
+    listeners = [each.settle() for each in orphans]
+    for each in listeners:
+        each.join(LONG_S)
+        assert not each.is_alive()
+    notes = orphans[0].notes.read()
+    assert {(note.step, note.is_settled, note.is_whole) for note in notes.values()} == {
+        (STEP + 1, True, True)
+    }
+
+
+def test_one_that_has_told_nothing_may_be_making_its_update(orphans):
+    listeners = [each.settle() for each in orphans[:2]]
+    until(lambda: all(note.is_waiting for note in orphans[0].notes.read().values()))
+    listeners[0].join(0.1)
+    assert all(each.is_alive() for each in listeners)
+    orphans[2].board.clear(STEP + 1)
+    listeners.append(orphans[2].settle())
+    for each in listeners:
+        each.join(LONG_S)
+    assert {note.step for note in orphans[0].notes.read().values()} == {STEP + 1}
+
+
+def test_who_is_held_goes_on_without_a_clearance_no_more(orphans):
+    """It may have been about to: then its note says nothing yet, and afterwards not that it waits."""
+    one = orphans[0].guard.gate.vote
+    is_seen = []
+
+    def held():
+        is_seen.append(one.waits_for_msrun)
+        return True
+
+    assert one.waits_for_msrun
+    one._go_on_without(STEP + 1, 1.0, held)
+    assert (is_seen, one.waits_for_msrun) == ([False], True)
+    one._go_on_without(STEP + 1, 1.0, lambda: False)
+    assert not one.waits_for_msrun
+
+
+def test_who_has_a_copy_of_a_page_says_so_to_all(orphans):
+    """Ranks on a third node waited five times as long for the same notes."""
+    late_s = agent_lost._late_s(orphans[2].guard, {0}, orphans[2].notes.read())
+    assert late_s == agent_lost.LATE_S
+    orphans[1].notes.tell(step=STEP, copied=[0])
+    told = orphans[2].notes.read()
+    assert agent_lost._late_s(orphans[2].guard, {0}, told) == agent_lost.LATE_COPIED_S
+    assert agent_lost._late_s(orphans[2].guard, {0, 1}, told) == agent_lost.LATE_S
