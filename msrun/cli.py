@@ -79,6 +79,8 @@ def _prepared(job: JobSpec) -> tuple[Prepared, Met | None]:
     from agent.launch.meeting import LostControllerError, meet
     from msrun import __version__
 
+    if job.cluster.is_spare:  # who waits has the time for it
+        import agent.supervisor.run  # noqa: F401
     try:
         met = meet(job, os.environ, __version__, _say)
     except LostControllerError as error:

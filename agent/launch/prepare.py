@@ -23,7 +23,7 @@ from agent.spec.job_spec import JobSpec, UsageError
 from agent.workers.forkserver_client import ForkserverClient
 from agent.workers.master_port import listen
 from agent.workers.processes import become_subreaper
-from worker_hooks.contract.env import CUDA_VISIBLE_DEVICES, without_keys
+from worker_hooks.contract.env import CUDA_VISIBLE_DEVICES, JOB, RUNS, without_keys
 from worker_hooks.contract.layout import RunLayout
 from worker_hooks.contract.protocol import WorkerOrder
 
@@ -58,6 +58,7 @@ class StartedForkserver(NamedTuple):
     hooks_listener: socket.socket
     ordered: tuple[WorkerOrder, ...] = ()  # workers of attempt 0 that have been ordered
     environ: Mapping[str, str] = {}  # of all workers, where the forkserver was started without
+    is_used: bool = False  # it has started ranks of another run, which is over
 
 
 def prepare(
@@ -137,7 +138,7 @@ def _ignore(path: Path, error: OSError) -> None:
 
 
 def start_early(spec: JobSpec, environ: Mapping[str, str]) -> StartedForkserver:
-    """Start the forkserver of a spare node: imports are most of what a new node costs.
+    """Start the forkserver of a run that is to come: imports are most of what a start costs.
 
     Which ranks the node has is not known yet; that reaches them with the orders to start them.
 
@@ -149,6 +150,22 @@ def start_early(spec: JobSpec, environ: Mapping[str, str]) -> StartedForkserver:
     argv = rank_plan.command(spec, 0)
     workers_environ = {**without_keys(environ), **known}
     return _started(spec, argv, environ, workers_environ, None, hooks_listener)
+
+
+def hand_on(
+    spec: JobSpec, used: StartedForkserver, forkserver: ForkserverClient
+) -> StartedForkserver:
+    """Have the forkserver of a run that is over start the ranks of the next one.
+
+    Args:
+        spec: the next job.
+        used: as it was started.
+        forkserver: by now; none of its ranks is left.
+
+    Raises:
+        UsageError: no socket can be opened.
+    """
+    return StartedForkserver(forkserver, used.choice, _hooks_listener(spec), is_used=True)
 
 
 def _hooks_listener(spec: JobSpec) -> socket.socket:
@@ -185,11 +202,16 @@ def _started(
 
 def _with_ranks(
     early: StartedForkserver, prepared: Prepared, environ: Mapping[str, str], interface: str
-) -> StartedForkserver:
-    """The forkserver of a spare node, now that it is known which ranks the node has."""
+) -> StartedForkserver | None:
+    """A forkserver that was there before it was known which ranks the node has."""
     spec = prepared.spec
     job = rank_plan.job_env(spec, prepared.port, name_of(early.hooks_listener), interface)
-    job_environ = job.environ(environ, spec.record_id)
+    known = early.forkserver.environ if early.is_used else {}
+    # its ranks are known by either run; and perhaps no other node decides for them any more
+    of_past = {RUNS: known[RUNS], JOB: ""} if early.is_used else {}
+    job_environ = job.environ({**environ, **of_past}, spec.record_id)
+    if known.keys() - environ.keys() - job_environ.keys():  # its ranks would have these as well
+        return None
     early.forkserver.know(job_environ)
     signals.hold(spec)
     return early._replace(environ=job_environ)
@@ -213,7 +235,10 @@ def start_forkserver(
         UsageError: no process can be started.
     """
     if early is not None:
-        return _with_ranks(early, prepared, environ, interface)
+        if started := _with_ranks(early, prepared, environ, interface):
+            return started
+        early.forkserver.forget()
+        early.hooks_listener.close()
     spec = prepared.spec
     hooks_listener = _hooks_listener(spec)
     job = rank_plan.job_env(spec, prepared.port, name_of(hooks_listener), interface)

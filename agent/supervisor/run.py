@@ -118,17 +118,21 @@ def run(
     journal.log(f"exit {ending.exit_code}: {ending.reason}")
     journal.close()
     take_apart(prepared, ignited)
-    following = _following(nodes, parts, environ, console) if nodes and goes_on else None
+    following = _following(nodes, parts, ignited, environ, console) if nodes and goes_on else None
     return RunResult(ending.exit_code, following, is_stopped=ending.state is JobState.STOPPED)
 
 
 def _following(
-    nodes: AllNodes, parts: RunParts, environ: Mapping[str, str], console: Console
+    nodes: AllNodes,
+    parts: RunParts,
+    ignited: StartedForkserver,
+    environ: Mapping[str, str],
+    console: Console,
 ) -> Continuation | None:
     """What this node, node 0, takes part in next; ``None``: what it saved is not found."""
     from agent.supervisor.run_controlled import NextJob
 
-    following = NextJob(nodes.met, environ, console)
+    following = NextJob(nodes.met, environ, console, parts.starter, ignited)
     following.follow(nodes.nodes)
     found = following.lost(parts, 0, 0.0)
     if found is None:

@@ -9,7 +9,7 @@ from agent.dump.node_memory import MemoryGiver
 from agent.failure.evidence_json import as_json
 from agent.launch.doors import Address
 from agent.launch.meeting import Continuation, Met, rejoin
-from agent.launch.prepare import Prepared, StartedForkserver, start_early
+from agent.launch.prepare import Prepared, StartedForkserver, hand_on, start_early
 from agent.launch.scheduler_watch import AloneWith, SchedulerWatch
 from agent.launch.succession import next_job, saved_step, why_over
 from agent.nodes.join import JoinedNode
@@ -24,6 +24,7 @@ from agent.supervisor.run_parts import RunParts, make_parts, take_apart
 from agent.text.wording import ranged, worker_named
 from agent.workers.master_port import is_loopback
 from agent.workers.processes import signal_group_or_process
+from agent.workers.starter import Starter
 from agent.workers.worker import Worker
 
 
@@ -41,7 +42,7 @@ def run_controlled(
     """
     spec, layout = prepared.spec, prepared.layout
     parts = make_parts(prepared, ignited, environ, console)
-    nexts = NextJob(met, environ, console)
+    nexts = NextJob(met, environ, console, parts.starter, ignited)
     host = met.lines[0].connection.getpeername()[0]
     link = NodeLink(met.lines[0])
     giver = MemoryGiver(host, met.security)
@@ -128,10 +129,19 @@ def run_controlled(
 class NextJob:
     """What follows on this node if node 0 is lost, or the job goes on with another size.
 
-    Its forkserver is at work while the ranks save the step.
+    Its forkserver is that of this run, or is at work while the ranks save the step.
     """
 
-    def __init__(self, met: Met, environ: Mapping[str, str], console: Console) -> None:
+    def __init__(
+        self,
+        met: Met,
+        environ: Mapping[str, str],
+        console: Console,
+        starter: Starter,
+        ignited: StartedForkserver,
+    ) -> None:
+        self._starter = starter
+        self._ignited = ignited
         self._met = met
         self._environ = environ
         self._console = console
@@ -167,7 +177,9 @@ class NextJob:
         if why := why_over(spec, self._nodes, loss, reached):
             self._console.say(f"no node takes the part of node 0: {why}")
             return False
-        self._start()
+        self._job = next_job(self._met.asked)
+        if not self._starter.keep():
+            self._start(self._job)
         return True
 
     def behind(
@@ -189,12 +201,12 @@ class NextJob:
     def follow(self, nodes: tuple[NodeFacts, ...]) -> None:
         """The job goes on with more or with fewer nodes, which meet at node 0."""
         self._nodes, self._head_lives = nodes or self._nodes, True
-        self._start()
-
-    def _start(self) -> None:
         self._job = next_job(self._met.asked)
+        self._start(self._job)
+
+    def _start(self, job: JobSpec) -> None:
         with suppress(UsageError):  # no process can be started now: later, perhaps
-            self._early = start_early(self._job, self._environ)
+            self._early = start_early(job, self._environ)
 
     @property
     def _has_lost_before(self) -> bool:
@@ -204,7 +216,8 @@ class NextJob:
 
     def pids(self) -> frozenset[int]:
         """Processes that do not end with the ranks."""
-        return frozenset(() if self._early is None else (self._early.forkserver.pid,))
+        early = () if self._early is None else (self._early.forkserver.pid,)
+        return self._starter.spared.union(early)
 
     def lost(self, parts: RunParts, newest: int, patience_s: float) -> Continuation | None:
         """What is known, now that the ranks have ended; ``None``: the step is not saved.
@@ -232,6 +245,9 @@ class NextJob:
         lost_at = cluster.lost_at if self._head_lives else (*cluster.lost_at, saved.step)
         job = self._job._replace(cluster=cluster._replace(lost_at=lost_at))
         met = self._met
+        if (kept := self._starter.kept()) is not None:
+            with suppress(UsageError):  # then it ends with this run
+                self._early = hand_on(job, self._ignited, kept)
         return Continuation(
             job, self._nodes, saved, met.door, self._early, self._is_silent, met.token
         )
@@ -243,5 +259,7 @@ class NextJob:
                 signal_group_or_process(pid)
             self._early.forkserver.forget()
             self._early.hooks_listener.close()
+        elif (kept := self._starter.kept()) is not None:
+            kept.forget()
         if self._met.door is not None:
             self._met.door.close()

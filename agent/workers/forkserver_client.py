@@ -80,6 +80,11 @@ class ForkserverClient:
         cold._files = self._files
         return cold
 
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """The part of the workers' environment that the process has."""
+        return self._environ
+
     def know(self, environ: Mapping[str, str]) -> None:
         """More of the workers' environment; the process has it once it is started again."""
         self._environ |= environ
@@ -184,6 +189,16 @@ class ForkserverClient:
         """
         order = protocol.StartStore(attempt, loopback_host(listener), listener.getsockname()[1])
         self._send(order, [listener.fileno()])
+
+    def begin_anew(self) -> None:
+        """None of the workers is left: their process ids may become those of others.
+
+        Raises:
+            OSError: the forkserver is gone.
+        """
+        self._send(
+            protocol.StartWorkers(-1, ())
+        )  # of no attempt: those of all others are forgotten
 
     def protect(self, pid: int) -> None:
         """Let a worker live for a while if the agent dies.

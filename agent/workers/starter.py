@@ -61,6 +61,7 @@ class Starter:
         self._warming: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._stopped = 0  # looks in a row at which it was stopped
+        self._is_kept = False  # the forkserver outlives this object
 
     def attach(
         self,
@@ -240,14 +241,29 @@ class Starter:
             pass  # it is gone: its link reports that, and the next one will be told
         self._loop.remove_writer(link)
 
+    def keep(self) -> bool:
+        """Have :meth:`close` leave the forkserver to another run; whether it is fit for that."""
+        is_fit = self._forkserver.ready and not self._is_owed and not self._store.is_changing
+        self._is_kept = is_fit and not is_stopped(self._forkserver.pid)
+        return self._is_kept
+
     def close(self) -> None:
         """The job is over: the closed link tells the forkserver."""
         if self._looking is not None:
             self._looking.cancel()
         self._drop_reserved()
         self._unwatch()
-        self._forkserver.forget()
+        if not self._is_kept:
+            self._forkserver.forget()
         self._meet_at(self._listener)
+
+    def kept(self) -> ForkserverClient | None:
+        """The forkserver, which may start the ranks of another run; ``None``: it is gone."""
+        if self._is_kept and self._forkserver.link is not None:
+            with contextlib.suppress(OSError):
+                self._forkserver.begin_anew()
+                return self._forkserver
+        return None
 
     def is_store(self, pid: int) -> bool:
         """Whether ``pid`` is the store host."""

@@ -62,6 +62,9 @@ def test_a_spare_node_takes_the_place_of_the_first(
     jobs.cluster.nodes[0].kill()
     job.parts[1].await_error(TAKES_PART)
     check_bitwise(undisturbed, job.parts[1], spare)
+    events = [(part.folder / "events.jsonl").read_text() for part in (job.head, job.parts[1])]
+    # the ranks of the next run come from the forkserver that was there
+    assert ["ForkserverReady" in each for each in events] == [True, False]
     check_nothing_left(*jobs.cluster.nodes)
 
 
