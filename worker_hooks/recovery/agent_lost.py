@@ -388,11 +388,18 @@ class _DumpWithoutAgent:
             stale_private=private.stale,
             lineage=lineage,
         )
-        self._complete(layout, about)
-        self._say_lost(about, private)
+        if self._complete(layout, about):
+            self._say_lost(about, private)
 
-    def _complete(self, layout: DumpLayout, about: Manifest) -> None:
-        self._notes.announce(str(commit.commit(layout, about, about.lineage)), about.step)
+    def _complete(self, layout: DumpLayout, about: Manifest) -> bool:
+        """Make the folder the saved step, and say so; whether it is, as no other one is as good."""
+        if is_kept := _holds_all_of(layout.folder, about):
+            shutil.rmtree(layout.unfinished, ignore_errors=True)
+            path = layout.folder
+        else:
+            path = commit.commit(layout, about, about.lineage)
+        self._notes.announce(str(path), about.step)
+        return not is_kept
 
     def _say_lost(self, about: Manifest, private: _PrivateStates) -> None:
         for ranks, what in (
@@ -484,6 +491,33 @@ class _DumpWithoutAgent:
 
     def _advance(self, _nbytes: int) -> None:
         self._notes.touch()
+
+
+def _holds_all_of(folder: Path, about: Manifest) -> bool:
+    """Whether a checkpoint is there already that has all of this step, and of at least these ranks.
+
+    The job may go on elsewhere: another part of it, which had the pages of more ranks, has saved.
+    """
+    try:
+        there = manifest.read(folder)
+    except ValueError:
+        return False
+    is_same = (there.record_id, there.step, there.digest) == (
+        about.record_id,
+        about.step,
+        about.digest,
+    )
+    lacking = {*there.without_private, *there.stale_private}
+    is_whole = (
+        is_same
+        and not there.is_disputed
+        and lacking
+        <= {
+            *about.without_private,
+            *about.stale_private,
+        }
+    )
+    return is_whole and not manifest.verify(folder, there, quick=True)
 
 
 def _listed(ranks: Collection[int]) -> str:

@@ -7,9 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from support.checkpoints import OTHER, saved
 
+from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.recovery import agent_lost
 from worker_hooks.recovery.peer_notes import PeerNotes
+from worker_hooks.storage import commit, manifest
 
 LONG_S = 60.0
 
@@ -55,3 +58,46 @@ def test_one_that_led_in_vain_answers_the_next_leader_like_any_other(tmp_path, l
         first.tell(folder="A", digest="another")
         answers = found.result(LONG_S)
     assert {rank: note.digest for rank, note in answers.items()} == {0: "mine", 1: "another"}
+
+
+# --- a step that is saved already -------------------------------------------------------------
+
+
+def completed(folder, **changed):
+    """Rank 0 has written the step once more; what it announces, and the manifest of that."""
+    (folder / "alone").mkdir()
+    layout = DumpLayout.of_step(folder, 7, "r1-0")
+    commit.make_folder(layout)
+    made = manifest.read(saved(folder, layout.unfinished.name, **changed))
+    lead = leader(folder / "alone")
+    lead._complete(layout, made)
+    assert not layout.unfinished.exists()
+    return lead._notes.saved()
+
+
+@pytest.mark.parametrize("lost", [(0,), ()])
+def test_what_another_part_of_the_job_saved_stays_if_it_has_no_less(tmp_path, lost):
+    """A node that was cut off saved its step, without what was elsewhere, over that of the others."""
+    there = saved(tmp_path)
+    content = (there / OTHER).read_bytes()
+    assert completed(tmp_path, lost=lost, saved_at=9.0) == str(there)
+    assert manifest.read(there).saved_at == 1.0
+    assert (there / OTHER).read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "worse", [{"lost": (0,)}, {"stale": (1,)}, {"run": "r0"}, {"step": 8}, {"lost": (0, 1)}]
+)
+def test_what_has_less_gives_way(tmp_path, worse):
+    name = DumpLayout.of_step(tmp_path, 7).folder.name
+    there = saved(tmp_path, name, **worse)
+    path = completed(tmp_path, saved_at=9.0)
+    assert manifest.read(tmp_path / path).saved_at == 9.0
+    assert (path == str(there)) == ("run" not in worse)
+
+
+def test_a_damaged_one_gives_way(tmp_path):
+    there = saved(tmp_path)
+    (there / OTHER).unlink()
+    assert completed(tmp_path, lost=(0,), saved_at=9.0) == str(there)
+    assert manifest.read(there).saved_at == 9.0
