@@ -163,6 +163,9 @@ def _next(
     from msrun import __version__
 
     met = meet_again(lost, os.environ, __version__, say)
+    if lost.past is not None:
+        with contextlib.suppress(OSError):  # then it seems to be alive
+            lost.past.end()
     try:
         started = start_forkserver(met.prepared, os.environ, met.interface, met.early)
     except UsageError:

@@ -38,6 +38,7 @@ from agent.nodes.messages import LivingRanks, SurvivedStep
 from agent.nodes.roster import OwnNode, Roster, WantedNodes
 from agent.nodes.run_messages import NodeFacts
 from agent.nodes.tls import PLAIN, Security, Tls
+from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import ClusterSpec, JobSpec, NotStartedError, UsageError
 from agent.text.wording import other_world
 from agent.workers.master_port import (
@@ -85,6 +86,7 @@ class Continuation(NamedTuple):
     is_silent: bool = False  # node 0 may be alive
     token: bytes = b""  # of the job that is over
     expected: int = 0  # on node 0, which is there: so many nodes begin
+    past: KeptRecord | None = None  # of the run that is over: shown as alive until all have met
 
 
 class LostControllerError(Exception):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.accounting.account import Account
@@ -138,9 +137,7 @@ def _following(
     if found is None:
         following.call_off()
         return None
-    with suppress(OSError):  # then it seems to be alive
-        parts.kept.end()
-    return found._replace(expected=nodes.goes_on_with)
+    return found._replace(expected=nodes.goes_on_with, past=parts.kept)
 
 
 def _report(

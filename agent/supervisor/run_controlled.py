@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from agent.controller.states import JobState
 from agent.dump.node_memory import MemoryGiver
 from agent.failure.evidence_json import as_json
 from agent.launch.doors import Address
@@ -40,7 +42,7 @@ def run_controlled(
     Returns:
         The exit code, the same on every node; and what follows if the controller's node is lost.
     """
-    spec, layout = prepared.spec, prepared.layout
+    spec = prepared.spec
     parts = make_parts(prepared, ignited, environ, console)
     nexts = NextJob(met, environ, console, parts.starter, ignited)
     host = met.lines[0].connection.getpeername()[0]
@@ -51,10 +53,7 @@ def run_controlled(
     def evidence(workers: Sequence[Worker]) -> list[dict[str, object]]:
         return [as_json(each) for each in parts.post_mortem().evidence(workers)]
 
-    def show_status(status: dict[str, object]) -> None:
-        own = {"record_id": spec.record_id, "host": parts.facts.host}
-        parts.journal.replace(layout.status, status | own)
-
+    shown = _ShownStatus(parts)
     head = met.roster.nodes[0]
     dialling = None if head.nproc else rejoin(met, environ, console.say)
 
@@ -79,7 +78,7 @@ def run_controlled(
         link,
         hooks,
         evidence=evidence,
-        show_status=show_status,
+        show_status=shown.show,
         say=console.say,
         grace_s=spec.timeouts.grace_s,
         host=host,
@@ -116,14 +115,35 @@ def run_controlled(
     if code and lost is None:
         console.say(f"the job has failed, see the report of {node_0}: {reason}")
     parts.journal.log(f"exit {code}: {reason}")
+    if lost is not None:
+        shown.show_meeting(reason)
     parts.journal.close()
     take_apart(prepared, ignited)
     if lost is None:
         nexts.call_off()
-    else:
-        with suppress(OSError):  # then it seems to be alive
-            parts.kept.end()
-    return code, lost
+        return code, None
+    return code, lost._replace(past=parts.kept)
+
+
+class _ShownStatus:
+    """The state of the whole job, for ``msrun status`` on this node."""
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts = parts
+        self._shown: dict[str, object] = {}
+
+    def show(self, status: dict[str, object]) -> None:
+        """Show what the controller's node says."""
+        self._shown, facts = status, self._parts.facts
+        own = {"record_id": facts.spec.record_id, "host": facts.host}
+        self._parts.journal.replace(facts.layout.status, status | own)
+
+    def show_meeting(self, reason: str) -> None:
+        """The run is over for this reason, and the job begins anew once all nodes have met."""
+        if self._shown:
+            state, why = JobState.STARTING.value, f"{reason}: the nodes meet again"
+            meeting = {"state": state, "reason": why, "workers": [], "updated": time.time()}
+            self.show(self._shown | meeting)
 
 
 class NextJob:

@@ -94,6 +94,9 @@ def test_only_its_msrun_is_killed(jobs: NodeJobs, undisturbed: Sequence[str]) ->
     go(jobs)
     job.head.signal(signal.SIGKILL)
     job.parts[1].await_error(TAKES_PART)
+    told = job.parts[1].command("status").out
+    assert "state    starting" in told, told
+    assert ": the nodes meet again" in told
     other = add(jobs, 0, "--nnodes=2", at=told_place(job.parts[1].errors))
     check_bitwise(undisturbed, job.parts[1], other)
     check_nothing_left(*jobs.cluster.nodes)
