@@ -329,8 +329,7 @@ class AllNodes:
             rank, is_silent = node.facts.rank, loss.kind is LossKind.SILENCE
             self._places.lose(rank, self._loop.time(), is_silent=is_silent)
             self._waits[rank] = self._loop.call_later(self._wait_s, self._give_up, node)
-        for event in node.lost_events(why):
-            self.post(event)
+        node.lose(why, self._say)
         self.told_again(node)
         self._give_up_if_outvoted()
         self._say_awaited()

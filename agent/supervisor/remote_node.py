@@ -57,7 +57,7 @@ from agent.nodes.run_messages import (
 )
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_view import JobView
-from agent.text.wording import worker_named
+from agent.text.wording import ranged, worker_named
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
@@ -65,6 +65,7 @@ from worker_hooks.storage.manifest import is_in_memory
 
 UNKNOWN_PID = -1  # of a rank that this msrun has not started
 UNKNOWN_END = -signal.SIGKILL  # of a rank whose node is gone: nobody saw it end
+FINISHED = "had come to the end of the script, and may have exited: nothing of it is missing"
 
 
 class JobPort(Protocol):
@@ -355,20 +356,36 @@ class RemoteNode:
             worker.ended_at, worker.why = time.time(), why
             yield ev.StartFailed(worker.rank, worker.attempt, why, lost=why if is_lost else "")
 
-    def lost_events(self, why: str) -> Iterator[ev.Event]:
-        """What the loss of this node means for its ranks."""
+    def lose(self, why: str, say: Callable[[str], None]) -> None:
+        """The node is lost, and with it its ranks.
+
+        Args:
+            why: as text.
+            say: prints one sentence for people.
+        """
         self.lost_why = why
         self._waiting = None
         self._memory = {}  # went with it: what is ordered from now on is for the next node
+        over = [
+            rank
+            for rank, worker in self.workers.items()
+            if worker.exit_code is None and self._hooks.has_finished(rank)
+        ]
+        if over:
+            say(f"{ranged(over)} {FINISHED}")
         for worker in tuple(self.workers.values()):
             if worker.exit_code is None and worker.ended_at is None:
-                if not worker.pid:
-                    worker.ended_at, worker.why = time.time(), why
-                    yield ev.StartFailed(worker.rank, worker.attempt, why, lost=why)
-                    continue
-                self._note_end(worker, UNKNOWN_END)
-                step = self._hooks.hear_out(worker.rank)
-                yield ev.WorkerExited(worker.rank, worker.attempt, UNKNOWN_END, step, lost=why)
+                self._job.post(self._lost(worker, why, is_over=worker.rank in over))
+
+    def _lost(self, worker: Worker, why: str, *, is_over: bool) -> ev.Event:
+        if not worker.pid:
+            worker.ended_at, worker.why = time.time(), why
+            return ev.StartFailed(worker.rank, worker.attempt, why, lost=why)
+        self._note_end(worker, UNKNOWN_END)
+        step = self._hooks.hear_out(worker.rank)
+        return ev.WorkerExited(
+            worker.rank, worker.attempt, UNKNOWN_END, step, is_over=is_over, lost=why
+        )
 
     # --- what it says ---------------------------------------------------------------------------
 

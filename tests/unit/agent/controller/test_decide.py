@@ -137,9 +137,10 @@ def test_an_exit_also_says_that_the_rank_had_started(exit_code):
     assert job.state.is_end
 
 
-def test_a_rank_that_is_killed_on_its_way_out_was_successful():
+@pytest.mark.parametrize("lost", ["", "node 1 is silent"])
+def test_a_rank_that_is_killed_on_its_way_out_was_successful(lost):
     job = play(TWO, STARTED_2)
-    job = decide(job, ev.WorkerExited(1, 0, -9, 60, is_over=True)).job
+    job = decide(job, ev.WorkerExited(1, 0, -9, 60, is_over=True, lost=lost)).job
     assert (job.state, job.ranks[1]) == (JobState.RUNNING, RankState.SUCCEEDED)
     decision = decide(job, gone(0, 0))
     assert decision.job.state is JobState.SUCCEEDED

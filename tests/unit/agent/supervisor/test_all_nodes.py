@@ -136,6 +136,18 @@ def test_a_rank_that_was_killed_on_its_way_out_had_finished(cluster):
     assert [event.is_over for event in cluster.events] == [True, False]
 
 
+def test_a_rank_on_its_way_out_had_finished_though_its_node_is_lost(cluster):
+    """All ranks had ended, and were trained again from the newest checkpoint, or the beginning."""
+    cluster.start(2, 3)
+    cluster.hear(ev.WorkerExited(2, 0, 0))
+    cluster.hooks.finished = {2, 3, 5}
+    cluster.events.clear()
+    cluster.links[0].lose(GONE)
+    (event,) = [each for each in cluster.events if isinstance(each, ev.WorkerExited)]
+    assert (event.rank, event.is_over, bool(event.lost)) == (3, True, True)
+    assert any("rank 3 had come to the end of the script" in said for said in cluster.said)
+
+
 def test_an_end_in_an_earlier_attempt_is_none_of_this_one(cluster):
     cluster.start(2)
     cluster.all.act(do.StartAttempt(1, "again"))
