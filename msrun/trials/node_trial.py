@@ -257,7 +257,9 @@ class NodesTrial:
     def _start_again(self, node: ClusterNode, place: int) -> None:
         if node.init is None:
             node.boot()
-        self._start(node, f"--node-rank={place}")
+        # of two that were lost at once the spare one may have taken this one's place
+        is_sure = place == 0 or not self._places.keys() - {place}
+        self._start(node, *([f"--node-rank={place}"] if is_sure else []))
 
     def _mend_due(self) -> None:
         for moment, node in tuple(self._mends):

@@ -47,9 +47,9 @@ class PlayedNode:
 
 @pytest.fixture
 def play(monkeypatch, tmp_path):
-    """Run a trial of two nodes that train to step 8 at once, whose msruns end with these codes."""
+    """Run a trial of nodes that train to step 8 at once, whose msruns end with these codes."""
 
-    def run(codes, faults, spares=0, states=()):
+    def run(codes, faults, spares=0, states=(), count=2):
         nodes = [PlayedNode(index, each) for index, each in enumerate(codes)]
 
         class PlayedCluster:
@@ -64,7 +64,7 @@ def play(monkeypatch, tmp_path):
 
         monkeypatch.setattr(node_trial, "Cluster", PlayedCluster)
         command = Command((), ("train.py",))
-        trial = NodesTrial(tmp_path / "trial", command, NodesOfDrill(2, spares), faults)
+        trial = NodesTrial(tmp_path / "trial", command, NodesOfDrill(count, spares), faults)
         lines = [{"life": 0}, *({"commit": step, "at": step / 1000} for step in range(1, 9))]
         trace = tmp_path / "trial/traces/rank_0.jsonl"
         trace.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -94,6 +94,14 @@ def test_a_fault_strikes_the_spare_node_that_has_the_place_of_one_cut_off_for_lo
     nodes, _ = play([[0], [1], [0, 0]], faults, spares=1)
     assert [node.befell for node in nodes] == [[], ["cut"], ["kill"]]
     assert "--node-rank=1" in nodes[2].words[1]  # started again, it has the place that it had
+
+
+def test_of_two_nodes_that_are_lost_at_once_the_spare_one_may_have_either_place(play):
+    """The other one was refused, and the job waited for a node until the drill stopped it."""
+    faults = [NodeFault(1, 3, delay=0.0), NodeFault(2, 3, delay=0.0)]
+    nodes, _ = play([[0], [-9, 0], [-9, 0], [0]], faults, spares=1, count=3)
+    assert [len(node.words) for node in nodes] == [1, 1, 2, 1]
+    assert not any(word.startswith("--node-rank") for word in nodes[2].words[1])
 
 
 def test_a_job_that_was_asked_to_stop_at_one_node_is_resumed_on_all(play):
