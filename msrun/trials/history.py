@@ -123,21 +123,22 @@ def read(folder: Path) -> DrillHistory:
 
 
 def _lives(path: Path) -> Iterator[RankLife]:
-    life: RankLife | None = None
+    lives: list[RankLife] = []
+    present: dict[object, RankLife] = {}  # by what all lines of a life have in common
     for line in _lines(path):
+        of = str(line.get("of")) if isinstance(line, dict) else ""
+        life = present.get(of)
         match line:
             case {"life": attempt, "run": run, "at": at}:
-                if life is not None:
-                    yield life
-                life = RankLife(run, attempt, at, is_woken=bool(line.get("woken")))
+                present[of] = RankLife(run, attempt, at, is_woken=bool(line.get("woken")))
+                lives.append(present[of])
             case {"loss": loss, "step": step} if life is not None:
                 life.losses.setdefault(step, []).append(loss)
             case {"commit": step, "at": at} if life is not None:
                 life.commits[step] = at
             case {"warning": text, "at": at} if life is not None:
                 life.warnings.append((at, text))
-    if life is not None:
-        yield life
+    yield from lives
 
 
 def _strikes(folder: Path) -> Iterator[Strike]:

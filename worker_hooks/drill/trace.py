@@ -32,17 +32,22 @@ class TrainingTrace(StepObserver):
         self._final = plan.layout.final(env.rank)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._fd = os.open(plan.layout.lines(env.rank), flags, 0o644)
-        self._run = env.record_id
+        self._life: tuple[str, int] = (env.record_id, env.attempt)
         self.attempt_begins(env.attempt)
         log.addFilter(self._warned)  # no handler: with one, logging would print nothing by itself
 
     def attempt_begins(self, attempt: int) -> None:
         """Write that the lines of another attempt follow."""
-        self._write(life=attempt, run=self._run, at=time.monotonic())
+        self._begin(attempt)
 
     def woken(self, attempt: int) -> None:
         """The process goes on in another attempt as it was at an earlier step, to repeat some."""
-        self._write(life=attempt, run=self._run, at=time.monotonic(), woken=True)
+        self._begin(attempt, woken=True)
+
+    def _begin(self, attempt: int, **more: object) -> None:
+        run, _ = self._life
+        self._life = run, attempt
+        self._write(life=attempt, run=run, at=time.monotonic(), **more)
 
     def backward_begins(self, step: int, loss: Any) -> None:
         """Write the loss: of a number itself, of a tensor the sum; nothing for ``None``.
@@ -76,4 +81,5 @@ class TrainingTrace(StepObserver):
         return True
 
     def _write(self, **fields: object) -> None:
-        os.write(self._fd, json.dumps(fields).encode() + b"\n")
+        """Write a line; where a job has two parts for a while, two processes may be this rank."""
+        os.write(self._fd, json.dumps({**fields, "of": self._life}).encode() + b"\n")

@@ -330,6 +330,25 @@ def test_what_ranks_and_msrun_wrote_is_read_back(tmp_path, monkeypatch):
     assert history.dumps == (SavedStep(6.0, 3, 11),)
 
 
+def test_two_processes_may_be_a_rank_for_a_while(tmp_path):
+    """A node that was cut off knew nothing of the run that went on without it: 18 steps were lost
+    that nobody had trained twice.
+    """
+    (tmp_path / "traces").mkdir()
+    plan = DrillPlan(str(tmp_path / "traces"))
+    cut_off, new = (TrainingTrace(plan, RankEnv(1, 2, 0, run, "", "")) for run in ("a", "b"))
+    cut_off.committed(1)
+    new.committed(2)
+    cut_off.attempt_begins(1)
+    new.committed(3)
+    for each in (cut_off, new):
+        each.close()
+    history = drill_history.read(tmp_path)
+    found = [(one.run, one.attempt, [*one.commits]) for one in history.lives[1]]
+    assert found == [("a", 0, [1]), ("b", 0, [2, 3]), ("a", 1, [])]
+    assert steps_lost(history) == 0
+
+
 @pytest.mark.parametrize("content", ["", "5", "[1, 2]", "null"])
 def test_files_that_hold_no_facts_are_left_out(content, tmp_path):
     (tmp_path / "traces").mkdir()

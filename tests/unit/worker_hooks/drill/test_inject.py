@@ -394,6 +394,7 @@ def test_a_witness_writes_lines_that_are_whole_at_once(tmp_path, monkeypatch):
     seen.backward_begins(7, None)
     seen.committed(7)
     lines = [json.loads(line) for line in DrillLayout(tmp_path).lines(3).read_text().splitlines()]
+    assert {tuple(line.pop("of")) for line in lines} == {("mine", 2)}
     assert lines[0] == {"life": 2, "run": "mine", "at": 12.5}
     assert lines[1:] == [
         {"loss": (0.1).hex(), "step": 7},
