@@ -25,6 +25,7 @@ from agent.forkserver import (
     fast_exit,
     preload_imports,
     shadow_start,
+    sockets,
     store_host,
     tolerant_streams,
     unload,
@@ -95,6 +96,7 @@ def serve_warm(text: str, root: str) -> None:
     child.adopt(order)
     if rehearsal.is_wanted(os.environ):
         _rehearse()
+    sockets.begin()
     shadow_start.begin(root)
     if order.stdout or order.stderr:
         tolerant_streams.make_tolerant()
@@ -173,6 +175,7 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
                 spared.add(message.pid)
             case None:
                 end_orphans(orders.record_id, frozenset(sessions - {0}), frozenset(spared))
+                sockets.remove(orders.record_id)
                 os._exit(0)
             case _:
                 raise wire.ProtocolError(f"not for a forkserver: {message}")

@@ -39,13 +39,20 @@ def _start_cold(pythonpath: str) -> None:
         os.environ["PYTHONPATH"] = pythonpath[1:]
     else:
         del os.environ["PYTHONPATH"]
-    from agent.forkserver import after_import, shadow_start, tolerant_streams, unload
+    from agent.forkserver import (
+        after_import,
+        shadow_start,
+        sockets,
+        tolerant_streams,
+        unload,
+    )
     from worker_hooks.distributed import ddp_release, rehearsal
 
     tolerant_streams.make_tolerant()
     after_import.call_after_import(ddp_release.DDP_MODULE, ddp_release.install)
     if rehearsal.is_wanted(os.environ):
         after_import.call_after_import(rehearsal.C10D, rehearsal.install)
+    sockets.begin()
     shadow_start.begin(_ROOT)
     sys.path.remove(_ROOT)
     unload.unload_ours(_ROOT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
 import time
@@ -31,6 +32,7 @@ from agent.supervisor.requests import Requests
 from agent.supervisor.supervisor import Supervisor
 from agent.workers.starter import Starter
 from agent.workers.worker import Worker
+from worker_hooks.contract.layout import sockets_folder
 from worker_hooks.contract.protocol import WorkerOrder
 
 if TYPE_CHECKING:
@@ -154,7 +156,8 @@ def _shadows(spec: JobSpec, ignited: StartedForkserver, journal: Journal) -> Sha
 
 
 def take_apart(prepared: Prepared, ignited: StartedForkserver) -> None:
-    """The run is over: close what it had open."""
+    """The run is over: close what it had open, and remove what its processes have left."""
+    shutil.rmtree(sockets_folder(os.environ, prepared.spec.record_id), ignore_errors=True)
     prepared.listener.close()
     ignited.hooks_listener.close()
     os.close(prepared.lock)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,52 @@ def test_shadows_outlive_the_forkserver_and_no_job(launcher, expected):
     assert results(ended) == expected
     assert ended.err.count("go on from their shadows") == 1, ended.err
     poll(lambda: not launcher.marked())
+
+
+@pytest.fixture
+def temporary():
+    """A folder with a short name, as sockets need."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("who", ["worker", "msrun", "forkserver and msrun"])
+def test_of_workers_of_loaders_nothing_is_left_whoever_is_killed(launcher, temporary, who):
+    """No process, no part of shared memory, none of the folders in which workers make sockets."""
+    before = batches()
+    folder = launcher.tmp / who
+    folder.mkdir()
+    told = ("--worker-num=3", "--protect=shadow", "--protect-every=2", SCRIPT, "--workers=2")
+    job = launcher.start(
+        *told, "--pause=0.1", log_dir=folder / "logs", cwd=folder, TMPDIR=str(temporary)
+    )
+    job.await_seen("ShadowsChanged", 2)
+    poll(lambda: [*temporary.glob("pymp-*/*")])
+    if who == "worker":
+        os.kill(poll(lambda: workers(job.pids()[1]))[0], signal.SIGKILL)
+        ended = job.wait()
+        assert ended.code == 0, ended
+        assert ended.err.count("go on from their shadows") == 1, ended.err
+    else:
+        if who != "msrun":
+            os.kill(job.forkserver(), signal.SIGKILL)
+        job.signal(signal.SIGKILL)
+        job.wait()
+    poll(lambda: not launcher.marked())
+    assert "forkserver" in who or not [*temporary.glob("pymp-*")]
+    assert batches() <= before
+
+
+def batches() -> set[str]:
+    """Names in shared memory that were made by processes that have ended."""
+    found = {name: re.match(r"torch_(\d+)_", name) for name in os.listdir("/dev/shm")}
+    return {name for name, by in found.items() if by and not Path(f"/proc/{by[1]}").exists()}
+
+
+def workers(pid: int) -> list[int]:
+    """Of a rank's loaders."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(each) for each in found]
 
 
 def shadows(launcher: Launcher) -> list[int]:

@@ -269,6 +269,14 @@ def runs_folder(environ: Mapping[str, str], uid: int) -> Iterator[Path]:
     yield Path(environ.get("TMPDIR") or "/tmp", f"msrun-{uid}", "runs")  # noqa: S108  see records
 
 
+def sockets_folder(environ: Mapping[str, str], record_id: str) -> Path:
+    """Where multiprocessing makes its sockets in a run; the first process that needs one makes it.
+
+    Its name is short: a socket's path has 107 bytes at most.
+    """
+    return Path(environ.get("TMPDIR") or "/tmp", f"pymp-msrun-{record_id}")  # noqa: S108
+
+
 def held(file: int) -> str:
     """The path by which other processes of the user open a file that this process has open."""
     return f"/proc/{os.getpid()}/fd/{file}"
