@@ -21,6 +21,7 @@ from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.env import RankEnv
 from worker_hooks.shadows import (
     collectives,
+    event_files,
     image,
     interval,
     native_threads,
@@ -124,7 +125,6 @@ class _Cuts:
 
     def _cut(self, optimizer: Any, began: float) -> bool:
         """Make a shadow, if it can be made; whether this is one that was woken."""
-        is_woken = False
         known = RankEnv.read(os.environ)
         loaders = self._loaders()
         is_guarded = TRAIN_STATE in sys.modules
@@ -138,26 +138,35 @@ class _Cuts:
         why = why or native_threads.why_not()
         locks = [] if why else self._locks(loaders)
         why = why or ("" if locks is not None else HELD)
+        is_woken = False
         if not why:
-            batches = shared_memory.contents(shared_memory.batches(loaders.pids))
-            shared = image.Shared(locks or [], batches, loaders.pipes)
-            made = protocol.ShadowMade(
-                known.rank,
-                known.attempt,
-                self._steps,
-                0,
-                collectives.counts(),
-                time.monotonic() - began,
-            )
-            try:
-                is_woken = image.fork(self._agent, made, shared) is not None
-                if is_woken:
-                    self._renew()
-            except OSError as error:
-                why = f"no copy of the process can be made: {error.strerror or error}"
+            with event_files.still() as logs:
+                why = logs.why_not
+                try:
+                    is_woken = not why and self._fork(known, loaders, locks or [], began)
+                except OSError as error:
+                    why = f"no copy of the process can be made: {error.strerror or error}"
+            if is_woken:
+                self._renew(logs)
         if why != self._said:
             self._refuse(why, facts.is_guarded)
         return is_woken
+
+    def _fork(
+        self, known: RankEnv, loaders: refusals.Loaders, locks: shared_memory.Contents, began: float
+    ) -> bool:
+        """Make a shadow; whether this is one that was woken.
+
+        Raises:
+            OSError: there can be no more processes.
+        """
+        batches = shared_memory.contents(shared_memory.batches(loaders.pids))
+        shared = image.Shared(locks, batches, loaders.pipes)
+        took_s = time.monotonic() - began
+        made = protocol.ShadowMade(
+            known.rank, known.attempt, self._steps, 0, collectives.counts(), took_s
+        )
+        return image.fork(self._agent, made, shared) is not None
 
     def _refuse(self, why: str, is_guarded: bool = False) -> None:
         """Say once why there are no shadows."""
@@ -169,7 +178,7 @@ class _Cuts:
         of = self._workers
         try:
             return refusals.Loaders(
-                *(of.note, of.pids(), of.feeders()),
+                *(of.note, of.pids(), of.feeders() | event_files.threads()),
                 *(of.addresses(), of.semaphores(), of.descriptors()),
             )
         except AttributeError as error:
@@ -187,10 +196,11 @@ class _Cuts:
                 return None
             time.sleep(_LOOK_S)
 
-    def _renew(self) -> None:
-        """In a copy that was woken: start workers, and give process groups new connections."""
+    def _renew(self, logs: event_files.EventFiles) -> None:
+        """In a copy that was woken: start workers and threads, and give groups new connections."""
         try:
             self._workers.renew()  # before there are connections that they would inherit
+            logs.go_on()
             if self._kept_groups is not None:
                 _regroup(self._kept_groups)
         except BaseException as error:  # noqa: BLE001  the script must not go on without them

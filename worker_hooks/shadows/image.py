@@ -26,6 +26,7 @@ from worker_hooks.shadows import files, shared_memory
 _PDEATHSIG, _NAME = 1, 15  # PR_SET_* of linux/prctl.h
 FAILED = 70  # exit code of a copy that could not wake
 _ADOPTION_S = 60.0
+_OOM_SCORE, _FIRST = "/proc/self/oom_score_adj", "1000"  # of proc(5)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -154,7 +155,7 @@ def _sleep(agent: Agent, made: protocol.ShadowMade, shared: Shared) -> protocol.
     files.let_go(shared.pipes)
     shared_memory.own(shared.batches)
     shared.batches.clear()
-    name = _thread_name()
+    name, killed_at = _thread_name(), _be_killed_first()
     _libc.prctl(_NAME, SHADOW.encode(), 0, 0, 0)
     link = agent.connect()
     wire.send(link, made._replace(pid=os.getpid()))
@@ -166,9 +167,29 @@ def _sleep(agent: Agent, made: protocol.ShadowMade, shared: Shared) -> protocol.
             if _fork_adopted():
                 link.close()
                 _libc.prctl(_NAME, name, 0, 0, 0)
+                _set_killed_at(killed_at)
                 return order
         except OSError as error:
             wire.send(link, protocol.ForkFailed(made.rank, order.attempt, f"fork: {error}"))
+
+
+def _be_killed_first() -> str:
+    """If memory runs out, the kernel is to take a shadow and no rank; returns what was said before.
+
+    A rank that lacks a shadow goes on.
+    """
+    try:
+        with open(_OOM_SCORE) as file:
+            before = file.read().strip()
+    except OSError:
+        return ""
+    _set_killed_at(_FIRST)
+    return before
+
+
+def _set_killed_at(score: str) -> None:
+    with contextlib.suppress(OSError), open(_OOM_SCORE, "w") as file:
+        file.write(score)
 
 
 def _thread_name() -> bytes:

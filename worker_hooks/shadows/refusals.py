@@ -25,7 +25,7 @@ class Loaders(NamedTuple):
 
     note: Callable[[], str] = str  # what they need; returns why they cannot be started anew
     pids: frozenset[int] = frozenset()
-    threads: frozenset[int] = frozenset()  # identities
+    threads: frozenset[int] = frozenset()  # identities, also of others that are started anew
     addresses: tuple[int, ...] = ()  # in memory that they share
     semaphores: frozenset[int] = frozenset()  # addresses
     pipes: frozenset[int] = frozenset()  # descriptors
