@@ -14,7 +14,10 @@ def call_after_import(name: str, call: Callable[[], None]) -> None:
 
 
 class _Finder:
-    """Finds one module, once, as the other finders would, and gives its loader more to do."""
+    """Finds one module as the other finders would, and gives its loader more to do, once.
+
+    It stays until the module has run: who asks for a spec may only want to know if there is one.
+    """
 
     def __init__(self, name: str, call: Callable[[], None]) -> None:
         self._name = name
@@ -25,13 +28,18 @@ class _Finder:
     ) -> ModuleSpec | None:
         if name != self._name:
             return None
-        sys.meta_path.remove(self)
-        finders = [each for each in sys.meta_path if hasattr(each, "find_spec")]
+        others = [each for each in sys.meta_path if each is not self]
+        finders = [each for each in others if hasattr(each, "find_spec")]
         found = (finder.find_spec(name, path, target) for finder in finders)
         spec = next((each for each in found if each is not None), None)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            _extend(spec.loader, self._call)
+            _extend(spec.loader, self._has_run)
         return spec
+
+    def _has_run(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._call()
 
 
 def _extend(loader: object, call: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ def run(warm_python, case):
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=100)
 
 
-@pytest.mark.parametrize("case", ["broken", "whole", "persistent"])
+@pytest.mark.parametrize("case", ["broken", "whole", "persistent", "lazy"])
 def test_batches_are_those_of_an_iterator_that_was_left_alone(warm_python, case):
     done = run(warm_python, case)
     assert (done.returncode, done.stdout) == (0, "the same\n"), done

@@ -30,6 +30,8 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), range, torch.dtype,
 # what they hold is no part of what refers to them
 _ALONE = (type, types.ModuleType, torch.Tensor, logging.Logger, logging.Handler, types.MethodType)
 
+_COLLECTS, _DRAWS = "collects", "draws"  # in tokens
+
 Look = Mapping[str, object]  # what was found, by where
 
 
@@ -65,6 +67,27 @@ def first_change(before: Look, now: Look) -> str:
         return ""
     names = [name for name in (*before, *now) if before.get(name, before) != now.get(name, now)]
     return min(names, key=len)
+
+
+def with_opened(before: Look, now: Look) -> Look:
+    """What was there before, and with it what has been opened since: it may not change any more.
+
+    Many data sets open their file at the first use, in each worker. So an attribute that was not
+    there, or ``None``, may have become an object, a tensor or an array; no number, which may count,
+    no container, which may collect, and no generator, which draws.
+    """
+    new = [name for name in now if before.get(name) is None and _is_opened(now[name])]
+    parts = tuple(f"{name}." for name in new)
+    opened = {
+        name: token
+        for name, token in now.items()
+        if name in new or (name not in before and name.startswith(parts))
+    }
+    return {**before, **opened}
+
+
+def _is_opened(token: object) -> bool:
+    return isinstance(token, tuple) and token[1] not in (_COLLECTS, _DRAWS)
 
 
 def digest(batch: object) -> int:
@@ -106,14 +129,16 @@ def generators(owners: Mapping[str, object]) -> frozenset[int]:
 
 def _token(thing: Any) -> object:
     kind = type(thing)
+    if isinstance(thing, bytearray):
+        return kind, _COLLECTS, _content(thing)
     if isinstance(thing, dict | list | tuple | set | frozenset | deque):
-        return kind, len(thing)
+        return kind, _COLLECTS, len(thing)
     if isinstance(thing, torch.Tensor):
         return kind, _content(thing), None if thing.is_inference() else thing._version  # noqa: SLF001
-    if isinstance(thing, bytearray) or _is_array(thing):
+    if _is_array(thing):
         return kind, _content(thing)
     if (stream := stream_of(thing)) is not None:
-        return kind, zlib.crc32(Randomness({"": stream}).capture())
+        return kind, _DRAWS, zlib.crc32(Randomness({"": stream}).capture())
     return kind, id(thing)
 
 

@@ -34,7 +34,7 @@ from worker_hooks.data.loader_workers import (
     dataset_owners,
     state_bytes,
 )
-from worker_hooks.data.look import Look, digest, first_change, generators, look
+from worker_hooks.data.look import Look, digest, first_change, generators, look, with_opened
 from worker_hooks.data.skip_sampler import swapped
 from worker_hooks.data.worker_notes import WorkerNotes
 
@@ -352,7 +352,9 @@ class _Changes:
         began = time.monotonic()
         if began < self._due_s:
             return ""
-        changed = first_change(self._before, look(self._roots, self._ignored))
+        now = look(self._roots, self._ignored)
+        self._before = with_opened(self._before, now)
+        changed = first_change(self._before, now)
         took_s = time.monotonic() - began
         self._due_s = float("inf") if changed else began + took_s / _SHARE
         return changed

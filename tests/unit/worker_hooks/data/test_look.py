@@ -4,13 +4,14 @@ import functools
 import logging
 import random
 from collections import deque
+from io import BytesIO
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from worker_hooks.data.look import MOST, digest, first_change, generators, look
+from worker_hooks.data.look import MOST, digest, first_change, generators, look, with_opened
 
 
 class Thing:
@@ -30,7 +31,7 @@ class Thing:
 
 
 def change(thing, what):
-    exec(what, {"it": thing, "torch": torch})
+    exec(what, {"it": thing, "torch": torch, "BytesIO": BytesIO})
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,63 @@ def test_each_of_these_changes_is_found(what, where):
     assert first_change(before, look({"d": thing})) == ""
     change(thing, what)
     assert first_change(before, look({"d": thing})) == where
+
+
+class Reader:
+    def __init__(self):
+        self.place = 0
+
+
+@pytest.mark.parametrize(
+    "what", ["it.file = BytesIO()", "it.table = torch.ones(3)", "it.late = object()"]
+)
+def test_what_is_opened_at_its_first_use_is_no_change_and_looked_at_from_then_on(what):
+    thing = SimpleNamespace(file=None, table=None)
+    before = look({"d": thing})
+    change(thing, what)
+    now = look({"d": thing})
+    assert first_change(before, now)
+    before = with_opened(before, now)
+    assert first_change(before, now) == ""
+    thing.file, thing.table, thing.late = 1, 2, 3
+    assert first_change(before, look({"d": thing}))
+
+
+def test_what_was_opened_and_moves_on_is_a_change():
+    thing = SimpleNamespace(reader=None)
+    before = look({"d": thing})
+    thing.reader = Reader()
+    before = with_opened(before, look({"d": thing}))
+    thing.reader.place += 1
+    now = look({"d": thing})
+    assert first_change(with_opened(before, now), now) == "d.reader.place"
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (1, "d.late"),
+        ("word", "d.late"),
+        ([], "d.late"),
+        ({}, "d.late"),
+        (random.Random(1), "d.late"),
+        (np.random.default_rng(1), "d.late"),
+    ],
+)
+def test_what_may_collect_or_count_or_draw_is_not_opened(value, where):
+    thing = SimpleNamespace(late=None)
+    before = look({"d": thing})
+    thing.late = value
+    now = look({"d": thing})
+    assert first_change(with_opened(before, now), now) == where
+
+
+def test_a_cache_that_grows_is_a_change_whatever_it_holds():
+    thing = SimpleNamespace(cache={})
+    before = look({"d": thing})
+    thing.cache[1] = torch.ones(3)
+    now = look({"d": thing})
+    assert first_change(with_opened(before, now), now) == "d.cache"
 
 
 def test_generators_that_are_restored_may_draw():
