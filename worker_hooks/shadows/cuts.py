@@ -166,7 +166,8 @@ class _Cuts:
         made = protocol.ShadowMade(
             known.rank, known.attempt, self._steps, 0, collectives.counts(), took_s
         )
-        return image.fork(self._agent, made, shared) is not None
+        with native_threads.serial_tokenizers():
+            return image.fork(self._agent, made, shared) is not None
 
     def _refuse(self, why: str, is_guarded: bool = False) -> None:
         """Say once why there are no shadows."""

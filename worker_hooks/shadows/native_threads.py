@@ -1,8 +1,10 @@
 """Threads that are not Python's: a copy lacks them; a library that waits for its own would hang.
 
 Only those are let through of which it is known what follows: those of gloo are made again with its
-groups; pools of OpenBLAS and of torch (pthreadpool) make new threads in a child, as both handle
-forks; those of OpenMP have been ended before. Pools name no threads, so a thread is known by the
+groups; pools of OpenBLAS, Arrow (pyarrow, by which ``datasets`` reads) and torch (pthreadpool) make
+new threads in a child, as all three handle forks; jemalloc's only give memory back, and begin anew;
+tokenizers of Hugging Face do without theirs, unless the script insists; those of OpenMP have been
+ended before. Pools name no threads, so a thread is known by the
 libraries that its stack returns to; torch has other threads, so those of its pool are counted, too.
 """
 
@@ -15,11 +17,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-KNOWN = ("gloo_tcp_loop", "pt_gloo_runloop")
-OPENBLAS, TORCH = "openblas", "libtorch_cpu"
+KNOWN = ("gloo_tcp_loop", "pt_gloo_runloop", "jemalloc_bg_thd")
+OPENBLAS, ARROW, TOKENIZERS, TORCH = "openblas", "libarrow", "tokenizers", "libtorch_cpu"
+_POOLS = (OPENBLAS, ARROW, TOKENIZERS, TORCH)
+_SERIAL = "TOKENIZERS_PARALLELISM"  # Hugging Face's: false, and a tokenizer uses one thread
+_OFF = frozenset({"", "off", "false", "f", "no", "n", "0"})  # as that library reads it
 _ENDING_S, _LOOK_S = 0.1, 0.005  # threads of OpenMP that were told to end, others that compute
 _STACK_BYTES = 16 << 10  # that are looked at: a thread of a pool that waits has few frames
 _WORD = ctypes.sizeof(ctypes.c_void_p)
@@ -58,8 +63,23 @@ def foreign(
     plain = [each for each, name in rest.items() if name in unnamed or name.startswith("python")]
     named = [name for number, name in rest.items() if number not in plain]
     owned = [pools.get(number, "") for number in plain]
-    is_more = owned.count(TORCH) > of_torch or any(each not in {OPENBLAS, TORCH} for each in owned)
+    is_more = owned.count(TORCH) > of_torch or any(each not in _POOLS for each in owned)
     return (*dict.fromkeys(named), *([rest[plain[0]]] if is_more else ()))
+
+
+@contextlib.contextmanager
+def serial_tokenizers() -> Iterator[None]:
+    """While a process forks: its copies use no threads for tokenizers, and need not be told so."""
+    here = os.getpid()
+    if TOKENIZERS not in sys.modules or _SERIAL in os.environ:
+        yield
+        return
+    os.environ[_SERIAL] = "false"
+    try:
+        yield
+    finally:
+        if os.getpid() == here:
+            del os.environ[_SERIAL]
 
 
 def why_not() -> str:
@@ -71,7 +91,10 @@ def why_not() -> str:
     while True:
         threads = _threads()
         others = [each for each in threads if each != main and each not in python]
-        found = foreign(threads, python, main, _pools(others), of_torch)
+        pools = _pools(others)
+        if os.environ.get(_SERIAL, "").lower() not in _OFF:  # it would wait for them
+            pools = {each: pool for each, pool in pools.items() if pool != TOKENIZERS}
+        found = foreign(threads, python, main, pools, of_torch)
         if not found:
             return ""
         if time.monotonic() > until:
@@ -111,7 +134,7 @@ def _pool(thread: int, code: _Code) -> str:
         word = ctypes.c_size_t.from_address(address).value
         place = bisect.bisect_right(code.begins, word) - 1
         if place >= 0 and word < code.parts[place][1]:
-            for pool in (OPENBLAS, TORCH):
+            for pool in _POOLS:
                 if pool in code.parts[place][2]:
                     return pool
     return ""

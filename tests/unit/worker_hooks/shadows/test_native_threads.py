@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from worker_hooks.shadows.native_threads import OPENBLAS, TORCH, _threads, foreign
+from worker_hooks.shadows.native_threads import ARROW, OPENBLAS, TORCH, _threads, foreign
 
 OTHERS = """
 import ctypes, time
@@ -34,12 +34,13 @@ BLAS = {4: OPENBLAS}
         ({4: "python", 5: "python"}, (), {4: TORCH, 5: TORCH}, 1, ("python",)),
         ({4: "python"}, (4,), {}, 0, ()),  # Python's own are looked at elsewhere
         (
-            {4: "jemalloc_bg_thd", 5: "tokio-worker"},
+            {4: "grpc_global_tim", 5: "tokio-worker"},
             (),
             {5: TORCH},
             9,
-            ("jemalloc_bg_thd", "tokio-worker"),
+            ("grpc_global_tim", "tokio-worker"),
         ),
+        ({4: "jemalloc_bg_thd", 5: "python"}, (), {5: ARROW}, 0, ()),
         ({4: "renamed"}, (4,), {}, 0, ()),
     ],
 )
