@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -21,6 +22,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
@@ -34,6 +37,7 @@ parser.add_argument(
     "--odd",
     default="",
     help="what cannot be copied: thread (late: at step 6), native, send, shared, iterable, unordered,"
+    " cuda, child, sharded,"
     " counts (a data set that changes itself), told (one that the script changes)",
 )
 parser.add_argument("--pause", type=float, default=0.0, help="seconds in each step")
@@ -103,7 +107,7 @@ def die(step: int, moment: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def be_odd(kind: str) -> None:
+def be_odd(kind: str) -> None:  # noqa: C901  a branch for each
     if kind == "lock":  # a rank dies while it holds it
         kept.append(multiprocessing.RLock())
     if kind == "thread":
@@ -118,6 +122,14 @@ def be_odd(kind: str) -> None:
         dist.send(torch.ones(1), 1) if rank == 0 else dist.recv(torch.ones(1), 0)
     elif kind == "pending":
         kept.append(dist.all_reduce(torch.ones(1), async_op=True) if rank == 0 else None)
+    elif kind == "cuda":  # as on a machine that has some
+        torch.cuda.is_initialized = lambda: True
+    elif kind == "child":
+        kept.append(subprocess.Popen(["sleep", "60"]))
+    elif kind == "sharded":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        part = nn.Parameter(distribute_tensor(torch.zeros(8), mesh, [Shard(0)]))
+        optimizer.param_groups[0]["params"].append(part)
     elif kind == "uneven" and rank == 0:
         optimizer.step()
 
