@@ -24,6 +24,7 @@ from worker_hooks.shadows import (
     event_files,
     image,
     interval,
+    live_displays,
     native_threads,
     openmp,
     page,
@@ -140,14 +141,14 @@ class _Cuts:
         why = why or ("" if locks is not None else HELD)
         is_woken = False
         if not why:
-            with event_files.still() as logs:
-                why = logs.why_not
+            with event_files.still() as logs, live_displays.still() as displays:
+                why = logs.why_not or displays.why_not
                 try:
                     is_woken = not why and self._fork(known, loaders, locks or [], began)
                 except OSError as error:
                     why = f"no copy of the process can be made: {error.strerror or error}"
             if is_woken:
-                self._renew(logs)
+                self._renew(logs, displays)
         if why != self._said:
             self._refuse(why, facts.is_guarded)
         return is_woken
@@ -177,9 +178,10 @@ class _Cuts:
 
     def _loaders(self) -> refusals.Loaders:
         of = self._workers
+        threads = event_files.threads() | live_displays.threads()
         try:
             return refusals.Loaders(
-                *(of.note, of.pids(), of.feeders() | event_files.threads()),
+                *(of.note, of.pids(), of.feeders() | threads),
                 *(of.addresses(), of.semaphores(), of.descriptors()),
             )
         except AttributeError as error:
@@ -197,11 +199,12 @@ class _Cuts:
                 return None
             time.sleep(_LOOK_S)
 
-    def _renew(self, logs: event_files.EventFiles) -> None:
+    def _renew(self, logs: event_files.EventFiles, displays: live_displays.LiveDisplays) -> None:
         """In a copy that was woken: start workers and threads, and give groups new connections."""
         try:
             self._workers.renew()  # before there are connections that they would inherit
             logs.go_on()
+            displays.go_on()
             if self._kept_groups is not None:
                 _regroup(self._kept_groups)
         except BaseException as error:  # noqa: BLE001  the script must not go on without them
