@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _MODULE = "rich.live"
+_KNOWN = ("rich", "lightning", "pytorch_lightning")  # whose threads of that kind are known
 _DRAWN_S = 5.0  # within which a display is drawn
 
 
@@ -62,5 +63,9 @@ def still() -> Iterator[LiveDisplays]:
 
 
 def _threads() -> list[threading.Thread]:
-    kind = getattr(sys.modules.get(_MODULE), "_RefreshThread", None)
-    return [each for each in threading.enumerate() if type(each) is kind]
+    kind = getattr(sys.modules.get(_MODULE), "_RefreshThread", ())
+    return [
+        each
+        for each in threading.enumerate()
+        if isinstance(each, kind) and type(each).__module__.partition(".")[0] in _KNOWN
+    ]

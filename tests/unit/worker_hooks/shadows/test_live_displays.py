@@ -53,5 +53,24 @@ def test_each_copy_draws_and_ends():
     run()
 
 
+def test_a_thread_of_the_scripts_own_is_not_known():
+    script = """
+import io, sys
+sys.path.insert(0, {root!r})
+from rich.live import Live, _RefreshThread
+from worker_hooks.shadows import live_displays
+class Own(_RefreshThread):
+    pass
+thread = Own(Live(), 10)
+thread.start()
+assert not live_displays.threads()
+Own.__module__ = "lightning.pytorch.callbacks.progress.rich_progress"
+assert live_displays.threads() == {{id(thread)}}
+"""
+    words = [sys.executable, "-c", script.format(root=str(ROOT))]
+    done = subprocess.run(words, capture_output=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
 def test_another_display_is_refused():
     run("live._lock = None", "this Rich's live display is not known")
