@@ -41,8 +41,8 @@ A loop without a loader begins at state.step, and asks once a step whether to ex
 
         while state.step < 5000 and not state.should_exit:
 
-Hugging Face's Trainer, Lightning and Accelerate have adapters: worker_hooks.adapters, a line or a few.
-On CPUs a script can stay as it is: msrun --protect=auto train.py copies its processes now and then.
+Hugging Face's Trainer, Lightning and Accelerate have adapters (worker_hooks.adapters).
+On CPUs a script can stay as it is: msrun --protect=auto train.py copies its processes.
 
 Then a rank that dies is replaced while the others keep running, and no step is lost; msrun says so
 as training begins ("protected: ..."). Against the death of all ranks, or of the machine, add
