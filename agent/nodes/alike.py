@@ -6,8 +6,8 @@ its place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from agent.nodes.messages import NodeMessage
 from agent.nodes.run_messages import (
@@ -20,10 +20,28 @@ from agent.nodes.run_messages import (
     unpack_said,
 )
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 MOST_KINDS = 32  # of messages that wait
 
 ANYTIME = PageNews | PageSeen
 """Not later than what the same rank says next; so it may overtake what waits."""
+
+
+class Once(Generic[K, V]):
+    """Makes something of the newest thing once, however often it is asked for: it goes to all."""
+
+    def __init__(self, make: Callable[[K], V]) -> None:
+        """``make``: what is made of a thing, which is not changed afterwards."""
+        self._make = make
+        self._newest: tuple[K, V] | None = None
+
+    def __call__(self, thing: K) -> V:
+        """What is made of it."""
+        if self._newest is None or self._newest[0] is not thing:
+            self._newest = thing, self._make(thing)
+        return self._newest[1]
 
 
 class _Group(NamedTuple):

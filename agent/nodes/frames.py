@@ -51,7 +51,8 @@ class FrameReader:
     def __init__(self, limit: int = MOST_BYTES) -> None:
         """``limit``: the most bytes of a message. It may be raised later."""
         self.limit = limit
-        self._bytes = bytearray()
+        self._bytes: bytes | bytearray = b""
+        self._at = 0  # what was taken of them
 
     def feed(self, data: bytes) -> list[dict[str, object]]:
         """The messages that are complete with ``data``.
@@ -67,6 +68,11 @@ class FrameReader:
 
     def add(self, data: bytes) -> None:
         """Keep bytes for :meth:`take`."""
+        if not self._bytes:  # as almost always: they are used where they are
+            self._bytes = data
+            return
+        if self._at or not isinstance(self._bytes, bytearray):
+            self._bytes, self._at = bytearray(self.rest()), 0
         self._bytes += data
 
     def take(self) -> dict[str, object] | None:
@@ -75,22 +81,25 @@ class FrameReader:
         Raises:
             FrameError: this is no frame.
         """
-        if len(self._bytes) < _LENGTH:
+        start = self._at + _LENGTH
+        if len(self._bytes) < start:
             return None
-        length = int.from_bytes(self._bytes[:_LENGTH], "big")
+        length = int.from_bytes(self._bytes[self._at : start], "big")
         is_deflated, length = bool(length & _DEFLATED), length & ~_DEFLATED
         if length > self.limit:
             raise FrameError(f"a message of {length} bytes is over {self.limit}")
-        end = _LENGTH + length
+        end = start + length
         if len(self._bytes) < end:
             return None
-        body = bytes(self._bytes[_LENGTH:end])
-        del self._bytes[:end]
+        body = bytes(self._bytes[start:end])
+        self._at = end
+        if end == len(self._bytes):
+            self._bytes, self._at = b"", 0
         return _message(_inflated(body, self.limit) if is_deflated else body)
 
     def rest(self) -> bytes:
         """The bytes that no message was made of, for another reader."""
-        return bytes(self._bytes)
+        return bytes(self._bytes[self._at :])
 
 
 def _inflated(body: bytes, limit: int) -> bytes:

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from agent.nodes.alike import ANYTIME, Merger, apart
+from agent.nodes.alike import ANYTIME, Merger, Once, apart
 from agent.nodes.frames import FrameError, FrameReader
 from agent.nodes.line import CLOSED, RECEIVE_BYTES, Line, Loss, LossKind, bytes_of, loss_of
 from agent.nodes.messages import NodeMessage, unpack
@@ -17,6 +17,8 @@ from agent.nodes.vocabulary import CodecError
 MOST_UNSENT = 64 << 20  # bytes: an end that takes so much less than it is told is as good as silent
 MOST_READS = 64  # at once: more than the kernel keeps, of an end that does not stop talking
 _SEND_BYTES = 1 << 20  # at a time
+
+_encoded = Once(bytes_of)
 
 Heard = Callable[[NodeMessage], None]
 Lost = Callable[[Loss], None]
@@ -41,7 +43,7 @@ class NodeLink:
         self._failure: Loss | None = None  # of sending; the kernel tells an error only once
         self._is_writing = False  # the loop says when the kernel takes more
         self._merger = Merger()
-        self._is_merging = False  # the merged messages are sent soon
+        self._is_due = False  # what was said in this turn of the loop is sent at its end
 
     @property
     def is_open(self) -> bool:
@@ -67,30 +69,31 @@ class NodeLink:
         Raises:
             FrameError: the message is too large to travel.
         """
+        if self._loop is not None and not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._end_turn)
         if self._loop is not None and self._merger.add(message):
-            if not self._is_merging:
-                self._is_merging = True
-                self._loop.call_soon(self._end_turn)
             return
         if not isinstance(message, ANYTIME):
-            self._send_merged()
-        self._send(message)
+            self._take_merged()
+        self._add(message)
 
     def _end_turn(self) -> None:
-        self._is_merging = False
-        self._send_merged()
+        """One call of the kernel for all that was said: with thousands of nodes it counts."""
+        self._is_due = False
+        self._take_merged()
+        if self._is_open and not self._is_writing:
+            self._write()
 
-    def _send_merged(self) -> None:
+    def _take_merged(self) -> None:
         for message in self._merger.take():
-            self._send(message)
+            self._add(message)
 
-    def _send(self, message: NodeMessage) -> None:
-        data = bytes_of(message)
+    def _add(self, message: NodeMessage) -> None:
+        data = _encoded(message)
         if not self._is_open:
             return
         self._unsent += data
-        if self._loop is not None and not self._is_writing:
-            self._write()
         if len(self._unsent) > MOST_UNSENT:
             why = f"takes too little of what it is told ({len(self._unsent)} bytes wait)"
             self._lose_soon(Loss(LossKind.SILENCE, why))
@@ -106,7 +109,7 @@ class NodeLink:
         """
         if not self._is_open:
             return False
-        self._send_merged()
+        self._take_merged()
         self._detach()
         end = time.monotonic() + timeout_s
         is_sent = False
@@ -121,8 +124,10 @@ class NodeLink:
         return is_sent
 
     def close(self) -> None:
-        """Close the line without a word."""
+        """Close the line; of what was said this turn goes what the kernel takes at once."""
         if self._is_open:
+            if self._is_due:
+                self._end_turn()
             self._detach()
             self._is_open = False
             self._connection.close()

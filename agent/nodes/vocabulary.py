@@ -70,16 +70,17 @@ class Vocabulary:
         name = message.get("kind") if isinstance(message, dict) else None
         if not isinstance(message, dict) or not isinstance(name, str) or name not in kinds:
             raise CodecError(f"{message!r:.80} is none of this version's messages")
-        return self._made(
-            kinds[name], {key: message[key] for key in message if key != "kind"}, room
-        )
+        return self._made(kinds[name], message, room, besides=1)
 
-    def _made(self, kind: type, fields: object, room: _Room) -> object:
+    def _made(self, kind: type, fields: object, room: _Room, besides: int = 0) -> object:
+        """``besides``: how many entries of ``fields`` are none: the name of the kind."""
         forms = self._learnt(kind)
-        if not isinstance(fields, dict) or fields.keys() != forms.keys():
+        if not isinstance(fields, dict) or len(fields) != len(forms) + besides:
             raise CodecError(f"{fields!r:.80} are not the fields of {kind.__name__}")
         try:
-            return kind(**{name: form.unpack(fields[name], room) for name, form in forms.items()})
+            return kind(*[form.unpack(fields[name], room) for name, form in forms.items()])
+        except KeyError:
+            raise CodecError(f"{fields!r:.80} are not the fields of {kind.__name__}") from None
         except (TypeError, ValueError, OverflowError) as error:
             raise CodecError(f"{kind.__name__}: {error!s:.200}") from error
 
@@ -104,7 +105,7 @@ class Vocabulary:
         if declared is object:
             return _Form(_same, lambda value, _: value)  # any JSON
         if declared in {int, str, bool}:
-            return _Form(_same, lambda value, _: _exactly(declared, value))
+            return _Form(_same, _exactly(declared))
         if declared is float:
             return _Form(_same, _unpack_float)
         if isinstance(declared, type) and issubclass(declared, Enum):
@@ -163,10 +164,16 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _exactly(declared: type, value: object) -> object:
-    if type(value) is not declared:
-        raise TypeError(f"{value!r:.40} is no {declared.__name__}")
-    return value
+def _exactly(declared: type) -> Callable[[object, _Room], object]:
+    def unpack(value: object, _: _Room) -> object:
+        if type(value) is not declared:
+            raise TypeError(f"{value!r:.40} is no {declared.__name__}")
+        return value
+
+    return unpack
+
+
+_an_int = _exactly(int)
 
 
 def _unpack_float(value: object, _: _Room) -> float:
@@ -194,7 +201,7 @@ def _unpack_numbers(value: object, room: _Room) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise TypeError(f"{value!r:.40} are no numbers")
     for number in value:
-        _exactly(int, number)
+        _an_int(number, room)
     return tuple(value)
 
 

@@ -25,6 +25,7 @@ from agent.dump.node_copies import CopyGatherer
 from agent.dump.node_memory import MemoryInboxes, MemorySender
 from agent.failure.evidence import Evidence
 from agent.launch.meeting import Met, program_digest
+from agent.nodes.alike import Once
 from agent.nodes.checkpoint_copy import SEEN_S, CheckpointOffers, CheckpointPlace
 from agent.nodes.line import Line, Loss, LossKind
 from agent.nodes.link import NodeLink
@@ -38,6 +39,7 @@ from agent.nodes.run_messages import (
     WriteCopy,
     pack_said,
 )
+from agent.ranks.homes import Homes
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.job_view import Holders, JobView
@@ -92,15 +94,16 @@ class AllNodes:
         self._waits: dict[int, asyncio.TimerHandle] = {}  # until no node is awaited in a place
         self._said: set[int] = set()  # of those places
         self._next: RemoteNode | None = None  # takes node 0's part if that is lost
-        self._packed: tuple[protocol.Message, dict[str, object]] | None = None  # the newest
-        self._known: JobView | None = None  # that all nodes know
+        self.packed = Once(pack_said)
+        """A message for ranks as JSON."""
+        self._known: JobView | None = None  # to all nodes
         self._memory: tuple[str, Manifest] | None = None  # the newest checkpoint in memory
         self._say = say
         self._own = own
         self._hooks = hooks
         self._others = tuple(others)
         self._by_rank = {node.facts.rank: node for node in others}
-        self._node_of = {rank: node for node in others for rank in node.ranks}
+        self._node_of = Homes((node, node.ranks) for node in others)
         self._controller = controller
         self._late: asyncio.TimerHandle | None = None
         self._held: list[tuple[int, protocol.Message]] | None = None  # while an attempt begins
@@ -142,8 +145,9 @@ class AllNodes:
             case do.ReplaceRanks():
                 self._replace(action)
             case do.SignalRanks():
-                self._order_all(action)
-                here = tuple(rank for rank in action.ranks if rank not in self._node_of)
+                here, elsewhere = self._node_of.split(action.ranks)
+                for node, ranks in elsewhere.items():
+                    node.act(replace(action, ranks=ranks), self._controller.view)
                 self._own.act(replace(action, ranks=here))
             case do.Sweep():
                 self._memory = None  # it is freed with the attempt
@@ -195,21 +199,23 @@ class AllNodes:
                 self._controller.post(event)
 
     def _prepare(self, action: do.PrepareRanks) -> None:
-        here = tuple(rank for rank in action.ranks if rank not in self._node_of)
+        here, elsewhere = self._node_of.split(action.ranks)
         if here:
             self._own.act(replace(action, ranks=here))
             port = self._own.reserved_port
         else:
             port = self._own.reserve(action.attempt)
-        for node in self._others if port else ():
-            node.prepare(action, port, self._controller.view)
+        for node, ranks in elsewhere.items() if port else ():
+            node.prepare(replace(action, ranks=ranks), port, self._controller.view)
 
     def _replace(self, action: do.ReplaceRanks) -> None:
         """Each node begins the attempt before its ranks are told to rejoin."""
         self._held = []
         self._own.act(action)
+        old, new = (self._node_of.split(each)[1] for each in (action.survivors, action.newcomers))
         for node in self._others:
-            node.replace(action, self._own.port, self._controller.view)
+            here = replace(action, survivors=old.get(node, ()), newcomers=new.get(node, ()))
+            node.replace(here, self._own.port, self._controller.view)
             if node.is_there:
                 self._bring(node)
         self._give_up_unawaited()
@@ -301,12 +307,6 @@ class AllNodes:
         for node in self._others:
             node.is_swept = True
         self._controller.go_on()
-
-    def packed(self, message: protocol.Message) -> dict[str, object]:
-        """A message for ranks as JSON: the same one often goes to all of them."""
-        if self._packed is None or self._packed[0] is not message:
-            self._packed = message, pack_said(message)
-        return self._packed[1]
 
     def next_end(self) -> int:
         """The number of one more worker's end, among those of all nodes."""

@@ -6,7 +6,6 @@ import signal
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +16,7 @@ from agent.controller.events import renewed
 from agent.dump.node_memory import not_written
 from agent.failure.evidence import Evidence
 from agent.failure.evidence_json import as_heard, from_json
-from agent.nodes.alike import said_by
+from agent.nodes.alike import Once, said_by
 from agent.nodes.checkpoint_copy import CheckpointPlace
 from agent.nodes.codec import pack_action, unpack_event
 from agent.nodes.line import Loss
@@ -80,8 +79,9 @@ class JobPort(Protocol):
     def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to the controller's memory; may raise OSError."""
 
-    def packed(self, message: protocol.Message) -> dict[str, object]:
-        """A message for ranks as JSON."""
+    @property
+    def packed(self) -> Callable[[protocol.Message], dict[str, object]]:
+        """Makes JSON of a message for ranks."""
 
     def swept(self) -> None:
         """A node has no process of the attempt any more."""
@@ -185,7 +185,7 @@ class RemoteNode:
         """Tell it what became of the job, if that is new to it."""
         if view != self._known:
             self._known = view
-            self._link.send(JobKnown(view.state.value, view.attempt, view.has_hooks, view.is_asked))
+            self._link.send(_known(view))
 
     def keep_page(self, message: PageSeen | PageNews | PagesTold) -> None:
         """Have it keep a copy of a page of this node."""
@@ -211,27 +211,22 @@ class RemoteNode:
             self._job.post(ev.WorkerStarted(worker.rank, worker.attempt, worker.pid))
 
     def act(self, action: do.Action, view: JobView) -> None:
-        """Order what concerns the processes of this node."""
+        """Order what concerns the processes of this node; of ranks, only this node's."""
         self.know(view)
         match action:
             case do.StartAttempt():
                 self._begin(action)
                 if not self._link.is_open:
-                    self._waiting = Order(pack_action(action))
-            case do.SignalRanks():
-                ranks = tuple(rank for rank in action.ranks if rank in self.ranks)
-                if not ranks:
-                    return
-                action = do.SignalRanks(ranks, action.signum, action.reason)
+                    self._waiting = _order(action)
             case do.RefuseRanks():
-                for rank in action.ranks:
-                    if rank in self.workers:
-                        self.workers[rank].was_stopped = True
+                refused = _ranks(action)
+                for worker in self.workers.values():
+                    worker.was_stopped |= worker.rank in refused
             case do.Sweep():
                 self.is_swept, self._sweeping = not self._link.is_open, view.attempt
             case _:
                 pass
-        self._link.send(Order(pack_action(action)))
+        self._link.send(_order(action))
 
     def _begin(self, action: do.StartAttempt) -> None:
         resumes = action.resume is not None
@@ -244,31 +239,26 @@ class RemoteNode:
         self._renewed = 0, frozenset()
 
     def prepare(self, action: do.PrepareRanks, port: int, view: JobView) -> None:
-        """Order early starts of ranks of this node, which would meet at ``port``."""
-        ranks = tuple(rank for rank in action.ranks if rank in self.ranks)
-        if ranks:
-            self.know(view)
-            self._link.send(Order(pack_action(replace(action, ranks=ranks)), port))
+        """Order early starts of ranks, all of this node, which would meet at ``port``."""
+        self.know(view)
+        self._link.send(Order(pack_action(action), port))
 
     def replace(self, action: do.ReplaceRanks, port: int, view: JobView) -> None:
-        """Order what a replacement means here; its ranks meet at ``port``.
+        """Order what a replacement means for this node's ranks, which meet at ``port``.
 
         New ranks are not started before the checkpoint that they resume from has come.
         """
-        survivors = tuple(rank for rank in action.survivors if rank in self.ranks)
-        newcomers = tuple(rank for rank in action.newcomers if rank in self.ranks)
-        for rank in survivors:
+        for rank in action.survivors:
             self.workers[rank].attempt = action.attempt
-        for rank in newcomers:
+        for rank in action.newcomers:
             gone = self.workers[rank]
             gone.is_replaced = True
             new = Worker(rank, gone.local_rank, action.attempt, resumes=True)
             self.workers[rank] = new
-        self._renewed = action.attempt, frozenset(survivors)
+        self._renewed = action.attempt, frozenset(action.survivors)
         self.know(view)
-        here = replace(action, survivors=survivors, newcomers=newcomers)
-        order = Order(pack_action(here), port)
-        if newcomers and not self.has_memory(action.path):
+        order = Order(pack_action(action), port)
+        if action.newcomers and not self.has_memory(action.path):
             self._waiting = order
         else:
             self._link.send(order)
@@ -481,6 +471,22 @@ class RemoteNode:
         self.evidence = tuple(found)
         self.is_swept = True
         self._job.swept()
+
+
+def _job_known(view: JobView) -> JobKnown:
+    return JobKnown(view.state.value, view.attempt, view.has_hooks, view.is_asked)
+
+
+def _order_of(action: do.Action) -> Order:
+    return Order(pack_action(action))
+
+
+def _refused(action: do.RefuseRanks) -> frozenset[int]:
+    return frozenset(action.ranks)
+
+
+# the same for all nodes
+_known, _order, _ranks = Once(_job_known), Once(_order_of), Once(_refused)
 
 
 def _with_path(

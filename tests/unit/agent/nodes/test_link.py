@@ -22,7 +22,7 @@ from agent.nodes.line import (
     set_options,
 )
 from agent.nodes.link import NodeLink
-from agent.nodes.run_messages import Beats, Ended, ShownStatus
+from agent.nodes.run_messages import Beats, Ended, ShownStatus, ToRank
 
 
 def pair():
@@ -183,6 +183,7 @@ def test_a_failure_of_sending_is_told_though_reading_then_only_sees_an_end(end):
     end.link._connection = Unplugged(fileno=end.link._connection.detach())
     end.peer.close()
     end.link.send(noted(1))
+    end.link._end_turn()
     end.link._read()
     assert end.losses == [Loss(LossKind.SILENCE, "is lost (Connection timed out)")]
 
@@ -290,8 +291,30 @@ def test_a_message_that_cannot_travel_is_the_senders_mistake(end, monkeypatch):
     with pytest.raises(FrameError):
         end.link.send(ShownStatus({"text": "x" * 100}))
     end.link.send(noted(1))
+    turn(end.loop)
     assert FrameReader().feed(end.peer.recv(1000)) != []
     assert end.losses == []
+
+
+def test_what_is_said_in_one_turn_goes_out_together_and_in_order(end, monkeypatch):
+    calls = []
+    send = socket.socket.send
+    monkeypatch.setattr(
+        socket.socket, "send", lambda one, data: calls.append(len(data)) or send(one, data)
+    )
+    said = [noted(1), ToRank(3, {"kind": "GoOn"}), ToRank(4, {"kind": "GoOn"}), noted(2)]
+    for each in said:
+        end.link.send(each)
+    turn(end.loop)
+    assert len(calls) == 1
+    heard = FrameReader().feed(end.peer.recv(1000))
+    assert [each["kind"] for each in heard] == ["ShownStatus", "ToRanks", "ShownStatus"]
+
+
+def test_what_was_said_before_the_line_is_closed_still_goes(end):
+    end.link.send(noted(1))
+    end.link.close()
+    assert FrameReader().feed(end.peer.recv(1000)) != []
 
 
 def read_all(connection, reader, into):
