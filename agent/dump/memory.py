@@ -1,8 +1,8 @@
 """A dump in the agent's memory: no disk is touched.
 
 Its files have no names. Every process of the user finds them as ``/proc/<agent's pid>/fd/<n>``: one
-for each writer, one for each rank's private state, and the manifest. They outlive every rank. A
-small dump is done in the agent's loop, a large one in the file thread.
+for each writer, one for the private states of all ranks, and the manifest. They outlive every rank.
+A small dump is done in the agent's loop, a large one in the file thread.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class MemoryTarget:
         self._step = step
         self._needed_nbytes = needed_nbytes
         self._files: list[int] = []
+        self._private: int | None = None  # the file of all private states
         self._written: dict[tuple[int, int], int] = {}  # rank, share -> file of the newest order
         self._is_committed = False
         self._is_abandoned = False
@@ -89,13 +90,15 @@ class MemoryTarget:
             return True
 
     def write(self, shard: Shard, head: bytes, chunks: Iterable[Bytes], advance: Advance) -> Shard:
-        """Write a file without a checksum: nothing but a defect of the memory can change it."""
+        """Write a private state without a checksum: only a defect of the memory can change it."""
         with self._closing:
             self._check()
-            file = self._open(f"{shard.kind}-{shard.rank}")
+            if self._private is None:
+                self._private = self._open("private")
+            file, at = self._private, os.lseek(self._private, 0, os.SEEK_CUR)
             nbytes = _write(file, [head, *chunks])
         advance(nbytes)
-        return shard._replace(file=str(file), nbytes=nbytes)
+        return shard._replace(file=str(file), nbytes=nbytes, at=at)
 
     def accept(self, written: Written, variant: int) -> Shard:
         """Look at the size only."""
@@ -113,7 +116,7 @@ class MemoryTarget:
             self._check()
             file = self._open("manifest")
             _write(file, [manifests.encode(manifest, is_for_people=False)])
-            for each in (file, *(int(shard.file) for shard in manifest.shards)):
+            for each in {file, *(int(shard.file) for shard in manifest.shards)}:
                 fcntl.fcntl(each, fcntl.F_ADD_SEALS, _FROZEN)  # readers may map it
                 with contextlib.suppress(OSError):  # its writer still maps it
                     fcntl.fcntl(each, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import threading
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -18,14 +19,14 @@ from agent.dump.beside import manifest_file
 from agent.dump.room import SPARE, shortage
 from agent.nodes.run_messages import MemoryTaken, SaveFar, TakeMemory, pack_said, unpack_said
 from agent.nodes.tls import PLAIN, Security
-from agent.nodes.transfer import SILENCE_S, MemoryInbox, MemoryServer, fetch, give
+from agent.nodes.transfer import SILENCE_S, MemoryInbox, MemoryServer, Span, fetch, give
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.layout import held
 from worker_hooks.machine.free_memory import free_bytes
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.durable_file import ThrottledProgress
-from worker_hooks.storage.manifest import PRIVATE, Manifest
+from worker_hooks.storage.manifest import PRIVATE, Manifest, Shard
 
 MOST_WHOLE = 8  # nodes that get all of it; the others get what their ranks need
 PEERS = 8  # other ranks whose private state a rank may need, as worker_hooks.recovery.resume
@@ -135,8 +136,21 @@ def _order(server: MemoryServer, path: str, manifest: Manifest) -> TakeMemory:
 
 
 def _key(server: MemoryServer, manifest: Manifest) -> str:
-    """A new one to these files, in the order in which the manifest is encoded."""
-    return server.offer(int(shard.file) for shard in sorted(manifest.shards)).hex()
+    """A new one to what the manifest names."""
+    return server.offer(spans_of(manifest)).hex()
+
+
+def spans_of(manifest: Manifest) -> list[Span]:
+    """What its shards are in, in the order in which it is sent: what adjoins is one."""
+    found: list[Span] = []
+    for file, at, nbytes in sorted(
+        (int(each.file), each.at, each.nbytes) for each in manifest.shards
+    ):
+        if found and found[-1].file == file and found[-1].at + (found[-1].nbytes or 0) == at:
+            found[-1] = found[-1]._replace(nbytes=(found[-1].nbytes or 0) + nbytes)
+        else:
+            found.append(Span(file, at, nbytes))
+    return found
 
 
 class NodeParts:
@@ -215,13 +229,14 @@ class MemoryKeeper:
     def _fetched(self, order: TakeMemory) -> list[int]:
         """The files, the manifest's last."""
         manifest = manifests.decode(order.manifest)
-        sizes = [shard.nbytes for shard in manifest.shards]
+        spans = spans_of(manifest)
+        sizes = [span.nbytes or 0 for span in spans]
         if why := shortage(sum(sizes) + SPARE, free_bytes()):
             raise OSError(why)
         name = f"msrun-memory-{manifest.step}"
         files = fetch(self._host, order.port, bytes.fromhex(order.key), sizes, name, self._security)
         try:
-            files.append(_manifest_of(manifest, files, name))
+            files.append(_manifest_of(manifest, spans, files, name))
         except BaseException:
             _close(files)
             raise
@@ -402,11 +417,17 @@ class MemoryGiver:
         return written
 
 
-def _manifest_of(manifest: Manifest, files: Sequence[int], name: str) -> int:
-    """A file in memory: the manifest with the files' numbers in this process."""
-    pairs = zip(manifest.shards, files, strict=True)
-    here = manifest._replace(shards=tuple(shard._replace(file=str(file)) for shard, file in pairs))
-    return manifest_file(here, f"{name}-manifest")
+def _manifest_of(manifest: Manifest, spans: Sequence[Span], files: Sequence[int], name: str) -> int:
+    """A file in memory: the manifest with the files of this process, each of which is a span."""
+    pairs = sorted(zip(spans, files, strict=True))
+    begins = [span[:2] for span, _ in pairs]
+
+    def here(shard: Shard) -> Shard:
+        span, file = pairs[bisect(begins, (int(shard.file), shard.at)) - 1]
+        return shard._replace(file=str(file), at=shard.at - span.at)
+
+    here_all = manifest._replace(shards=tuple(map(here, manifest.shards)))
+    return manifest_file(here_all, f"{name}-manifest")
 
 
 def _close(files: Sequence[int]) -> None:

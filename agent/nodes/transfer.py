@@ -12,7 +12,9 @@ import errno
 import fcntl
 import hmac
 import os
+import select
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -33,23 +35,31 @@ Progress = Callable[[int], object]
 """Takes how many bytes more have left, or come."""
 
 
-class _Offer(NamedTuple):
-    """A file that somebody may fetch: its number, which is another file's once it is closed."""
+class Span(NamedTuple):
+    """A part of a file, by its descriptor."""
 
     file: int
+    at: int = 0
+    nbytes: int | None = None  # None: up to its end
+
+
+class _Offer(NamedTuple):
+    """What somebody may fetch: the file's number is another file's once it is closed."""
+
+    span: Span
     inode: int
 
-    def opened(self) -> BinaryIO:
-        """The file, with a number of its own.
+    def opened(self) -> tuple[int, Span]:
+        """The file, with a number of its own, and what of it is sent.
 
         Raises:
             OSError: it is closed already.
         """
-        opened = open(os.dup(self.file), "rb")  # noqa: SIM115  the caller closes it
-        if os.fstat(opened.fileno()).st_ino != self.inode:
-            opened.close()
+        opened = os.dup(self.span.file)
+        if os.fstat(opened).st_ino != self.inode:
+            os.close(opened)
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        return opened
+        return opened, self.span
 
 
 class _PathOffer(NamedTuple):
@@ -57,13 +67,14 @@ class _PathOffer(NamedTuple):
 
     path: Path
 
-    def opened(self) -> BinaryIO:
-        """The file.
+    def opened(self) -> tuple[int, Span]:
+        """The file, and that all of it is sent.
 
         Raises:
             OSError: it cannot be read.
         """
-        return open(self.path, "rb")
+        opened = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        return opened, Span(opened)
 
 
 class MemoryServer:
@@ -83,15 +94,17 @@ class MemoryServer:
         self._security = security
         self._offers: dict[bytes, Sequence[_Offer | _PathOffer]] = {}
         self._listener = _listening()
-        threading.Thread(target=self._serve, name="msrun-memory", daemon=True).start()
+        self._free = 0  # threads that wait for somebody
+        self._counting = threading.Lock()
+        self._begin_thread()
 
-    def offer(self, files: Iterable[int]) -> bytes:
-        """A key to these files, by descriptors; they are sent whole, in this order.
+    def offer(self, spans: Iterable[Span]) -> bytes:
+        """A key to these; they are sent in this order.
 
-        Once one is closed, nobody gets it any more.
+        Once a file is closed, nobody gets it any more.
         """
         key = os.urandom(KEY_BYTES)
-        self._offers[key] = [_Offer(file, os.fstat(file).st_ino) for file in files]
+        self._offers[key] = [_Offer(span, os.fstat(span.file).st_ino) for span in spans]
         return key
 
     def offer_paths(self, paths: Iterable[Path]) -> bytes:
@@ -111,13 +124,27 @@ class MemoryServer:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
 
+    def _begin_thread(self) -> None:
+        self._free += 1
+        threading.Thread(target=self._serve, name="msrun-memory", daemon=True).start()
+
     def _serve(self) -> None:
+        """Serve one after the other, while other threads serve others: one is always free.
+
+        To begin a thread for each of thousands takes longer than to send them what is small.
+        """
         while True:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._send, args=(connection,), daemon=True).start()
+            with self._counting:
+                self._free -= 1
+                if not self._free:
+                    self._begin_thread()
+            self._send(connection)
+            with self._counting:
+                self._free += 1
 
     def _send(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
@@ -129,9 +156,12 @@ class MemoryServer:
             if offers is None:
                 return
             for offer in offers:
-                with offer.opened() as file:
-                    if not _sent(connection, file, self._progress):
+                file, span = offer.opened()
+                try:
+                    if not _sent(connection, span._replace(file=file), self._progress):
                         return
+                finally:
+                    os.close(file)
             connection.shutdown(socket.SHUT_WR)
             connection.recv(1)  # until the other end has all of it, and closes
 
@@ -221,7 +251,8 @@ def give(
     """
     with dialled(host, port, security) as connection:
         connection.sendall(key + _SIZE.pack(os.fstat(file.fileno()).st_size))
-        if not _sent(connection, file, progress) or connection.recv(1) != _HAS_ALL:
+        span = Span(file.fileno())
+        if not _sent(connection, span, progress) or connection.recv(1) != _HAS_ALL:
             raise OSError("the controller's node has not taken all")
 
 
@@ -231,16 +262,35 @@ def _listening() -> socket.socket:
     return socket.create_server(("", 0))
 
 
-def _sent(connection: socket.socket, file: BinaryIO, progress: Progress) -> bool:
-    """Send a file; whether all of it: if it was cut short, the other end sees that."""
-    size, at = os.fstat(file.fileno()).st_size, 0
-    while at < size:
-        sent = connection.sendfile(file, at, min(_PIECE, size - at))
+def _sent(connection: socket.socket, span: Span, progress: Progress) -> bool:
+    """Send a part of a file; whether all of it: if it was cut short, the other end sees that."""
+    file, at, nbytes = span
+    end = os.fstat(file).st_size if nbytes is None else at + nbytes
+    while at < end:
+        sent = _sent_piece(connection, file, at, min(_PIECE, end - at))
         if not sent:
             return False
         at += sent
         progress(sent)
     return True
+
+
+def _sent_piece(connection: socket.socket, file: int, at: int, count: int) -> int:
+    """Send at most so many bytes; how many.
+
+    What ``socket.sendfile`` does before it sends takes longer than to send what a rank alone has.
+    """
+    if isinstance(connection, ssl.SSLSocket):
+        with open(file, "rb", closefd=False) as readable:
+            return connection.sendfile(readable, at, count)
+    while True:
+        try:
+            return os.sendfile(connection.fileno(), file, at, count)
+        except BlockingIOError:
+            poll = select.poll()
+            poll.register(connection, select.POLLOUT)
+            if not poll.poll(SILENCE_S * 1000):
+                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from None
 
 
 def fetch(

@@ -161,7 +161,8 @@ class LoadedState(NamedTuple):
         """
         for shard in self.manifest.shards:
             if shard.kind == "private" and shard.rank == rank:
-                return _private(self.folder / shard.file)
+                nbytes = None if self.held is None else shard.nbytes
+                return _private(self.folder / shard.file, shard.at, nbytes)
         return None
 
 
@@ -350,8 +351,8 @@ def _json(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
     return value
 
 
-def _private(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    header = safetensors_file.read_header(path)
+def _private(path: Path, at: int, nbytes: int | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    header = safetensors_file.read_header(path, at, nbytes)
     tensors = Tensors(joined([(path, header)], has_replicas=False))
     held = {name: tensors[name] for name in tensors}
     try:

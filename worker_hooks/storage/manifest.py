@@ -46,6 +46,7 @@ class Shard(NamedTuple):
     nbytes: int
     sha256: str
     variant: int = 0  # of the replicated state, if there are several: see Manifest.holders
+    at: int = 0  # where it begins in the file: in memory all private ones are in one
 
 
 class Manifest(NamedTuple):
@@ -139,9 +140,17 @@ def encode(manifest: Manifest, *, is_for_people: bool = True) -> bytes:
     json's quick encoder does not indent: of thousands of ranks it takes a tenth of the time.
     """
     fields = manifest._asdict()
-    fields["shards"] = [shard._asdict() for shard in sorted(manifest.shards)]
+    fields["shards"] = list(map(_fields, sorted(manifest.shards)))
     indent = 1 if is_for_people else None
     return (json.dumps(fields, indent=indent, sort_keys=True) + "\n").encode()
+
+
+def _fields(shard: Shard) -> dict[str, Any]:
+    """A shard as JSON; on a disk each has a file of its own."""
+    fields = shard._asdict()
+    if not shard.at:
+        del fields["at"]
+    return fields
 
 
 def is_in_memory(path: Path) -> bool:
@@ -234,7 +243,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_sound(shard: Shard, is_quick: bool) -> bool:
-    numbers = (shard.rank, shard.nbytes, shard.variant)
+    numbers = (shard.rank, shard.nbytes, shard.variant, shard.at)
     texts = (shard.file, shard.kind, shard.sha256)
     return (
         all(_is_number(number) for number in numbers)

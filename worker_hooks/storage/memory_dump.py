@@ -46,11 +46,13 @@ class HeldDump:
         """
         self._opened: list[int] = []
         finalize(self, _close_all, self._opened)
+        here: dict[str, str] = {}  # the name of a file -> that of the same one here
         for shard in manifest.shards:
-            self._opened.append(os.open(folder / shard.file, os.O_RDONLY | os.O_CLOEXEC))
-        shards = zip(manifest.shards, self._opened, strict=True)
+            if shard.file not in here:
+                self._opened.append(os.open(folder / shard.file, os.O_RDONLY | os.O_CLOEXEC))
+                here[shard.file] = str(self._opened[-1])
         self.manifest = manifest._replace(
-            shards=tuple(shard._replace(file=str(file)) for shard, file in shards)
+            shards=tuple(shard._replace(file=here[shard.file]) for shard in manifest.shards)
         )
         """With the numbers by which this process has the files open."""
 
@@ -71,15 +73,16 @@ class HeldDump:
             OSError: it cannot be read.
         """
         about, shard = self.manifest, self.manifest.shards[number]
-        file = self._opened[number]
+        file, at = int(shard.file), shard.at
         name = DumpLayout.private(shard.rank)
         if shard.kind != PRIVATE:
             name = DumpLayout.shard(shard.rank, about.epoch + 1, about.batch)
-        size = int.from_bytes(os.pread(file, _COUNT, 0), "little")
+        size = int.from_bytes(os.pread(file, _COUNT, at), "little")
         if size > shard.nbytes - _COUNT:
             raise OSError(errno.EIO, "it ends before its header does", f"{HERE}/{file}")
-        head = b"".join(_pieces(file, 0, _COUNT + size))
-        return DiskFile(shard._replace(file=name), head, _pieces(file, len(head), shard.nbytes))
+        head = b"".join(_pieces(file, at, at + _COUNT + size))
+        tensors = _pieces(file, at + len(head), at + shard.nbytes)
+        return DiskFile(shard._replace(file=name, at=0), head, tensors)
 
     def on_disk(self, kind: str, shards: Iterable[Shard]) -> Manifest:
         """The manifest of the same dump on a disk, where its files are ``shards``.

@@ -177,15 +177,22 @@ def sha256_of(path: Path, advance: Callable[[int], None]) -> str:
     return checksum.of_file(path, advance)
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path, at: int = 0, nbytes: int | None = None) -> Header:
     """The header of a file on the disk.
+
+    Args:
+        path: the file.
+        at: where it begins there, if it is in another one.
+        nbytes: its size; ``None``: up to the other one's end.
 
     Raises:
         OSError: it cannot be read.
         ValueError: it is damaged, or no safetensors file; the message says why.
     """
     with open(open_regular(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        size = os.fstat(file.fileno()).st_size - at
+        size = size if nbytes is None else min(size, nbytes)
+        file.seek(at)
         count = int.from_bytes(file.read(_COUNT), "little")
         if size < _COUNT or count > size - _COUNT:
             raise ValueError(f"{path} ends before its header does")
@@ -198,7 +205,7 @@ def read_header(path: Path) -> Header:
         entries, metadata = _parsed(text, size - _COUNT - count)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} has a damaged header: {error}") from None
-    return Header(entries, metadata, _COUNT + count)
+    return Header(entries, metadata, at + _COUNT + count)
 
 
 def _data_nbytes(head: bytes) -> int:

@@ -20,7 +20,7 @@ from agent.nodes.join import RefusedError
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import ShownStatus
 from agent.nodes.tls import Tls
-from agent.nodes.transfer import MemoryInbox, MemoryServer, fetch, give
+from agent.nodes.transfer import MemoryInbox, MemoryServer, Span, fetch, give
 from agent.spec.job_spec import UsageError
 
 CIPHERS_OF_MINDSPORE = (
@@ -141,7 +141,7 @@ def test_files_in_memory_travel_encrypted(job_authority):
     os.pwrite(file, b"at the end", (5 << 20) - 10)
     os.lseek(file, 12345, os.SEEK_SET)  # others read it at the same time
     memory = MemoryServer(lambda _: None, server)
-    key = memory.offer([file])
+    key = memory.offer([Span(file)])
     (copy,) = fetch("127.0.0.1", memory.port, key, [5 << 20], "test", client)
     assert os.pread(copy, 100, (5 << 20) - 10) == b"at the end"
     assert os.lseek(file, 0, os.SEEK_CUR) == 12345

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from agent.nodes.transfer import MemoryInbox, MemoryServer, fetch, give
+from agent.nodes.transfer import MemoryInbox, MemoryServer, Span, fetch, give
 
 DEADLINE_S = 60
 
@@ -35,7 +35,7 @@ def test_files_arrive_whole_and_sealed(sent):
     contents, files = sent
     progressed = threading.Event()
     server = MemoryServer(lambda _: progressed.set())
-    key = server.offer(files)
+    key = server.offer(map(Span, files))
     try:
         for _ in range(2):  # for several nodes
             sizes = list(map(len, contents))
@@ -53,7 +53,7 @@ def test_files_arrive_whole_and_sealed(sent):
 def test_a_wrong_key_gets_nothing(sent):
     _, files = sent
     server = MemoryServer(lambda _: None)
-    server.offer(files)
+    server.offer(map(Span, files))
     try:
         with pytest.raises(OSError, match="before all had come"):
             fetch("127.0.0.1", server.port, bytes(32), [3 << 20], "taken")
@@ -64,7 +64,7 @@ def test_a_wrong_key_gets_nothing(sent):
 def test_a_file_that_is_shorter_than_said_leaves_nothing_open(sent):
     _, files = sent
     server = MemoryServer(lambda _: None)
-    key = server.offer(files[:1])
+    key = server.offer([Span(files[0])])
     before = set(os.listdir("/proc/self/fd"))
     try:
         with pytest.raises(OSError, match="before all had come"):
@@ -81,7 +81,7 @@ def test_a_file_that_is_shorter_than_said_leaves_nothing_open(sent):
 def test_a_closed_server_lets_nobody_in(sent):
     _, files = sent
     server = MemoryServer(lambda _: None)
-    key = server.offer(files)
+    key = server.offer(map(Span, files))
     port = server.port
     server.close()
     with pytest.raises(OSError, match=r"refused|reset"):
@@ -91,7 +91,7 @@ def test_a_closed_server_lets_nobody_in(sent):
 def test_a_stranger_who_says_nothing_keeps_nobody_waiting(sent):
     contents, files = sent
     server = MemoryServer(lambda _: None)
-    key = server.offer(files)
+    key = server.offer(map(Span, files))
     try:
         with socket.create_connection(("127.0.0.1", server.port)):
             sizes = list(map(len, contents))
@@ -105,7 +105,7 @@ def test_each_key_is_to_files_of_its_own(sent):
     server = MemoryServer(lambda _: None)
     try:
         for content, key in [
-            (each, server.offer([file])) for each, file in zip(*sent, strict=True)
+            (each, server.offer([Span(file)])) for each, file in zip(*sent, strict=True)
         ]:
             (taken,) = fetch("127.0.0.1", server.port, key, [len(content)], "taken")
             assert content_of(taken) == content
@@ -117,7 +117,7 @@ def test_each_key_is_to_files_of_its_own(sent):
 def test_a_file_whose_number_is_another_ones_by_now_is_not_sent():
     file = file_of(b"old")
     server = MemoryServer(lambda _: None)
-    key = server.offer([file])
+    key = server.offer([Span(file)])
     os.close(file)
     other = file_of(b"new")
     try:

@@ -14,6 +14,7 @@ from agent.nodes.run_messages import TakeMemory
 from worker_hooks.contract import protocol
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Shard
+from worker_hooks.storage.memory_dump import HeldDump
 
 DEADLINE_S = 60
 
@@ -90,6 +91,45 @@ def test_the_copy_has_every_file_under_its_own_number(nodes):
         enumerate(contents)
     )
     assert copy._replace(shards=(), saved_at=0) == manifest._replace(shards=(), saved_at=0)
+
+
+def in_one_file(contents):
+    """The state, and what ranks alone have, which is together in one file, the last rank first."""
+    manifest = in_memory([b"state", b"".join(reversed(contents))])
+    together, state = manifest.shards
+    shards, at = [state], 0
+    for rank in reversed(range(len(contents))):
+        shards.append(together._replace(rank=rank, at=at, nbytes=len(contents[rank])))
+        at += len(contents[rank])
+    return manifest._replace(shards=tuple(shards), world_size=len(contents))
+
+
+@pytest.mark.parametrize("most_whole", [0, 1])
+def test_what_ranks_alone_have_is_sent_in_as_few_pieces_as_it_lies_in(
+    nodes, monkeypatch, most_whole
+):
+    monkeypatch.setattr(module, "MOST_WHOLE", most_whole)
+    monkeypatch.setattr(module, "PEERS", 2)
+    contents = [b"%d" % rank * (1 + rank % 3) for rank in range(9)]  # of rank 0 a byte, and so on
+    contents[4] = b""
+    manifest = in_one_file(contents)
+    order = nodes.sender.begin(1, "p", manifest, nodes.done.append, {3: range(6, 8)})[3]
+    sent = manifests.decode(order.manifest)
+    # ranks 6 to 8 adjoin, as does 0 to itself
+    assert len(module.spans_of(sent)) == (2 if most_whole else 3)
+    nodes.keeper.take(order)
+    nodes.run_until(lambda: nodes.told)
+    copy, folder = manifests.read(Path(nodes.told[0].here)), Path(nodes.told[0].here).parent
+    found = {
+        one.rank: (folder / one.file).read_bytes()[one.at :][: one.nbytes]
+        for one in copy.shards
+        if one.kind == PRIVATE
+    }
+    wanted = range(9) if most_whole else (6, 7, 8, 0)
+    assert found == {rank: contents[rank] for rank in wanted}
+    held = HeldDump(folder, copy)  # as a rank opens it
+    assert len(set(held.manifest.shards)) == len(copy.shards)
+    held.close()
 
 
 def test_of_many_nodes_only_the_first_get_what_ranks_of_others_alone_have(nodes, monkeypatch):
