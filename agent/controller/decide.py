@@ -17,9 +17,9 @@ is why a recorded history can be replayed and random schedules simulated. Theory
 from __future__ import annotations
 
 import signal as signals
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 from agent.controller import actions as do
 from agent.controller import dump, graceful_exit, replacement, replication
@@ -41,6 +41,7 @@ from agent.controller.drain import (
     DRAINING,
     absorb_digests,
     absorb_frozen,
+    absorb_raised,
     apply,
     give_up,
     gone,
@@ -91,8 +92,43 @@ def decide(job: Job, event: ev.Event) -> Decision:
     return Decision(after_job, freed + actions + warmed, say, tone_of_it)
 
 
-Answer = protocol.Frozen | protocol.Digested | protocol.Rejoining | protocol.Registered
+Answer = (
+    protocol.Raised
+    | protocol.Frozen
+    | protocol.Digested
+    | protocol.Rejoining
+    | protocol.Registered
+    | protocol.Fingerprinted
+)
 """What thousands of ranks say one after the other when one of them has died."""
+
+
+class _Row(NamedTuple):
+    """Answers of one kind."""
+
+    kind: type[Answer]
+    answers: list[Answer]
+    ranks: set[int]
+
+
+def in_rows(answers: Iterable[Answer]) -> list[Answer]:
+    """The same by kinds, but those of each rank in the order in which it gave them.
+
+    Ranks do not wait for each other: one's second answer comes among others' first ones.
+    """
+    rows: list[_Row] = []
+    for one in answers:
+        found = None
+        for row in reversed(rows):
+            found = row if row.kind is type(one) else found
+            if one.rank in row.ranks:
+                break
+        if found is None:
+            found = _Row(type(one), [], set())
+            rows.append(found)
+        found.answers.append(one)
+        found.ranks.add(one.rank)
+    return [one for row in rows for one in row.answers]
 
 
 def absorb(job: Job, answers: Sequence[Answer]) -> tuple[Job, int]:
@@ -106,6 +142,10 @@ def absorb(job: Job, answers: Sequence[Answer]) -> tuple[Job, int]:
         The job after them, and how many it has taken, from the first one on.
     """
     match answers[0]:
+        case protocol.Raised():
+            return absorb_raised(job, cast("Sequence[protocol.Raised]", answers))
+        case protocol.Fingerprinted():
+            return replication.absorb(job, cast("Sequence[protocol.Fingerprinted]", answers))
         case protocol.Frozen():
             return absorb_frozen(job, cast("Sequence[protocol.Frozen]", answers))
         case protocol.Digested():

@@ -15,7 +15,7 @@ from agent.controller import events as ev
 from agent.controller.attempts import Decision, all_gone, leave, move, signal_ranks, stop, succeed
 from agent.controller.dump import Turn, extend_deadline
 from agent.controller.job import NEVER, DumpProgress, Job, MemoryState
-from agent.controller.replaceable import blame_left_amid
+from agent.controller.replaceable import blame_left_amid, note_own_failure
 from agent.controller.replication import (
     is_kept_next,
     kept_state,
@@ -125,6 +125,25 @@ def absorb_frozen(job: Job, answers: Iterable[protocol.Frozen]) -> tuple[Job, in
     job = job.with_steps({rank: answer.step for rank, answer in taken.items()})
     answers_now = known.answers.with_all(taken)
     return job._replace(dump=known._replace(answers=answers_now)), len(taken)
+
+
+def absorb_raised(job: Job, news: Iterable[protocol.Raised]) -> tuple[Job, int]:
+    """While the state is saved after a failure: take the exceptions of ranks that miss a peer.
+
+    Returns:
+        The job after them, and how many it has taken.
+    """
+    if job.state not in DRAINING or job.now.failure is None:
+        return job, 0
+    due, count = job.having(RankState.RUNNING) - job.now.raised, 0
+    for one in news:
+        if one.attempt != job.attempt or one.rank not in due:
+            break
+        due -= {one.rank}
+        job = note_own_failure(job, one)
+        count += 1
+    raised = job.now.raised | (job.having(RankState.RUNNING) - due)
+    return job._replace(now=job.now._replace(raised=raised)), count
 
 
 def absorb_digests(job: Job, answers: Iterable[protocol.Digested]) -> tuple[Job, int]:

@@ -94,6 +94,41 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
     return job
 
 
+def absorb(job: Job, news: Iterable[protocol.Fingerprinted]) -> tuple[Job, int]:
+    """Take what ranks hold, as long as others have not said it of the same step.
+
+    After a replacement only where it is what the first rank holds, so that nothing has failed.
+
+    Returns:
+        The job after them, and how many it has taken.
+    """
+    known, trial = job.since_restart.comparison, job.since_restart.trial
+    if job.state.is_end or (trial is not None and len(known.groups) > 1):
+        return job, 0
+    alive, late, count = job.alive(), known.late, 0
+    reports: dict[int, dict[int, Fingerprint]] = {}
+    for one in news:
+        before, now = known.reports.get(one.step, _NO_REPORT), reports.setdefault(one.step, {})
+        mine = {one.rank: one.texts}
+        first = next(iter((before or now or mine).items()))
+        is_due = one.attempt == job.attempt and one.rank in alive and not one.problem
+        is_known = one.rank in before or one.rank in now
+        is_last = len(before) + len(now) + 1 == len(job.ranks)
+        is_odd = trial is not None and first[0] != one.rank and first[1] != one.texts
+        if not is_due or is_known or is_last or is_odd:
+            break
+        now |= mine
+        late = late | {one.step} if one.is_late else late
+        count += 1
+    every = {
+        step: known.reports.get(step, _NO_REPORT).with_all(now)
+        for step, now in reports.items()
+        if now
+    }
+    known = known._replace(reports={**known.reports, **every}, late=late)
+    return (_with(job, known), count) if count else (job, 0)
+
+
 def _may_differ(
     reports: RankMap[Fingerprint], groups: Groups, event: protocol.Fingerprinted
 ) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import groupby, takewhile
-from typing import Protocol, cast, get_args
+from typing import Protocol, cast
 
 from agent.accounting import ledger
 from agent.accounting.account import Account
@@ -19,7 +19,7 @@ from agent.accounting.incident import Incident
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.attempts import Decision
-from agent.controller.decide import Answer, absorb, decide
+from agent.controller.decide import Answer, absorb, decide, in_rows
 from agent.controller.events import renewed
 from agent.controller.job import NEVER, Job, first_job
 from agent.controller.messages import ELAPSED
@@ -37,8 +37,6 @@ from agent.text.tone import Tone
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
-
-IN_ORDER = get_args(Answer)
 
 
 class NodePort(Protocol):
@@ -182,11 +180,7 @@ class JobController:
         self._publisher.changed(self._job.state)
 
     def _next_event(self) -> ev.Event:
-        """The next one from which something may follow; answers before it are taken at once.
-
-        Ranks do not wait for each other, so one's second answer comes among others' first ones:
-        they are taken by their kinds, in the order in which a rank gives them.
-        """
+        """The next one from which something may follow; answers before it are taken at once."""
         if self._skips:
             self._skips -= 1
             return self._events.popleft()
@@ -195,8 +189,7 @@ class JobController:
             return self._events.popleft()
         for _ in row:
             self._events.popleft()
-        answers = cast("list[Answer]", row)
-        answers.sort(key=lambda answer: IN_ORDER.index(type(answer)))
+        answers = in_rows(cast("list[Answer]", row))
         left = self._absorb(answers)
         # where nothing can be taken, it is not tried with each: that would be quadratic
         self._barren = 0 if len(left) < len(answers) else 2 * self._barren + 1
@@ -217,10 +210,11 @@ class JobController:
         return answers[at:]
 
     def _note(self, before: Job, answers: list[Answer]) -> None:
-        alike: dict[Answer, list[int]] = {}
+        alike: dict[str, tuple[Answer, list[int]]] = {}
         for answer in answers:
-            alike.setdefault(answer._replace(rank=NEVER), []).append(answer.rank)
-        for answer, ranks in alike.items():
+            of_all = answer._replace(rank=NEVER)
+            alike.setdefault(repr(of_all), (of_all, []))[1].append(answer.rank)
+        for answer, ranks in alike.values():
             self._take_account(before, answer, Decision(self._job))
             about = {name: value for name, value in ev.fields(answer).items() if name != "rank"}
             kind, state = type(answer).__name__, self._job.state.value

@@ -109,17 +109,21 @@ class Job:
         """A figure of node 0's memory."""
         return field(PROC / str(self.head.pid) / "status", what) * KIB / MIB
 
-    def wait(self, what: str) -> None:
-        """Until all ranks, or nodes, have come there.
+    def wait(self, what: str) -> int:
+        """Until all ranks, or nodes, have come there; how many heartbeats were sent by then.
 
         Raises:
             FailedError: they do not.
         """
+        beats = 0
         for each in self.fakes:
             assert each.stdout is not None
             line = each.stdout.readline().decode().strip()
-            if line != what:
+            came, _, count = line.partition(", ")
+            if came != what:
                 raise FailedError(f"{line!r} instead of {what!r}; {self.tail()}")
+            beats += int(count)
+        return beats
 
     def kill_rank(self, rank: int) -> None:
         """A rank dies, on whatever node it is."""

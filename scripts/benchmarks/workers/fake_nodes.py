@@ -2,59 +2,57 @@
 
     fake_nodes.py PORT COUNT NPROC FIRST FOLDER
 
-Each has a connection of its own to node 0, by the code of a real link. What it does is a script: it
-joins, its ranks start, register, train and answer what they are asked at once. On standard input
-come the ranks that die, on standard output go lines of what all ranks here have come to:
-``joined``, ``trained`` and ``on`` with the attempt.
+Each has a connection of its own to node 0. What it does is a script: it joins, its ranks start,
+register, train, lose their peer when one dies, and answer what they are asked at once. On standard
+input come the ranks that die, on standard output go lines of what all ranks here have come to:
+``joined``, ``trained`` and ``on`` with the attempt; and how many heartbeats they have sent by then.
+
+Thousands of them share a machine with node 0, whose time is what counts. So nothing is checked
+here, what several ranks of a node say alike is said at once, as real nodes do, and what no fake
+needs to know is not even read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import struct
 import sys
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from signal import SIGKILL
 from time import monotonic_ns
+from typing import Any
 
-from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.machine.process_use import ProcessNews
-from agent.nodes.codec import pack_event, unpack_action
-from agent.nodes.frames import PREAMBLE, FrameReader
-from agent.nodes.line import RECEIVE_BYTES, Line, Loss, bytes_of
-from agent.nodes.link import NodeLink
-from agent.nodes.messages import ANY_RANK, Admitted, Challenge, Join, unpack
+from agent.nodes.codec import pack_event
+from agent.nodes.frames import PREAMBLE, FrameReader, frame
+from agent.nodes.line import RECEIVE_BYTES, bytes_of
+from agent.nodes.messages import ANY_RANK, Admitted, Challenge, Join, pack, unpack
 from agent.nodes.run_messages import (
     Beats,
-    Ended,
     Fact,
     FromRank,
-    JobKnown,
+    FromRanks,
     MemoryTaken,
-    Order,
     PageNews,
     RunMessage,
-    SaveFar,
     SweptNode,
-    TakeMemory,
-    ToRank,
     pack_said,
-    unpack_said,
 )
 from agent.nodes.transfer import give
+from agent.text.ranges import parse_increasing
 from msrun import __version__
 from worker_hooks.contract import protocol
 from worker_hooks.contract.packed_page import packed
 from worker_hooks.contract.status_page import MAGIC, Entry, Page, Phase, create
-from worker_hooks.storage import manifest
 
 HOST = "127.0.0.1"
 BEAT_S = 1.0
@@ -62,6 +60,8 @@ AT_ONCE = 32  # nodes of this process that are about to join
 GENERATOR = Entry("rng.torch", "U8", (5056,), 5056)  # what torch's generator takes
 STATE = bytes(1 << 16)  # the replicated one
 DIGEST = "a" * 32
+LOST_PEER = "RuntimeError: Connection closed by peer [10.0.0.7]:41022"
+UNUSED = b'{"kind":"ShownStatus"'
 HOLDS = {"model": "12 parts", "crc32": "abcdef"}
 _OF = struct.Struct("<II")  # whose page it is: rank, attempt
 
@@ -75,6 +75,7 @@ class Crowd:
         self.count = count
         self.nodes: dict[int, FakeNode] = {}  # by their ranks
         self.threads = ThreadPoolExecutor(4)
+        self.beats = 0  # that were sent
         self._reached: Counter[str] = Counter()
         self.loop = asyncio.get_running_loop()
         self.over = asyncio.Event()
@@ -84,7 +85,7 @@ class Crowd:
         self._reached[what] += 1
         most = self.count * (1 if what == "joined" else self.nproc)
         if self._reached[what] == most:
-            print(what, flush=True)
+            print(f"{what}, {self.beats}", flush=True)
 
     def do(self, work: Callable[..., None], *about: object) -> None:
         """In a thread; what goes wrong there ends all."""
@@ -110,33 +111,63 @@ class Crowd:
 class FakeNode:
     """One node."""
 
-    def __init__(self, crowd: Crowd, rank: int, line: Line) -> None:
+    def __init__(
+        self, crowd: Crowd, rank: int, connection: socket.socket, reader: FrameReader
+    ) -> None:
         self._crowd = crowd
         first = (rank - 1) * crowd.nproc
         self._ranks = range(first, first + crowd.nproc)
         self._attempt = 0
         self._step = 0
         self._dead: set[int] = set()
-        self._link = NodeLink(line)
-        self._link.attach(crowd.loop, self._hear, self._lost)
-        self._beats = crowd.loop.call_later(BEAT_S, self._tell_beats)
+        self._connection = connection
+        self._unread = reader.rest()
+        self._unsent = b""
+        crowd.loop.add_reader(connection, self._read)
+        crowd.loop.call_soon(self._take, b"")
+        # not all nodes of a cluster were started in the same moment
+        self._beats = crowd.loop.call_later(BEAT_S * (1 + rank % 100 / 100), self._tell_beats)
         self._rank = rank
 
     def die(self, rank: int) -> None:
         """A rank is killed."""
         self._dead.add(rank)
         self._happened(ev.WorkerExited(rank, self._attempt, -SIGKILL))
+        self._flush()
 
-    def _lost(self, loss: Loss) -> None:
-        print(f"node {self._rank} has lost node 0: it {loss.why}", file=sys.stderr, flush=True)
+    def _lose(self) -> None:
+        if not self._crowd.over.is_set():
+            print(f"node {self._rank} has lost node 0", file=sys.stderr, flush=True)
         self._close()
 
     def _close(self) -> None:
         self._beats.cancel()
+        self._crowd.loop.remove_reader(self._connection)
+        self._crowd.loop.remove_writer(self._connection)
+        self._connection.close()
         self._crowd.over.set()
 
+    # --- what it says ---------------------------------------------------------------------------
+
     def _send(self, message: RunMessage) -> None:
-        self._link.send(message)
+        self._unsent += bytes_of(message)
+
+    def _flush(self) -> None:
+        """Send what was said."""
+        if not self._unsent or self._connection.fileno() < 0:
+            return
+        try:
+            sent = self._connection.send(self._unsent)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._lose()
+            return
+        self._unsent = self._unsent[sent:]
+        if self._unsent:
+            self._crowd.loop.add_writer(self._connection, self._flush)
+        else:
+            self._crowd.loop.remove_writer(self._connection)
 
     def _happened(self, event: ev.Event) -> None:
         self._send(Fact(pack_event(event)))
@@ -144,134 +175,186 @@ class FakeNode:
     def _say(self, said: protocol.Message, page: str = "") -> None:
         self._send(FromRank(pack_said(said), page))
 
+    def _all_say(self, ranks: Sequence[int], said: protocol.Message) -> None:
+        """``said``: by the first of these ranks."""
+        self._send(FromRanks(tuple(ranks), pack_said(said)))
+
     def _tell_beats(self) -> None:
         """All ranks are a step further."""
         self._beats = self._crowd.loop.call_later(BEAT_S, self._tell_beats)
-        news = ProcessNews("S", monotonic_ns() / 1e9, False)
-        beat = b64encode(_beat(self._step)).decode()
-        alive = [rank for rank in self._ranks if rank not in self._dead]
-        beats = {str(rank): beat for rank in alive}
-        self._send(Beats(monotonic_ns(), beats, {str(rank): news for rank in alive}, 0))
+        self._crowd.beats += 1
+        alive = tuple(rank for rank in self._ranks if rank not in self._dead)
+        beats = _beats(self._step, alive)
+        self._unsent += frame({**beats, "now_ns": monotonic_ns()})
+        self._flush()
 
     # --- what node 0 says -----------------------------------------------------------------------
 
-    def _hear(self, message: object) -> None:
-        match message:
-            case JobKnown():
-                self._attempt = message.attempt
-            case Order():
-                self._obey(unpack_action(message.action))
-            case ToRank():
-                self._answer(message.rank, unpack_said(message.message))
-            case SaveFar():
+    def _read(self) -> None:
+        try:
+            data = self._connection.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._take(data)
+        else:
+            self._lose()
+
+    def _take(self, data: bytes) -> None:
+        data = self._unread + data
+        at = 0
+        while len(data) >= at + 4:
+            end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+            if len(data) < end:
+                break
+            if not data.startswith(UNUSED, at + 4):
+                self._hear(json.loads(data[at + 4 : end]))
+            at = end
+        self._unread = data[at:]
+        self._flush()
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        match message["kind"]:
+            case "JobKnown":
+                self._attempt = message["attempt"]
+            case "Order":
+                self._obey(message["action"])
+            case "ToRank":
+                self._answer((message["rank"],), message["message"])
+            case "ToRanks":
+                self._answer(_numbers(message["ranks"]), message["message"])
+            case "SaveFar":
                 self._crowd.do(self._give, message)
-            case TakeMemory():
+            case "TakeMemory":
                 self._crowd.do(self._fetch, message)
-            case Ended():
+            case "Ended":
                 self._close()
-                self._link.close()
             case _:
                 pass
 
-    def _obey(self, action: do.Action) -> None:
-        match action:
-            case do.StartAttempt():
+    def _obey(self, action: dict[str, Any]) -> None:
+        match action["kind"]:
+            case "StartAttempt":
                 self._start(self._ranks)
-            case do.ReplaceRanks(newcomers=newcomers):
+            case "ReplaceRanks":
+                newcomers = _numbers(action["newcomers"])
                 self._dead -= set(newcomers)
                 self._start(newcomers)
-            case do.SignalRanks(ranks=ranks, signum=signum):
-                for rank in ranks:
+            case "SignalRanks":
+                for rank in _numbers(action["ranks"]):
                     self._dead.add(rank)
-                    self._happened(ev.WorkerExited(rank, self._attempt, -signum))
-            case do.Sweep():
+                    self._happened(ev.WorkerExited(rank, self._attempt, -action["signum"]))
+            case "Sweep":
                 self._send(SweptNode(self._attempt, ()))
             case _:
                 pass
 
-    def _start(self, ranks: range | tuple[int, ...]) -> None:
+    def _start(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
             self._happened(ev.WorkerStarted(rank, self._attempt, 1000 + rank))
         for rank in ranks:
             folder = str(self._crowd.folder)
             self._say(protocol.Hello(rank, self._attempt, 1000 + rank, folder, wants_resume=False))
 
-    def _answer(self, rank: int, order: protocol.Message) -> None:
-        attempt = self._attempt
-        match order:
-            case protocol.Welcome():
-                self._register(rank)
-                if not order.is_barred:
-                    self._train(rank)
-            case protocol.Freeze(dump_id=dump):
-                self._send(PageNews(rank, attempt, _news(self._step)))
-                size = len(STATE)
-                self._say(
-                    protocol.Frozen(
-                        rank,
-                        attempt,
-                        dump,
-                        self._step,
-                        is_whole=True,
-                        nbytes=size,
-                        host_nbytes=size,
-                    )
+    def _answer(self, ranks: Sequence[int], order: dict[str, Any]) -> None:
+        """What several ranks are told they answer alike."""
+        first, attempt, step = ranks[0], self._attempt, self._step
+        match order["kind"]:
+            case "Welcome":
+                self._register(ranks)
+                if not order["is_barred"]:
+                    self._train(ranks)
+            case "Freeze":
+                self._all_say(ranks, protocol.Raised(first, attempt, LOST_PEER))
+                for rank in ranks:
+                    self._send(PageNews(rank, attempt, _news(step)))
+                frozen = protocol.Frozen(
+                    first,
+                    attempt,
+                    order["dump_id"],
+                    step,
+                    is_whole=True,
+                    nbytes=len(STATE),
+                    host_nbytes=len(STATE),
                 )
-            case protocol.Save(is_quick=False):
-                raise RuntimeError("the ranks are not replaced")
-            case protocol.Save(dump_id=dump, round=number):
-                self._say(protocol.Digested(rank, attempt, dump, DIGEST, number))
-            case protocol.Rejoin():
-                self._say(protocol.Rejoining(rank, order.attempt))
-                self._register(rank)
-            case protocol.GoOn():
-                self._crowd.reached(f"on {attempt}")
-                self._train(rank)
+                self._all_say(ranks, frozen)
+            case "Save":
+                if not order["is_quick"]:
+                    raise RuntimeError("the ranks are not replaced")
+                about = order["dump_id"], DIGEST, order["round"]
+                self._all_say(ranks, protocol.Digested(first, attempt, *about))
+            case "Rejoin":
+                self._all_say(ranks, protocol.Rejoining(first, order["attempt"]))
+                self._register(ranks)
+            case "GoOn":
+                for _ in ranks:
+                    self._crowd.reached(f"on {attempt}")
+                self._train(ranks)
             case _:
                 pass
 
-    def _register(self, rank: int) -> None:
-        page = b64encode(_page_of(rank, self._attempt, self._step)).decode()
-        self._say(protocol.Registered(rank, self._attempt, self._step, "", compares=True), page)
+    def _register(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            page = b64encode(_page_of(rank, self._attempt, self._step)).decode()
+            self._say(protocol.Registered(rank, self._attempt, self._step, "", compares=True), page)
 
-    def _train(self, rank: int) -> None:
+    def _train(self, ranks: Sequence[int]) -> None:
         """Two steps, of which all ranks report what they hold then."""
         for step in (self._step + 1, self._step + 2):
-            self._say(protocol.Fingerprinted(rank, self._attempt, step, HOLDS, holds="12 parts"))
-        if rank == self._ranks[-1]:
+            about = self._attempt, step, HOLDS
+            self._all_say(ranks, protocol.Fingerprinted(ranks[0], *about, holds="12 parts"))
+        if self._ranks[-1] in ranks:
             self._step += 2
-        self._crowd.reached(f"trained {self._attempt}")
+        for _ in ranks:
+            self._crowd.reached(f"trained {self._attempt}")
 
     # --- in threads -----------------------------------------------------------------------------
 
     def _soon(self, call: Callable[[], None]) -> None:
-        self._crowd.loop.call_soon_threadsafe(call)
+        def then() -> None:
+            call()
+            self._flush()
 
-    def _give(self, order: SaveFar) -> None:
-        save = unpack_said(order.message)
-        assert isinstance(save, protocol.Save)
-        size = len(STATE) // save.parts
+        self._crowd.loop.call_soon_threadsafe(then)
+
+    def _give(self, order: dict[str, Any]) -> None:
+        save, rank = order["message"], order["rank"]
+        size = len(STATE) // save["parts"]
         file = os.memfd_create("fake-state")
         os.write(file, STATE[:size])
         with open(file, "rb") as readable:
             readable.seek(0)
-            give(HOST, order.port, bytes.fromhex(order.key), readable, lambda _: None)
+            give(HOST, order["port"], bytes.fromhex(order["key"]), readable, lambda _: None)
         written = protocol.Written(
-            order.rank, self._attempt, save.dump_id, "", size, "", DIGEST, save.round
+            rank, self._attempt, save["dump_id"], "", size, "", DIGEST, save["round"]
         )
         self._soon(lambda: self._say(written))
 
-    def _fetch(self, order: TakeMemory) -> None:
+    def _fetch(self, order: dict[str, Any]) -> None:
         """Take all of it, and keep nothing: many nodes are one process here."""
-        left = sum(shard.nbytes for shard in manifest.decode(order.manifest).shards)
-        with socket.create_connection((HOST, order.port)) as connection:
-            connection.sendall(bytes.fromhex(order.key))
+        left = sum(shard["nbytes"] for shard in json.loads(order["manifest"])["shards"])
+        with socket.create_connection((HOST, order["port"])) as connection:
+            connection.sendall(bytes.fromhex(order["key"]))
             while left:
                 data = connection.recv(min(left, RECEIVE_BYTES))
                 assert data, "the checkpoint is cut short"
                 left -= len(data)
         here = f"/proc/{os.getpid()}/fd/9999"
-        self._soon(lambda: self._send(MemoryTaken(order.path, here)))
+        self._soon(lambda: self._send(MemoryTaken(order["path"], here)))
+
+
+def _numbers(ranges: str | list[int]) -> Sequence[int]:
+    return parse_increasing(ranges, 1 << 20) if isinstance(ranges, str) else ranges
+
+
+@lru_cache(maxsize=1 << 12)
+def _beats(step: int, alive: tuple[int, ...]) -> dict[str, object]:
+    news = ProcessNews("S", monotonic_ns() / 1e9, False)
+    beat = b64encode(_beat(step)).decode()
+    beats = {str(rank): beat for rank in alive}
+    return pack(Beats(0, beats, {str(rank): news for rank in alive}, 0))
 
 
 # --- pages ----------------------------------------------------------------------------------------
@@ -305,6 +388,7 @@ def _news(step: int) -> dict[str, str]:
     return _written(step)[1]
 
 
+@cache
 def _beat(step: int) -> bytes:
     fd = create(0, 0, [])
     page = Page(fd)
@@ -348,7 +432,7 @@ async def joined(crowd: Crowd, port: int, number: int, turns: asyncio.Semaphore)
     begin = await _next(connection, reader)
     assert begin["kind"] == "Begin"
     rank = admitted.node_rank
-    crowd.nodes[rank] = FakeNode(crowd, rank, Line(connection, reader.rest()))
+    crowd.nodes[rank] = FakeNode(crowd, rank, connection, reader)
     crowd.reached("joined")
 
 

@@ -1,14 +1,17 @@
 """Rows of answers are taken at once: nothing else comes of it than of each by itself."""
 
+import random
 from collections import Counter
+from itertools import groupby
 
 from support.simulator.node import simulate
 
 from agent.controller import actions as do
-from agent.controller.decide import Answer, absorb, decide
+from agent.controller.decide import Answer, absorb, decide, in_rows
+from worker_hooks.contract import protocol
 
 SCHEDULES = 1000
-KINDS = {"Frozen", "Digested", "Rejoining", "Registered"}
+KINDS = {"Raised", "Frozen", "Digested", "Rejoining", "Registered", "Fingerprinted"}
 
 
 class Comparing:
@@ -48,3 +51,32 @@ def test_what_is_taken_in_a_row_is_what_would_have_been_decided():
     for seed in range(SCHEDULES):
         simulate(seed, comparing.decide)
     assert {kind for kind, count in comparing.taken.items() if count > 20} == KINDS
+
+
+GIVEN = [
+    lambda rank: protocol.Raised(rank, 0, "lost a peer"),
+    lambda rank: protocol.Frozen(rank, 0, 1, 7, is_whole=True),
+    lambda rank: protocol.Digested(rank, 0, 1, "d", 1),
+    lambda rank: protocol.Rejoining(rank, 1),
+    lambda rank: protocol.Registered(rank, 1, 7, ""),
+    lambda rank: protocol.Fingerprinted(rank, 1, 8, {"model": "1"}),
+    lambda rank: protocol.Fingerprinted(rank, 1, 9, {"model": "2"}),
+]
+
+
+def test_rows_keep_what_each_rank_says_in_its_order():
+    dice = random.Random(7)
+    for count in [*range(1, 30), 1000]:
+        given = {rank: [say(rank) for say in GIVEN] for rank in range(count)}
+        for each in given.values():  # an exception comes before, amid or after the rest
+            each.insert(dice.randrange(4), each.pop(0))
+        heard, left = [], {rank: iter(each) for rank, each in given.items()}
+        while left:
+            rank = dice.choice(list(left))
+            if (one := next(left[rank], None)) is None:
+                del left[rank]
+            else:
+                heard.append(one)
+        rows = in_rows(heard)
+        assert {rank: [one for one in rows if one.rank == rank] for rank in given} == given
+        assert len(list(groupby(rows, type))) <= 3 * len(GIVEN)
