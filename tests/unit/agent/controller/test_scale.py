@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections import defaultdict
-from signal import SIGTERM
+from collections import Counter, defaultdict
+from signal import SIGKILL, SIGTERM
 from time import process_time
+from typing import get_args
 
 import pytest
 from support.histories.plain import rules
@@ -31,8 +32,10 @@ class Ranks:
         self.count = count
         self.job = Job(rules(ranks=tuple(range(count)), max_restarts=1, is_on=True))
         self.took_s = defaultdict(list)
+        self.heard = Counter()
         self.total_s = 0.0
         self.actions = []
+        self.points = []  # the job in each state, and amid the answers to what it asked
 
     def hear(self, *events):
         for event in events:
@@ -44,6 +47,9 @@ class Ranks:
             self.total_s += took_s
             self.job = decision.job
             self.actions += decision.actions
+            self.heard[kind, self.job.state] += 1
+            if self.heard[kind, self.job.state] in {1, self.count - 3}:
+                self.points.append((f"{kind} while {self.job.state.value}", self.job))
 
     def last(self, kind):
         return [each for each in self.actions if isinstance(each, kind)][-1]
@@ -150,3 +156,87 @@ def test_a_whole_life_is_not_quadratic_in_ranks():
         if ratios[-1] < 2 * MANY / FEW:
             return
     raise AssertionError(ratios)
+
+
+def any_event(job):
+    """One of each kind, of a rank that lives, as it may come while the job is in this state."""
+    rank, attempt, step = 5, job.attempt, job.newest_step()
+    dump, known = (0, None) if job.dump is None else (job.dump.id, job.dump)
+    number = 0 if known is None else known.round
+    return [
+        ev.LaunchRequested(),
+        ev.WorkerStarted(rank, attempt, 1000),
+        ev.StartFailed(rank, attempt, "no process"),
+        ev.WorkerExited(rank, attempt, -SIGKILL, step),
+        ev.StopRequested(SIGTERM),
+        ev.ExitRequestedByFile(attempt, "by file"),
+        ev.SignalReceived(SIGTERM),
+        ev.DeadlinePassed(job.state, attempt),
+        ev.CheckpointFound(attempt, "/saved", step + 1),
+        ev.StartRefused(attempt, "too old", tuple(job.ranks)),
+        ev.RankUnreachable(rank, attempt),
+        ev.RankExiting(rank, attempt),
+        ev.DumpProgressed(dump),
+        ev.DumpCommitted(dump, "/memory"),
+        ev.CommitFailed(dump, "full", is_place=True),
+        ev.RankHung(rank, attempt, "hangs"),
+        ev.ReplacementAged(),
+        ev.StateCopied(attempt, step + 1, variants=(tuple(job.ranks),)),
+        ev.CheckpointWritten(dump, step, "/saved"),
+        ev.ShadowsChanged(attempt, step),
+        ev.FolderApart("they share no folder"),
+        protocol.Registered(rank, attempt, step, "", True),
+        protocol.Fingerprinted(rank, attempt, step + 1, HOLDS),
+        protocol.VoteOpened(rank, attempt, step),
+        protocol.Raised(rank, attempt, "lost a peer"),
+        protocol.ExitRequested(rank, attempt, "it is told to"),
+        protocol.Standing(rank, attempt, dump, step),
+        protocol.Frozen(rank, attempt, dump, step, is_whole=True),
+        protocol.Written(rank, attempt, dump, "", 1, "", "d", number),
+        protocol.Digested(rank, attempt, dump, "d", number),
+        protocol.SaveFailed(rank, attempt, dump, "full", True, number),
+        protocol.Progress(rank, attempt, dump, 1),
+        protocol.Rejoining(rank, attempt),
+    ]
+
+
+def decided_s(points):
+    """How long a decision on each kind of event takes at each point, where it can happen."""
+    found = {}
+    for name, job in points:
+        for event in any_event(job):
+            began_s = process_time()
+            try:
+                decide(job, event)
+            except KeyError:
+                continue
+            found[f"{type(event).__name__} after {name}"] = [process_time() - began_s]
+    return found
+
+
+def test_no_event_at_any_point_of_a_job_is_worse_than_linear_in_ranks():
+    """Also those that come seldom, and none of which was heard in the life of the job."""
+    points = {count: life(count).points for count in (FEW, MANY)}
+    lives = {FEW: [], MANY: []}
+    gc.disable()
+    try:
+        for _ in range(ATTEMPTS):
+            for count, times in lives.items():
+                times.append(decided_s(points[count]))
+            if len(lives[FEW]) > 1 and not too_slow(lives):
+                break
+    finally:
+        gc.enable()
+    assert too_slow(lives) == {}
+    kinds = {name.split()[0] for name in lives[MANY][0]}
+    assert kinds == {kind.__name__ for kind in get_args(ev.Event)}
+    assert {job.state for _, job in points[MANY]} >= {
+        JobState.STARTING,
+        JobState.RUNNING,
+        JobState.HOLDING,
+        JobState.FREEZING,
+        JobState.DUMPING,
+        JobState.COMMITTING,
+        JobState.REPLACING,
+        JobState.STOPPING,
+    }
