@@ -95,12 +95,9 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
 
 
 def absorb(job: Job, news: Iterable[protocol.Fingerprinted]) -> tuple[Job, int]:
-    """Take what ranks hold, as long as others have not said it of the same step.
+    """Take what ranks hold, as long as others have not said it of the same step; how many.
 
-    After a replacement only where it is what the first rank holds, so that nothing has failed.
-
-    Returns:
-        The job after them, and how many it has taken.
+    After a replacement only what the first rank holds, too: nothing has failed by that.
     """
     known, trial = job.since_restart.comparison, job.since_restart.trial
     if job.state.is_end or (trial is not None and len(known.groups) > 1):
@@ -109,24 +106,21 @@ def absorb(job: Job, news: Iterable[protocol.Fingerprinted]) -> tuple[Job, int]:
     reports: dict[int, dict[int, Fingerprint]] = {}
     for one in news:
         before, now = known.reports.get(one.step, _NO_REPORT), reports.setdefault(one.step, {})
-        mine = {one.rank: one.texts}
-        first = next(iter((before or now or mine).items()))
+        first = next(iter((before or now).items()), (one.rank, one.texts))
         is_due = one.attempt == job.attempt and one.rank in alive and not one.problem
-        is_known = one.rank in before or one.rank in now
+        is_new = one.rank not in before and one.rank not in now
         is_last = len(before) + len(now) + 1 == len(job.ranks)
         is_odd = trial is not None and first[0] != one.rank and first[1] != one.texts
-        if not is_due or is_known or is_last or is_odd:
+        if not (is_due and is_new) or is_last or is_odd:
             break
-        now |= mine
+        now[one.rank] = one.texts
         late = late | {one.step} if one.is_late else late
         count += 1
-    every = {
-        step: known.reports.get(step, _NO_REPORT).with_all(now)
-        for step, now in reports.items()
-        if now
+    every = dict(known.reports)
+    every |= {
+        step: every.get(step, _NO_REPORT).with_all(now) for step, now in reports.items() if now
     }
-    known = known._replace(reports={**known.reports, **every}, late=late)
-    return (_with(job, known), count) if count else (job, 0)
+    return (_with(job, known._replace(reports=every, late=late)), count) if count else (job, 0)
 
 
 def _may_differ(

@@ -94,7 +94,7 @@ class Job:
 
     def _wait_until_it_listens(self, port: int) -> None:
         end = time.monotonic() + LIMIT_S
-        while time.monotonic() < end:
+        while time.monotonic() < end and self.head.poll() is None:
             with contextlib.suppress(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", port)).close()
                 return
