@@ -30,6 +30,7 @@ WORKERS = Path(__file__).resolve().parent / "workers"
 AT_ONCE = 512  # nodes in a process
 LIMIT_S = 600.0  # for each point to be reached
 IDLE_S = 10.0
+BEAT_S = 1.0
 SETTLE_S = 3.0  # after the ranks were told to train
 MOST_CPU_S, MOST_MIB = 1.0, 200.0
 MIB = KIB * KIB
@@ -58,7 +59,7 @@ class Found:
 class Job:
     """Node 0, and the processes that fake the others."""
 
-    def __init__(self, folder: Path, nodes: int, nproc: int) -> None:
+    def __init__(self, folder: Path, nodes: int, nproc: int, beat_s: float) -> None:
         self.folder = folder
         self.ranks = nodes * nproc
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -84,7 +85,7 @@ class Job:
         self._wait_until_it_listens(port)
         self.fakes = [
             subprocess.Popen(
-                [*fake, str(count), str(nproc), str(first), str(folder)],
+                [*fake, str(count), str(nproc), str(first), str(folder), str(beat_s)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self.output,
@@ -154,23 +155,23 @@ class Job:
 
 
 @contextlib.contextmanager
-def started(nodes: int, nproc: int) -> Iterator[Job]:
+def started(nodes: int, nproc: int, beat_s: float = BEAT_S) -> Iterator[Job]:
     """A job; afterwards nothing of it is left."""
     with tempfile.TemporaryDirectory(prefix="msrun-bench-", ignore_cleanup_errors=True) as folder:
-        job = Job(Path(folder), nodes, nproc)
+        job = Job(Path(folder), nodes, nproc, beat_s)
         try:
             yield job
         finally:
             job.close()
 
 
-def measured(nodes: int, nproc: int) -> Found:
+def measured(nodes: int, nproc: int, beat_s: float) -> Found:
     """Play one job, and see what it costs node 0.
 
     Raises:
         FailedError: it does not come to its end.
     """
-    with started(nodes, nproc) as job:
+    with started(nodes, nproc, beat_s) as job:
         begun = job.cpu_s()
         job.wait("joined")
         joined, begin_mib = job.cpu_s(), job.mib("VmRSS")
@@ -205,6 +206,13 @@ def main() -> int:
     )
     parser.add_argument("--nodes", type=int, nargs="+", default=[2048])
     parser.add_argument("--nproc", type=int, default=8, help="ranks of a node (8)")
+    parser.add_argument(
+        "--heartbeat",
+        type=float,
+        default=BEAT_S,
+        help="seconds between two of a node (1, as real ones); on a busy machine, where a death "
+        "takes long, a large number leaves out what they cost meanwhile",
+    )
     parser.add_argument("--json", type=Path, help="write every figure to this file, too")
     options = parser.parse_args()
     print(f"{options.nproc} ranks a node, {machine()}, load before {os.getloadavg()[0]:.1f}\n")
@@ -212,7 +220,7 @@ def main() -> int:
     cells = [[*head, "MiB joined", "MiB training", "MiB at most"]]
     rows = []
     for count in options.nodes:
-        found = measured(count, options.nproc)
+        found = measured(count, options.nproc, options.heartbeat)
         rows.append(found)
         seconds = (found.join_s, found.start_s)
         cells.append(

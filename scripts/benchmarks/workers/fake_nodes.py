@@ -1,6 +1,6 @@
 """Nodes of a job without a process on them: they say what the msruns of real ones would say.
 
-    fake_nodes.py PORT COUNT NPROC FIRST FOLDER
+    fake_nodes.py PORT COUNT NPROC FIRST FOLDER BEAT_S
 
 Each has a connection of its own to node 0. What it does is a script: it joins, its ranks start,
 register, train, lose their peer when one dies, and answer what they are asked at once. On standard
@@ -55,7 +55,6 @@ from worker_hooks.contract.packed_page import packed
 from worker_hooks.contract.status_page import MAGIC, Entry, Page, Phase, create
 
 HOST = "127.0.0.1"
-BEAT_S = 1.0
 AT_ONCE = 32  # nodes of this process that are about to join
 GENERATOR = Entry("rng.torch", "U8", (5056,), 5056)  # what torch's generator takes
 STATE = bytes(1 << 16)  # the replicated one
@@ -69,7 +68,8 @@ _OF = struct.Struct("<II")  # whose page it is: rank, attempt
 class Crowd:
     """All nodes of this process."""
 
-    def __init__(self, nproc: int, folder: Path, count: int) -> None:
+    def __init__(self, nproc: int, folder: Path, count: int, beat_s: float) -> None:
+        self.beat_s = beat_s  # between two heartbeats of a node
         self.nproc = nproc
         self.folder = folder
         self.count = count
@@ -126,7 +126,7 @@ class FakeNode:
         crowd.loop.add_reader(connection, self._read)
         crowd.loop.call_soon(self._take, b"")
         # not all nodes of a cluster were started in the same moment
-        self._beats = crowd.loop.call_later(BEAT_S * (1 + rank % 100 / 100), self._tell_beats)
+        self._beats = crowd.loop.call_later(crowd.beat_s * (1 + rank % 100 / 100), self._tell_beats)
         self._rank = rank
 
     def die(self, rank: int) -> None:
@@ -181,7 +181,7 @@ class FakeNode:
 
     def _tell_beats(self) -> None:
         """All ranks are a step further."""
-        self._beats = self._crowd.loop.call_later(BEAT_S, self._tell_beats)
+        self._beats = self._crowd.loop.call_later(self._crowd.beat_s, self._tell_beats)
         self._crowd.beats += 1
         alive = tuple(rank for rank in self._ranks if rank not in self._dead)
         beats = _beats(self._step, alive)
@@ -444,9 +444,9 @@ async def _next(connection: socket.socket, reader: FrameReader) -> dict[str, obj
     return message
 
 
-async def main(port: int, count: int, nproc: int, first: int, folder: str) -> None:
+async def main(port: int, count: int, nproc: int, first: int, folder: str, beat_s: float) -> None:
     """Be these nodes until the job is over."""
-    crowd = Crowd(nproc, Path(folder), count)
+    crowd = Crowd(nproc, Path(folder), count, beat_s)
     turns = asyncio.Semaphore(AT_ONCE)
     numbers = range(first, first + count)
     await asyncio.gather(*(joined(crowd, port, number, turns) for number in numbers))
@@ -455,4 +455,4 @@ async def main(port: int, count: int, nproc: int, first: int, folder: str) -> No
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*map(int, sys.argv[1:5]), sys.argv[5]))
+    asyncio.run(main(*map(int, sys.argv[1:5]), sys.argv[5], float(sys.argv[6])))

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from agent.ranks.homes import Homes
 from agent.ranks.rank_map import RankMap
 from agent.ranks.rank_set import RankSet, bits_of
 from agent.ranks.rank_states import RankStates
@@ -131,3 +132,10 @@ def test_who_can_and_why_others_cannot():
     assert (said.able, said.reasons, said.ranks) == ({1, 3}, {2: "it is tired"}, {1, 2, 3})
     said = said.noted(2, "").noted(1, "so is it")
     assert (said.able, said.reasons, said.ranks) == ({2, 3}, {1: "so is it"}, {1, 2, 3})
+
+
+def test_ranks_are_split_by_where_they_run_in_one_pass():
+    homes = Homes([("a", range(2, 4)), ("b", range(4, 6))])
+    assert homes.split((5, 0, 3, 2, 1, 4)) == ((0, 1), {"b": (5, 4), "a": (3, 2)})
+    assert homes.split(()) == ((), {})
+    assert (homes[4], homes.get(0), 1 in homes) == ("b", None, False)
