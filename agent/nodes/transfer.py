@@ -96,7 +96,8 @@ class MemoryServer:
         self._listener = _listening()
         self._free = 0  # threads that wait for somebody
         self._counting = threading.Lock()
-        self._begin_thread()
+        with self._counting:
+            self._begin_thread()
 
     def offer(self, spans: Iterable[Span]) -> bytes:
         """A key to these; they are sent in this order.
@@ -125,8 +126,8 @@ class MemoryServer:
         self._listener.close()
 
     def _begin_thread(self) -> None:
-        self._free += 1
         threading.Thread(target=self._serve, name="msrun-memory", daemon=True).start()
+        self._free += 1
 
     def _serve(self) -> None:
         """Serve one after the other, while other threads serve others: one is always free.
@@ -141,7 +142,8 @@ class MemoryServer:
             with self._counting:
                 self._free -= 1
                 if not self._free:
-                    self._begin_thread()
+                    with contextlib.suppress(RuntimeError):  # no thread is left: others wait
+                        self._begin_thread()
             self._send(connection)
             with self._counting:
                 self._free += 1

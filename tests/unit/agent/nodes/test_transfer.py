@@ -177,3 +177,44 @@ def test_nothing_comes_to_what_is_closed(inbox):
     with pytest.raises(OSError, match="refused"):
         bring(inbox, b"late")
     assert inbox.taken.empty()
+
+
+def test_as_many_threads_serve_as_nodes_come_at_once(sent):
+    contents, files = sent
+    server = MemoryServer(lambda _: None)
+    key = server.offer([Span(files[0])])
+
+    def serving():
+        return sum(thread.name == "msrun-memory" for thread in threading.enumerate())
+
+    def taken():
+        (file,) = fetch("127.0.0.1", server.port, key, [len(contents[0])], "taken")
+        assert content_of(file) == contents[0]
+        os.close(file)
+
+    before = serving()
+    try:
+        for _ in range(20):  # one after the other
+            taken()
+        assert serving() <= before + 2  # the one before may not have come to its end
+        silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(5)]
+        taken()
+        assert serving() >= before + 5
+        for each in silent:
+            each.close()
+    finally:
+        server.close()
+
+
+def test_a_part_of_a_file_is_sent_alone(sent):
+    contents, files = sent
+    server = MemoryServer(lambda _: None)
+    key = server.offer([Span(files[3], 1000, 70), Span(files[0], 5, 0), Span(files[0], 9, 3)])
+    try:
+        taken = fetch("127.0.0.1", server.port, key, [70, 0, 3], "taken")
+        wanted = [contents[3][1000:1070], b"", contents[0][9:12]]
+        assert [content_of(file) for file in taken] == wanted
+        for file in taken:
+            os.close(file)
+    finally:
+        server.close()
