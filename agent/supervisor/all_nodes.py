@@ -87,15 +87,16 @@ class AllNodes:
         self._door = LateGuests(
             met.door, met.version, met.token, self._judge, self._admit, met.security
         )
-        self._withheld = WithheldFailures(controller.post)
+        self._withheld = WithheldFailures(self._decide_on)
+        self.post = self._withheld.post
+        """Decide on an event; of what is lost not before all have told what they have."""
         self._adopts = met.prepared.spec.adopted is not None  # ranks that train already
         self._wait_s = met.prepared.spec.replace.node_wait_s
         self._places = LostPlaces(len(met.roster.nodes), self._wait_s)
         self._waits: dict[int, asyncio.TimerHandle] = {}  # until no node is awaited in a place
         self._said: set[int] = set()  # of those places
         self._next: RemoteNode | None = None  # takes node 0's part if that is lost
-        self.packed = Once(pack_said)
-        """A message for ranks as JSON."""
+        self.packed = Once(pack_said)  # makes JSON of a message for ranks
         self._known: JobView | None = None  # to all nodes
         self._memory: tuple[str, Manifest] | None = None  # the newest checkpoint in memory
         self._say = say
@@ -213,9 +214,10 @@ class AllNodes:
         self._held = []
         self._own.act(action)
         old, new = (self._node_of.split(each)[1] for each in (action.survivors, action.newcomers))
+        view, port = self._controller.view, self._own.port
         for node in self._others:
             here = replace(action, survivors=old.get(node, ()), newcomers=new.get(node, ()))
-            node.replace(here, self._own.port, self._controller.view)
+            node.replace(here, port, view)
             if node.is_there:
                 self._bring(node)
         self._give_up_unawaited()
@@ -361,8 +363,7 @@ class AllNodes:
         self._memory = path, manifest
         there = {node.facts.rank: node for node in self._others if node.is_there}
         ranks = {rank: node.ranks for rank, node in there.items()}
-        orders = self._sender.begin(dump_id, path, manifest, done, ranks)
-        for rank, order in orders.items():
+        for rank, order in self._sender.begin(dump_id, path, manifest, done, ranks).items():
             there[rank].take_memory(order)
 
     def _gather(
@@ -539,12 +540,11 @@ class AllNodes:
 
     # --- an agent, for the hooks ----------------------------------------------------------------
 
-    def post(self, event: ev.Event) -> None:
-        """Decide on an event; of what is lost not before all have told what they have."""
+    def _decide_on(self, event: ev.Event) -> None:
         if isinstance(event, Answer) and event.rank in self._node_of:
             self._controller.post_soon(event)
         else:
-            self._withheld.post(event)
+            self._controller.post(event)
 
     def told_again(self, node: RemoteNode) -> None:
         """A node whose ranks trained already has told all that is true of them."""

@@ -6,7 +6,7 @@ import signal
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -473,7 +473,8 @@ class RemoteNode:
         self._job.swept()
 
 
-def _job_known(view: JobView) -> JobKnown:
+@lru_cache(maxsize=1)
+def _known(view: JobView) -> JobKnown:
     return JobKnown(view.state.value, view.attempt, view.has_hooks, view.is_asked)
 
 
@@ -485,8 +486,7 @@ def _refused(action: do.RefuseRanks) -> frozenset[int]:
     return frozenset(action.ranks)
 
 
-# the same for all nodes
-_known, _order, _ranks = Once(_job_known), Once(_order_of), Once(_refused)
+_order, _ranks = Once(_order_of), Once(_refused)  # the same for all nodes
 
 
 def _with_path(
