@@ -95,10 +95,7 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
 
 
 def absorb(job: Job, news: Iterable[protocol.Fingerprinted]) -> tuple[Job, int]:
-    """Take what ranks hold, as long as others have not said it of the same step; how many.
-
-    After a replacement only what the first rank holds, too: nothing has failed by that.
-    """
+    """Take what ranks hold while others are awaited, after a replacement if it is alike; how many."""
     known, trial = job.since_restart.comparison, job.since_restart.trial
     if job.state.is_end or (trial is not None and len(known.groups) > 1):
         return job, 0
@@ -107,11 +104,10 @@ def absorb(job: Job, news: Iterable[protocol.Fingerprinted]) -> tuple[Job, int]:
     for one in news:
         before, now = known.reports.get(one.step, _NO_REPORT), reports.setdefault(one.step, {})
         first = next(iter((before or now).items()), (one.rank, one.texts))
-        is_due = one.attempt == job.attempt and one.rank in alive and not one.problem
-        is_new = one.rank not in before and one.rank not in now
+        is_due = one.attempt == job.attempt and one.rank in alive - before.ranks and not one.problem
         is_last = len(before) + len(now) + 1 == len(job.ranks)
         is_odd = trial is not None and first[0] != one.rank and first[1] != one.texts
-        if not (is_due and is_new) or is_last or is_odd:
+        if not is_due or one.rank in now or is_last or is_odd:
             break
         now[one.rank] = one.texts
         late = late | {one.step} if one.is_late else late
