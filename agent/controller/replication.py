@@ -95,7 +95,7 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
 
 
 def absorb(job: Job, news: Iterable[protocol.Fingerprinted]) -> tuple[Job, int]:
-    """Take what ranks hold while others are awaited, after a replacement if it is alike; how many."""
+    """Take what ranks hold while others are awaited; in a trial only if it is alike; how many."""
     known, trial = job.since_restart.comparison, job.since_restart.trial
     if job.state.is_end or (trial is not None and len(known.groups) > 1):
         return job, 0
