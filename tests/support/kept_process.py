@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
+import gc
 import hashlib
 import json
 import mmap
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -16,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from agent.kept.kept_rank import KeptRank
 from worker_hooks.contract.status_page import Page
@@ -27,6 +32,8 @@ from worker_hooks.tensors import shard
 
 ROOT = Path(__file__).parents[2]
 LONG_S = 60.0
+SPECIAL = {"meter", "end", "limit", "crash"}
+LIBC = ctypes.CDLL(None)
 
 
 class MappedRank:
@@ -160,6 +167,86 @@ def go_back(rank):
     rank.committed.begin_again(2)
 
 
+def free_weights(rank):
+    """They go back to the allocator, who hands them out again."""
+    rank.net[0].weight.data = torch.zeros(0)
+    gc.collect()
+    LIBC.malloc_trim(0)
+    rank.garbage = [torch.full((16, 8), float(number)) for number in range(64)]
+
+
+def drop_moments(rank):
+    """As to begin with an optimizer anew; what was committed had them."""
+    rank.optimizer.state.clear()
+    gc.collect()
+    rank.garbage = [torch.full((16, 8), float(number)) for number in range(64)]
+
+
+def add_parameter(rank):
+    """Nothing of it is in the commit."""
+    late = nn.Parameter(torch.ones(50))
+    rank.net.register_parameter("late", late)
+    rank.optimizer.add_param_group({"params": [late]})
+
+
+def train_more(rank):
+    """A parameter is added, and the next steps have it."""
+    add_parameter(rank)
+    rank.train(2)
+    found = rank.committed.step, rank.file()
+    assert "model.late" in found[1][1]
+    return found
+
+
+def fork_and_write(rank):
+    """A child writes over all that it has, frees it and ends as a script does."""
+    if child := os.fork():
+        assert os.waitpid(child, 0) == (child, 0)
+        return
+    code = 1
+    try:
+        for parameter in rank.net.parameters():
+            parameter.data.fill_(float("nan"))
+        rank.train(2)
+        free_weights(rank)
+        atexit._run_exitfuncs()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def load_in_processes(rank):
+    """Workers of a loader live on when the rank is killed."""
+    rank.loader = iter(DataLoader(TensorDataset(torch.arange(64.0)), num_workers=2))
+    next(rank.loader)
+
+
+def use_large_pages(rank):
+    """Weights in huge pages that are locked in memory."""
+    size = 4 << 20
+    room = rank.room = mmap.mmap(-1, size)
+    room.madvise(mmap.MADV_HUGEPAGE)
+    elements = torch.frombuffer(room, dtype=torch.float32)
+    LIBC.mlock(ctypes.c_void_p(elements.data_ptr()), ctypes.c_size_t(size))
+    weight = rank.net[0].weight
+    weight.data = elements[: weight.numel()].view_as(weight).copy_(weight.data)
+    rank.train(1)
+    return rank.committed.step, rank.file()
+
+
+def share_weights(rank):
+    """They move to memory that other processes may share."""
+    rank.net.share_memory()
+    rank.train(1)
+    return rank.committed.step, rank.file()
+
+
+def use_accelerator(rank):
+    """As a part of the state that is moved there after training began in host memory."""
+    rank.committed.device = object()
+    rank.mapper.note(rank.committed, rank.committed._commit, rank.committed.private.read(3))
+
+
 def validate(rank):
     rank.committed.leave_loop(lambda: None)
     exchange_weights(rank)
@@ -202,15 +289,22 @@ def wait_for_children(_):
 def perform(name: str, copies: str) -> None:
     """In the process: train, change something, tell it, and wait for the end; or end by itself."""
     torch.set_num_threads(1)
+    if name == "limit":
+        with open("/proc/self/statm") as file:
+            most = (int(file.read().split()[0]) * mmap.PAGESIZE) + (32 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     rank = MappedRank(copies=copies == "True", **({"meter": Meter()} if name == "meter" else {}))
     rank.train(3)
     told = [rank.committed.step, rank.file()]
-    told = globals()["nothing" if name in {"meter", "end"} else name](rank) or told
+    told = globals()["nothing" if name in SPECIAL else name](rank) or told
     print(json.dumps([os.getpid(), rank.mapper.keeper, rank.mapper.board, told]), flush=True)
-    if name == "end":
-        sys.stdin.readline()
-    else:
+    if name not in {"end", "crash"}:
         signal.pause()
+    sys.stdin.readline()
+    if name == "crash":
+        most = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        resource.setrlimit(resource.RLIMIT_CORE, (most, most))
+        os.kill(os.getpid(), signal.SIGSEGV)
 
 
 class KilledRank(NamedTuple):
@@ -222,7 +316,7 @@ class KilledRank(NamedTuple):
 
 
 @contextlib.contextmanager
-def process(python, name, *, copies=False):
+def process(python, name, *, copies=False, folder=None):
     """A process that performs this, and what it said."""
     code = f"from support.kept_process import perform; perform({name!r}, {str(copies)!r})"
     paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
@@ -232,6 +326,7 @@ def process(python, name, *, copies=False):
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        cwd=folder,
     ) as running:
         try:
             assert running.stdout is not None

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.kept_process import killed, process
 
+from agent.kept.kept_rank import KeptRank
 from worker_hooks.contract.process_stat import read_stat
 from worker_hooks.kept.keeper import start_keeper
 from worker_hooks.machine import kept_memory
@@ -46,7 +47,32 @@ def test_copies_of_the_commit_before_are_whole_as_well(warm_python):
         assert left(rank.memory)[1] == rank.told
 
 
-CHANGES = ["tear", "exchange_weights", "replace_memory", "change_optimizer", "update"]
+KEPT_THROUGH = [
+    "fork_and_write",
+    "load_in_processes",
+    "drop_moments",
+    "add_parameter",
+    "train_more",
+    "use_large_pages",
+    "share_weights",
+    "limit",
+]
+
+
+@pytest.mark.parametrize("name", KEPT_THROUGH)
+def test_what_a_script_does_beside_leaves_the_commit_as_it_was(warm_python, name):
+    with killed(warm_python, name) as rank:
+        assert left(rank.memory)[0] == rank.told
+
+
+CHANGES = [
+    "tear",
+    "exchange_weights",
+    "replace_memory",
+    "change_optimizer",
+    "update",
+    "free_weights",
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -89,6 +115,24 @@ def test_there_is_no_moment_in_which_what_a_page_says_is_not_to_be_found(warm_py
         assert rank.told == [[3, 3], [3, 3, 2], [4, 4, 3]]
     with killed(warm_python, "commit_by_lines") as rank:
         assert rank.told == [[3], [4, 4]]
+
+
+def test_a_state_that_moves_to_an_accelerator_is_not_read(warm_python):
+    with killed(warm_python, "use_accelerator", copies=True) as rank:
+        assert [step for step, _ in left(rank.memory)] == [2]
+
+
+def test_a_core_dump_of_a_rank_leaves_no_keeper(warm_python, tmp_path):
+    """Who crashes is not read. Some kernels end its keeper themselves, as it dumps their memory."""
+    with process(warm_python, "crash", folder=tmp_path) as (running, (pid, keeper, board, _)):
+        memory, files = KeptRank(keeper, board), [os.pidfd_open(each) for each in (pid, keeper)]
+        running.stdin.write("\n")
+        running.stdin.flush()
+        assert select.select(files[:1], [], [], 60)[0]
+        memory.close()
+        assert select.select(files[1:], [], [], 60)[0]
+    for file in files:
+        os.close(file)
 
 
 def test_once_the_keeper_is_killed_there_is_nothing(warm_python):
