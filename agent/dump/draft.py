@@ -179,5 +179,8 @@ class KeptSource(Protocol):
             every: all ranks.
         """
 
+    def held_nbytes(self) -> int:
+        """How much memory they still take, until :meth:`drop_dead`."""
+
     def drop_dead(self) -> None:
         """Nobody will need what dead ranks held."""

@@ -190,7 +190,8 @@ class DumpExecutor:
             _, host = max(sizes.values(), default=(0, 0))
             state = state_nbytes(action, self._parts(action), sizes)
             gone = len(self._ranks) - len(sizes)
-            wanted = needed(state=state, host=host, private=private, gone=gone)
+            held = 0 if self.kept is None else self.kept.held_nbytes()
+            wanted = needed(state=state, host=host, private=private, gone=gone, held=held)
             return MemoryTarget(action.step, private_nbytes=private, needed_nbytes=wanted)
         return self._folder(action, action.place)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import signal
 import struct
@@ -39,6 +40,7 @@ class KeptRank:
             OSError: there is no such process, or its memory may not be read.
         """
         self._board = board
+        self._keeper = keeper
         # not before a thread has read: their numbers would be those of other files
         opened = list[int]()
         finalize(self, _close_all, opened)
@@ -102,6 +104,15 @@ class KeptRank:
                 found = zlib.crc32(piece, found)
             take(piece)
         return kept_memory.kept_digest(state.seed, found)
+
+    def nbytes(self) -> int:
+        """How much memory it takes: what no file has and no other process was given."""
+        try:
+            with open(f"/proc/{self._keeper}/statm") as file:
+                _, resident, shared, *_ = map(int, file.read().split())
+        except (OSError, ValueError):
+            return 0
+        return (resident - shared) * mmap.PAGESIZE
 
     def close(self) -> None:
         """Kill the keeper, with which the memory ends."""

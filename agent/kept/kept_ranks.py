@@ -55,6 +55,10 @@ class KeptRanks:
                     found[rank] = kept, state
         return KeptReading(found, action, pages, every)
 
+    def held_nbytes(self) -> int:
+        """Bytes that dead ranks' memory takes, until it is dropped."""
+        return sum(self._ranks[rank][1].nbytes() for rank in self._dead)
+
     def drop(self, ranks: Iterable[int]) -> None:
         """Free the memory of these."""
         for rank in list(ranks):

@@ -224,7 +224,7 @@ def load_in_processes(rank):
 def use_large_pages(rank):
     """Weights in huge pages that are locked in memory."""
     size = 4 << 20
-    room = rank.room = mmap.mmap(-1, size)
+    room = rank.room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     room.madvise(mmap.MADV_HUGEPAGE)
     elements = torch.frombuffer(room, dtype=torch.float32)
     LIBC.mlock(ctypes.c_void_p(elements.data_ptr()), ctypes.c_size_t(size))

@@ -135,6 +135,13 @@ def test_a_core_dump_of_a_rank_leaves_no_keeper(warm_python, tmp_path):
         os.close(file)
 
 
+def test_what_a_dead_rank_takes_is_known_until_it_is_freed(warm_python):
+    with killed(warm_python, "use_large_pages") as rank:
+        assert 4 << 20 < rank.memory.nbytes() < 4 << 30
+    assert select.select([rank.memory._process], [], [], 20)[0]
+    assert rank.memory.nbytes() == 0
+
+
 def test_once_the_keeper_is_killed_there_is_nothing(warm_python):
     with killed(warm_python, "nothing", copies=True) as rank:
         watched = os.pidfd_open(rank.keeper)

@@ -91,6 +91,9 @@ def test_what_is_needed():
     assert needed(GB, GB, 500, 2) == 3 * (GB + SPARE) + 500
     assert needed(GB, 0, 500, 2) == GB + 3 * SPARE + 500
     assert needed(-5, -5, 0, 0) == SPARE
+    # what a dead rank has left is freed for its replacement, but not for the checkpoint
+    assert needed(GB, GB, 500, 2, held=GB) == 2 * GB + 3 * SPARE + 500
+    assert needed(GB, GB, 500, 1, held=5 * GB) == GB + SPARE + 500
     assert shortage(needed(10**5000, 0, 0, 1), GB).startswith("there is no room")
 
 
