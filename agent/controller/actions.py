@@ -83,7 +83,14 @@ class Tell:
     """
 
     ranks: tuple[int, ...]
-    message: protocol.Proceed | protocol.Leave | protocol.Dismiss | protocol.Release | protocol.GoOn
+    message: (
+        protocol.Proceed
+        | protocol.Leave
+        | protocol.Dismiss
+        | protocol.Release
+        | protocol.GoOn
+        | protocol.EndNotes
+    )
     reason: str
 
 

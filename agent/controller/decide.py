@@ -205,6 +205,7 @@ def _is_stale(job: Job, event: ev.Event) -> bool:  # noqa: C901, PLR0912  a row 
             | protocol.Registered()
             | protocol.Fingerprinted()
             | protocol.VoteOpened()
+            | protocol.NotesMeasured()
             | protocol.Raised()
             | protocol.ExitRequested()
         ):
@@ -277,6 +278,8 @@ def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as a
             return _fingerprinted(job, event)
         case protocol.VoteOpened():
             return Decision(replication.note_vote(job, event))
+        case protocol.NotesMeasured():
+            return Decision(*replication.note_costs(job, event))
         case protocol.Raised():
             return _rank_raised(job, event)
         case protocol.Rejoining():  # for a replacement that is over

@@ -266,6 +266,7 @@ RankMessage = (
     protocol.Registered
     | protocol.Fingerprinted
     | protocol.VoteOpened
+    | protocol.NotesMeasured
     | protocol.Raised
     | protocol.ExitRequested
     | protocol.Standing

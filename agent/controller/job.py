@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from agent.controller.states import JobState, RankState
+from agent.ranks.note_costs import NoteCosts
 from agent.ranks.parts import Groups, Parts
 from agent.ranks.rank_map import RankMap
 from agent.ranks.rank_set import RankSet
@@ -187,6 +188,8 @@ class SinceRestart(NamedTuple):
     trial: UnconfirmedReplacement | None = None  # of the last replacement, until it is confirmed
     copies: Copies = Copies()
     keeping: RankSet = RankSet()  # ranks whose memory outlives them
+    notes: NoteCosts = NoteCosts()  # where the state lies in it, if nobody has asked for them
+    not_kept: str = ""  # why, if nobody has, none is or can be read
 
 
 class Shadowed(NamedTuple):

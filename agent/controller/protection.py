@@ -9,7 +9,13 @@ from enum import Enum
 from typing import NamedTuple
 
 from agent.controller.job import NEVER, Job, Shadowed
-from agent.controller.replication import is_all_kept, lone_ranks, why_no_holder, why_not_held
+from agent.controller.replication import (
+    are_copies_wanted,
+    is_all_kept,
+    lone_ranks,
+    why_no_holder,
+    why_not_held,
+)
 from agent.spec.job_spec import CopyMode
 from agent.text.wording import listed
 
@@ -26,9 +32,10 @@ NO_SHADOWS = Shadowed()
 GROUPS_TOLD = 4
 KEPT = " as long as msrun lives: what killed ranks leave in their memory is read"
 AMID = (
-    " (of a state that is too large to be copied at each step only a copy, if all that hold a part "
+    " (of a state that is too large to be copied at each step only {}, if all that hold a part "
     "are killed amid an update)"
 )
+NOT_READ = "; what killed ranks leave in their memory is not read: {}"
 READ = "what a killed rank leaves in its memory is read, and its death means"
 
 ONE_RANK = "there is one rank only, and no other holds its state"
@@ -86,7 +93,8 @@ def protection(job: Job) -> Protection:
         return Protection(Level.UNKNOWN)  # a death could still leave parts of two steps
     checked = f" (checked: {known.holds})" if known.holds else ""
     if not (why := _why_not_replaced(job)):
-        lives = f"{KEPT}{AMID}" if is_all_kept(job) else _of_groups(job)
+        lives = f"{KEPT}{_amid(job)}" if is_all_kept(job) else _of_groups(job)
+        lives += _not_read(job)
         replaced = f"a rank that dies is replaced, no step is lost{lives}"
         return Protection(Level.PROTECTED, f"{replaced}{checked}{_of_nodes(job)}{_of_folders(job)}")
     if not job.policy.dump.after_failure:
@@ -145,12 +153,24 @@ def _of_copies(job: Job, why: str, lost: str) -> Protection:
     if not job.policy.max_restarts:
         follows = "the end of the job, once it is saved (--max-restarts=1 restarts it)"
     if is_all_kept(job):
-        return Protection(Level.PARTLY, f"{why}; {READ} {follows}{AMID}")
+        return Protection(Level.PARTLY, f"{why}; {READ} {follows}{_amid(job)}")
     copied = "once a copy of it is in msrun's memory (the first is on its way),"
     if copies.newest is not None:
         often = "every step" if copies.every == 1 else f"about every {copies.every} steps"
         copied = f"{often} it is copied to msrun's memory, and"
-    return Protection(Level.PARTLY, f"{why}; {copied} a death means {follows}{_of_its_node(job)}")
+    lost = f"a death means {follows}{_of_its_node(job)}{_not_read(job)}"
+    return Protection(Level.PARTLY, f"{why}; {copied} {lost}")
+
+
+def _amid(job: Job) -> str:
+    """What is left of a step whose update has begun on all that hold a part."""
+    return AMID.format("a copy" if are_copies_wanted(job) else "the newest checkpoint")
+
+
+def _not_read(job: Job) -> str:
+    """Why the memory of killed ranks is not read although nobody has said that it is not to be."""
+    why = job.since_restart.not_kept
+    return NOT_READ.format(why) if why else ""
 
 
 def _of_its_node(job: Job) -> str:

@@ -35,6 +35,7 @@ from agent.controller.replaceable import (
 from agent.controller.replication import begin_trial
 from agent.controller.states import Condition, JobState, RankState
 from agent.ranks.rank_set import RankSet
+from agent.spec.job_spec import CopyMode
 from agent.text.wording import describe_exit, listed, ranged
 from worker_hooks.contract import protocol
 from worker_hooks.contract.peer_lost import with_consequence
@@ -260,9 +261,16 @@ def with_registered(job: Job, event: protocol.Registered) -> Job:
     if event.compares:
         comparison = comparison._replace(awaited=comparison.awaited | {event.rank})
     rehearses = event.rehearses
-    keeping = known.keeping | {event.rank} if event.keeper else known.keeping - {event.rank}
+    is_auto = job.policy.dump.copies is CopyMode.AUTO
+    not_kept = known.not_kept or (event.not_kept_why if is_auto else "")
+    is_kept = event.keeper and not not_kept
+    keeping = known.keeping | {event.rank} if is_kept else known.keeping - {event.rank}
     known = known._replace(
-        rejoining=rejoining, rehearses=rehearses, comparison=comparison, keeping=keeping
+        rejoining=rejoining,
+        rehearses=rehearses,
+        comparison=comparison,
+        keeping=keeping,
+        not_kept=not_kept,
     )
     if event.not_copied_why:
         known = known._replace(copies=known.copies._replace(why_not=event.not_copied_why))

@@ -246,8 +246,32 @@ def _why_not_read(job: Job) -> str:
 
 
 def is_all_kept(job: Job) -> bool:
-    """Whether the memory of every rank outlives it."""
-    return len(job.since_restart.keeping) == len(job.ranks) and not job.apart
+    """Whether the memory of every rank outlives it, for good."""
+    since = job.since_restart
+    is_meant = job.policy.dump.copies is CopyMode.LIVE or since.notes.are_known(RankSet(job.ranks))
+    return is_meant and len(since.keeping) == len(job.ranks) and not (job.apart or since.not_kept)
+
+
+def note_costs(job: Job, event: protocol.NotesMeasured) -> tuple[Job, tuple[do.Action, ...]]:
+    """A rank said what its notes of where the state lies take, or why they are of no use.
+
+    If they are too dear, no rank is to make them any more. While a death is under way they go on,
+    whatever they cost: they may be all that holds a step.
+    """
+    since = job.since_restart
+    if job.policy.dump.copies is not CopyMode.AUTO:
+        return job, ()
+    why = since.not_kept or event.why_not
+    if not event.why_not:
+        notes = since.notes.told(event.rank, event.cost_s, event.step_s)
+        since = since._replace(notes=notes)
+        why = why or notes.why_too_dear(RankSet(job.ranks))
+    job = job._replace(since_restart=since._replace(not_kept=why))
+    if not why or job.state is not JobState.RUNNING or job.now.kept:
+        return job, ()
+    ranks = job.having(RankState.RUNNING) if since.keeping else (event.rank,)
+    told = do.Tell(tuple(ranks), protocol.EndNotes(why), why)
+    return job._replace(since_restart=job.since_restart._replace(keeping=RankSet())), (told,)
 
 
 def is_kept_next(job: Job) -> bool:

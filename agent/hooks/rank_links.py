@@ -42,6 +42,7 @@ Said = (
     | protocol.Rejoining
     | protocol.Stack
     | protocol.VoteOpened
+    | protocol.NotesMeasured
     | protocol.Copied
 )
 """What a training script may say; each names its rank and attempt."""

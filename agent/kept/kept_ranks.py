@@ -18,6 +18,17 @@ class KeptRanks:
         """There are none."""
         self._ranks: dict[int, tuple[int, KeptRank]] = {}  # with the keeper's process id
         self._dead: set[int] = set()
+        self._why_over = ""
+
+    @property
+    def why_over(self) -> str:
+        """Why the memory of no rank is kept any more; empty: it may be."""
+        return self._why_over
+
+    def give_up(self, why: str) -> None:
+        """Keep nothing more in this attempt, nor of ranks that replace others in it."""
+        self._why_over = why
+        self.drop(self._ranks)
 
     def keep(self, rank: int, keeper: int, board: int) -> None:
         """A rank has a keeper; it says so again whenever it registers.
@@ -71,5 +82,6 @@ class KeptRanks:
         self.drop(self._dead)
 
     def close(self) -> None:
-        """Free all of it."""
+        """Free all of it: every rank is gone."""
+        self._why_over = ""
         self.drop(self._ranks)

@@ -77,8 +77,16 @@ def job_env(spec: JobSpec, port: int, hooks: str = "", interface: str = "") -> J
         job_id=spec.job_id,
         interface=interface,
         shadows=spec.shadows,
-        keeps_memory=spec.dump.copies is CopyMode.LIVE and spec.nnodes == 1,
+        keeps_memory=_keeps_memory(spec),
     )
+
+
+def _keeps_memory(spec: JobSpec) -> str:
+    """Whether the memory of killed ranks is read, as a rank is told."""
+    mode, dump = spec.dump.copies, spec.dump
+    if spec.nnodes > 1 or mode not in {CopyMode.AUTO, CopyMode.LIVE}:
+        return ""
+    return mode.value if mode is CopyMode.LIVE or dump.after_failure else ""
 
 
 def command(spec: JobSpec, local_rank: int, *, resumes: bool = False) -> tuple[str, ...]:

@@ -432,6 +432,8 @@ class HooksBridge:
             case protocol.Proceed(step=step):
                 self._exiting.agreed = step
                 guarding.dumps.proceed()
+            case protocol.EndNotes(why):
+                guarding.kept.give_up(why)
             case protocol.GoOn():
                 self._votes.go_on()
                 guarding.handshake.go_on()
@@ -489,6 +491,8 @@ class HooksBridge:
             case protocol.Leaving(rank, _, is_done):
                 self._leave(rank, is_done=is_done)
                 self._watch()
+            case protocol.NotesMeasured():
+                self._agent.post(message._replace(why_not=encodable(message.why_not)))
             case protocol.Copied():
                 self._load().dumps.copies.hear(message)
             case protocol.Stack():
@@ -540,15 +544,18 @@ class HooksBridge:
     def _kept(self, message: protocol.Registered) -> protocol.Registered:
         """Open the memory that is to outlive a rank; what is known of it then."""
         why = encodable(message.not_kept_why)
+        if over := message.keeper and self._load().kept.why_over:  # it replaces another rank
+            self._links.send(message.rank, protocol.EndNotes(over))
+            return message._replace(keeper=0)
         if message.keeper:
             try:
                 self._load().kept.keep(message.rank, message.keeper, message.board)
             except OSError as error:
                 message, why = message._replace(keeper=0), describe_os_error(error)
-        if why and not self._is_loss_said:
+        if why and self._spec.dump.copies is CopyMode.LIVE and not self._is_loss_said:
             self._is_loss_said = True
             self._say(NOT_KEPT.format(message.rank, why))
-        return message
+        return message._replace(not_kept_why=why)
 
     def _replicated(self, rank: int) -> protocol.Replicated:
         known = self._alike.get(rank)

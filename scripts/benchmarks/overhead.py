@@ -61,7 +61,7 @@ def main() -> int:
     batches = data()
     width = width_for(options.step_ms, batches)
     guard()
-    os.environ[KEEPS_MEMORY] = str(int(options.live))
+    os.environ[KEEPS_MEMORY] = "live" if options.live else ""
     training = Training(width, batches)
     training.arm()
     for turn in range(options.steps // TURN):

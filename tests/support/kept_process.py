@@ -47,7 +47,13 @@ class MappedRank:
         things = {"model": self.net, "optimizer": self.optimizer, "schedule": self.schedule, **more}
         self.committed = CommittedState(pieces_of(things), dict)
         self.said: list[str] = []
-        told = self.why_unsafe, self.said.append, os.getppid()
+        self.costs: list[tuple[float, float]] = []
+        told = (
+            self.why_unsafe,
+            self.said.append,
+            os.getppid(),
+            lambda *cost: self.costs.append(cost),
+        )
         self.mapper = self.committed.kept = StateMapper(self.committed.pieces, *told)
         if copies:
             self.committed.changes.keep_all()
@@ -239,6 +245,24 @@ def share_weights(rank):
     rank.net.share_memory()
     rank.train(1)
     return rank.committed.step, rank.file()
+
+
+def measure(rank):
+    """What notes cost is told behind the first steps."""
+    rank.train(20)
+    return rank.costs
+
+
+def note_no_more(rank):
+    """As msrun has ordered; the keeper is gone, and nothing of it is left to wait for."""
+    rank.train(2)
+    rank.mapper.is_over = True
+    rank.train(2)
+    assert rank.committed.kept is None
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(rank.mapper.keeper, 0x40000000)
+        return "a child is left"
+    return "nothing is left"
 
 
 def use_accelerator(rank):

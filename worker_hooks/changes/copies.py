@@ -80,6 +80,13 @@ class CommitCopies:
         self._spent.append(perf_counter() - began)
         return copies
 
+    @property
+    def share(self) -> float:
+        """Of a step's time that they take; 0: not known yet."""
+        if len(self._spent) < LOOKS or len(self._steps) < LOOKS:
+            return 0.0
+        return min(self._spent) / sorted(self._steps)[LOOKS // 2]
+
     def let_go(self, names: Iterable[str]) -> None:
         """Copy these no more, without a reason to refuse them."""
         for name in names:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from worker_hooks.changes.audit import AuditSchedule, Baseline
 from worker_hooks.changes.content import is_same, nbytes
-from worker_hooks.changes.copies import CommitCopies
+from worker_hooks.changes.copies import SHARE, CommitCopies
 from worker_hooks.changes.loop_end_copies import LoopEndCopies
 from worker_hooks.changes.versions import TensorList, Versions, read
 from worker_hooks.device import devices
@@ -115,7 +115,7 @@ class ChangeObserver:
         self._still = 0  # steps in a row without a counted change outside of updates
         self._said: set[str] = set()
         self._keeps_all = False  # copies of all are made at each commit
-        self._else_why = HALTS
+        self._else_why, self._share = HALTS, 0.0
         self._needed: set[str] = set()  # and these were, or would be, without that
         self._has_unseen = False  # something changed uncounted between an update and its commit
         self._blind_why = ""  # why nothing can be known of the state
@@ -182,18 +182,29 @@ class ChangeObserver:
         """Whether something was seen to change uncounted between an update and its commit."""
         return self._has_unseen
 
-    def keep_all(self, else_why: str = HALTS) -> None:
+    def keep_all(self, else_why: str = HALTS, share: float = SHARE) -> None:
         """From now on copy all of the state at each commit, if it is small and that is cheap.
 
         Steps were seen to halt behind their update, in a collective, with changes yet to be made.
         Such a step is no state to resume from, so the commit before must stay one.
 
         Args:
-            else_why: what it means if that is not so, with a place for the reason.
+            else_why: what it means if that is not so, with a place for the reason; empty: nothing.
+            share: of a step's time that this may take; the largest of several counts.
         """
+        if share > self._share:
+            self._else_why, self._share = else_why, share
         if not self._keeps_all:
-            self._else_why = else_why
             self._keeps_all, self._needed = True, {*self._copies.names}
+
+    def keep_less(self) -> None:
+        """The reason is gone for which all was to be copied within less than the usual share."""
+        if self._keeps_all and self._share < SHARE:
+            self._stop_keeping_all(self._copies.names - self._needed)
+
+    def _stop_keeping_all(self, extra: AbstractSet[str]) -> None:
+        self._keeps_all, self._share = False, 0.0
+        self._copies.let_go(extra)
 
     @property
     def changing(self) -> list[str]:
@@ -242,10 +253,13 @@ class ChangeObserver:
         refused = [why for name, why in self._copies.refused.items() if name in extra]
         if nbytes(tensors.values()) > COPIED_AT_FIRST:
             refused.append(f"all of the state is larger than {COPIED_AT_FIRST >> 20} MiB")
+        if (share := self._copies.share) > self._share and self._share < SHARE:
+            refused.append(f"copies at each commit take {share:.0%} of a step")
         if refused:
-            self._keeps_all = False
-            self._copies.let_go(extra)
-            log.warning(self._else_why, refused[0])
+            why = self._else_why
+            self._stop_keeping_all(extra)
+            if why:
+                log.warning(why, refused[0])
 
     def committed(self, held: CommittedTensors) -> None:
         """Behind a commit: look at the content, if the step that begins is to be audited."""

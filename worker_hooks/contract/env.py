@@ -46,7 +46,8 @@ Not set: it makes none.
 """
 
 KEEPS_MEMORY = "MSRUN_KEEPS_MEMORY"
-"""``1``: a rank's memory is kept when it is killed, and it says where its state lies."""
+"""``live``, or ``auto``: a rank's memory is kept when it is killed, and it notes where its state
+lies; with ``auto`` as long as that is cheap, for all ranks."""
 
 REHEARSE = "MSRUN_REHEARSE"
 """``1``: a new rank whose peers live on; its groups only pretend until it calls ``run``."""
@@ -104,8 +105,8 @@ class JobEnv(NamedTuple):
     """The network interface at which other nodes are reached; empty: there are none."""
     shadows: str = ""
     """Optimizer steps from one shadow to the next, or ``measured``; empty: there are none."""
-    keeps_memory: bool = False
-    """Whether the memory of killed ranks is read."""
+    keeps_memory: str = ""
+    """``live``: the memory of killed ranks is read; ``auto``: if that is cheap; empty: not."""
 
     def environ(self, inherited: Mapping[str, str], record_id: str) -> dict[str, str]:
         """Variables that are the same on all ranks; ``inherited`` is the agent's environment."""
@@ -145,7 +146,7 @@ class JobEnv(NamedTuple):
         if self.hooks and self.shadows:
             environ[SHADOWS] = self.shadows
         if self.hooks and self.keeps_memory:
-            environ[KEEPS_MEMORY] = "1"
+            environ[KEEPS_MEMORY] = self.keeps_memory
         if self.rank_table_file is not None:
             environ["RANK_TABLE_FILE"] = self.rank_table_file
         if sets_omp_threads(self.local_world_size, inherited):
@@ -200,7 +201,7 @@ class RankEnv(NamedTuple):
     is_strict: bool = False  # refuse to train with variables that cannot be restored
     save_to: str = ""  # a drill's folder; it replaces every folder that the script saves to
     is_controlled: bool = False  # by msrun on another node
-    keeps_memory: bool = False  # of killed ranks, to be read
+    keeps_memory: str = ""  # of killed ranks, to be read: ``live``, or ``auto``: if it is cheap
 
     def redirected(self, folder: str) -> str:
         """Where to save instead of in ``folder``; there itself, unless this is a drill."""
@@ -228,7 +229,7 @@ class RankEnv(NamedTuple):
             audit=_share(environ.get(AUDIT, "")),
             is_strict=environ.get(STRICT) == "1",
             is_controlled=bool(environ.get(JOB)),
-            keeps_memory=environ.get(KEEPS_MEMORY) == "1",
+            keeps_memory=environ.get(KEEPS_MEMORY, ""),
         )
 
 

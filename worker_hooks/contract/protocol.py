@@ -7,10 +7,10 @@ that import a forkserver is ready 20 ms earlier.
     forkserver -> agent    Ready, Forked, ForkFailed, StoreForked
     hooks -> agent         Hello, Registered, PageWritten, Fingerprinted, Unprotected, Raised,
                            Leaving, ExitRequested, Standing, Frozen, Written, Digested, SaveFailed,
-                           Progress, Rejoining, Stack, VoteOpened, Copied
+                           Progress, Rejoining, Stack, VoteOpened, Copied, NotesMeasured
     agent -> hooks         Welcome, Hold, Proceed, Freeze, Save, Leave, Release, Dismiss, Rejoin,
                            GoOn, Inspect, PeerPages, Replicated, NotShared, OpenVote, Copy,
-                           SaveAlone
+                           SaveAlone, EndNotes
     shadows -> agent       ShadowPageWanted, ShadowMade, ShadowRefused, Forked, ForkFailed
     agent -> shadows       ShadowPage, WakeShadow
 """
@@ -138,6 +138,25 @@ class Registered(NamedTuple):
     keeper: int = 0  # the process that keeps its memory when it is killed; 0: there is none
     board: int = 0  # an address there, see machine.kept_memory
     not_kept_why: str = ""  # why there is none, if it was wanted
+
+
+class NotesMeasured(NamedTuple):
+    """What it costs the rank to note where its state lies in its memory, which a keeper keeps.
+
+    Medians, in seconds, of a note and of the step it belongs to; told now and then.
+    """
+
+    rank: int
+    attempt: int
+    cost_s: float = 0.0
+    step_s: float = 0.0
+    why_not: str = ""  # why what it notes can never be read; empty: it can
+
+
+class EndNotes(NamedTuple):
+    """Note no more where the state lies, and end the keeper; ``why``: for people."""
+
+    why: str
 
 
 class PageWritten(NamedTuple):
@@ -533,6 +552,8 @@ Message = (
     | Hello
     | Welcome
     | Registered
+    | NotesMeasured
+    | EndNotes
     | PageWritten
     | Fingerprinted
     | Unprotected

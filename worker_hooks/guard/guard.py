@@ -143,6 +143,10 @@ class Guard:
         """Whether the agent compares this rank's state with that of others."""
         return self._link is not None and self.env.world_size > 1
 
+    def report_notes(self, cost_s: float, step_s: float, why_not: str = "") -> None:
+        """Tell the agent what notes for :class:`CommitPlaces` take, or why they are of no use."""
+        self._send(protocol.NotesMeasured(self.env.rank, self.env.attempt, cost_s, step_s, why_not))
+
     def report_fingerprint(
         self, step: int, texts: Mapping[str, str], is_late: bool, problem: str, holds: str
     ) -> None:
@@ -423,6 +427,9 @@ class Guard:
                 group_info.tell(os.environ.get(GROUP_INFO_FILE, ""), self.env.rank, message.alike)
             case protocol.NotShared():
                 self.not_shared[message.folder] = message.why
+            case protocol.EndNotes():
+                if self.source.kept is not None:
+                    self.source.kept.is_over = True
             case protocol.PeerPages():
                 self.peers.learn(message.ranks, message.pids, fds)
             case protocol.OpenVote():

@@ -8,18 +8,21 @@ and address, and the text of what did change.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import json
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, compress, count
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.kept.keeper import start_keeper
+from worker_hooks.kept.note_cost import NoteCost
 from worker_hooks.kept.tensor_chain import tensor_chain
 from worker_hooks.machine import kept_memory
 from worker_hooks.machine.kept_memory import BOARD_BYTES, BoardWriter, packed
@@ -36,10 +39,10 @@ from worker_hooks.tensors.tensor_bytes import entry_of, plain, to_bytes
 _COUNT = 8  # bytes of a safetensors header's length
 _ALIGNED = 64
 TIMES = 8  # commits in a row after which a reason is none of the first steps'
-UNREAD = "what ranks leave in their memory when they are killed cannot be read: {}"
 _LAYOUTS = 4  # known at once: copies are made in turns in two places
 _METADATA = "__metadata__"
 _mapping: list[StateMapper] = []
+_WALL = 0x40000000  # __WALL, linux/wait.h: also children whose end signals nothing
 _PIECES = json.dumps('"pieces"')[1:-1]
 
 
@@ -85,6 +88,7 @@ class StateMapper:
         why_unsafe: Callable[[], tuple[str, str]],
         say: Callable[[str], None],
         agent: int,
+        tell_cost: Callable[[float, float], None] | None = None,
     ) -> None:
         """Start the keeper; nothing is noted yet.
 
@@ -94,6 +98,7 @@ class StateMapper:
                 in live memory; empty: some may.
             say: tells people, once for each reason, why what lies there cannot be read.
             agent: the process id of who reads it.
+            tell_cost: is told now and then what a note and a step take, in seconds.
 
         Raises:
             OSError: the kernel does not allow it.
@@ -112,6 +117,8 @@ class StateMapper:
         self._layouts: dict[tuple[int, ...], _Layout] = {}
         self._said: set[str] = set()
         self._step = 0  # of the newest note
+        self._tell_cost, self._cost = tell_cost, NoteCost()
+        self.is_over = False
         _mapping.append(self)  # what it tells of is not freed before the process ends by itself
         self._pid = os.getpid()
         atexit.register(self._end)
@@ -123,7 +130,17 @@ class StateMapper:
         """The process ends by itself: then it frees its memory, and nobody needs that."""
         if os.getpid() == self._pid:
             self._board.wipe()
-            os.kill(self.keeper, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the agent may have killed it
+                os.kill(self.keeper, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Nobody will read any more what this process leaves."""
+        self._end()
+        atexit.unregister(self._end)
+        _mapping.remove(self)
+        if os.getpid() == self._pid:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self.keeper, _WALL)
 
     def update_begins(self) -> None:
         """Until the next note, only what is copied is as of the newest one."""
@@ -131,6 +148,8 @@ class StateMapper:
 
     def commit_begins(self, step: int) -> None:
         """What was noted in this one's place is overwritten."""
+        if self._tell_cost is not None:
+            self._cost.commit_begins(perf_counter())
         self._board.hide(step % kept_memory.SLOTS)
 
     def forget(self) -> None:
@@ -139,7 +158,7 @@ class StateMapper:
 
     def note(self, state: CommittedState, commit: Commit, private: PrivateParts) -> None:
         """Note where the commit's state lies; never raises."""
-        layout = None
+        began, layout = perf_counter(), None
         try:
             octets, layout = self._map(state, commit, private)
         except UnmappedError as error:
@@ -150,13 +169,15 @@ class StateMapper:
         # the elements of a bytes object follow its fixed part, and one more byte, which is counted
         self._board.show(slot, id(octets) + bytes.__basicsize__ - 1)
         self._maps[slot] = octets, layout  # last: it frees what was shown before
+        if self._tell_cost is not None and (found := self._cost.noted(perf_counter() - began)):
+            self._tell_cost(*found)
 
     def _nothing(self, step: int, why: str) -> bytes:
         known, times = self._unread
         self._unread = why, times + 1 if why == known else 1
         if self._unread[1] == TIMES and why not in self._said:
             self._said.add(why)
-            self._say(UNREAD.format(why))
+            self._say(why)
         return kept_memory.encode(
             step=step,
             head=b"",

@@ -295,7 +295,11 @@ class CommittedState:
 
     def _note(self, position: Position, marks: tuple[Any, ...] | None = None) -> None:
         snapshots = self._reader.snapshots()  # first: they say which tensors of an object are large
-        if (kept := self.kept) is not None:
+        if (kept := self.kept) is not None and kept.is_over:
+            kept.end()
+            kept = self.kept = None
+            self.changes.keep_less()
+        if kept is not None:
             kept.commit_begins(self.step)
         before, tensors = self._commit, self.changes.commit(self.step)
         if before is None or before.tensors.versions.tensors is not tensors.versions.tensors:

@@ -66,6 +66,11 @@ class CommitPlaces(Protocol):
 
     keeper: int
     board: int
+    is_over: bool
+    """Set by any thread: the next commit is to :meth:`end` it."""
+
+    def end(self) -> None:
+        """Nobody will read what this process leaves."""
 
     def update_begins(self) -> None:
         """Live memory is not as of the newest commit any more."""

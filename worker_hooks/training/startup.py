@@ -26,6 +26,7 @@ ENDED_BY_TORCH = (
     "when a rank dies, torch's NCCL watchdog may end the others before their state is saved: {}"
 )
 
+UNREAD = "what ranks leave in their memory when they are killed cannot be read: {}"
 ON_DEVICE = "the script uses an accelerator"
 AMID_UPDATE = (
     "if all ranks that hold a part of the state are killed amid an update, training goes on from "
@@ -121,23 +122,36 @@ def keep_memory(committed: CommittedState, guard: Guard) -> None:
     """Have this process's memory outlive it, if that is wanted and possible."""
     if not (guard.env.keeps_memory and guard.is_on):
         return
+    from worker_hooks.kept.by_default import COPY_SHARE, why_not_by_default
+
+    is_asked = guard.env.keeps_memory != "auto"
     # a keeper would hold an accelerator's memory, too
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        guard.not_kept_why = ON_DEVICE
+    is_on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    guard.not_kept_why = ON_DEVICE if is_on_device else ""
+    if not is_asked and not is_on_device:
+        guard.not_kept_why = why_not_by_default(os.environ)
+    if guard.not_kept_why:
         return
     from worker_hooks.kept.state_mapper import StateMapper
     from worker_hooks.kept.tensor_chain import UnknownTensorLayoutError
 
-    def say(text: str) -> None:
-        if guard.env.rank == 0:
-            guard.say_unprotected(text, is_refused=False)
+    def say(why: str) -> None:
+        if not is_asked:
+            guard.report_notes(0.0, 0.0, why[:500])
+        elif guard.env.rank == 0:
+            guard.say_unprotected(UNREAD.format(why), is_refused=False)
 
+    tell_cost = None if is_asked else guard.report_notes
+    told = guard.why_unsafe, say, guard.agent_pid, tell_cost
     try:
-        committed.kept = StateMapper(committed.pieces, guard.why_unsafe, say, guard.agent_pid)
+        committed.kept = StateMapper(committed.pieces, *told)
     except (OSError, UnknownTensorLayoutError) as error:
         guard.not_kept_why = str(error)
     else:
-        committed.changes.keep_all(AMID_UPDATE)
+        if is_asked:
+            committed.changes.keep_all(AMID_UPDATE)
+        else:
+            committed.changes.keep_all("", COPY_SHARE)
 
 
 def _warn_unguarded(guard: Guard, *, is_wanted: bool) -> None:

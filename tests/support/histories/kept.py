@@ -21,12 +21,18 @@ def live(count, **changes):
 
 
 ONE, TWO, THREE = live(1), live(2), live(3)
+AUTO = live(2, copies=CopyMode.AUTO)
 UNSAVED = live(2, after_failure=False)
 
 
 def keeps(rank, step=0, attempt=0):
     """A rank registers, and has a keeper."""
     return protocol.Registered(rank, attempt, step, keeper=100 + rank, board=1)
+
+
+def notes(rank, cost_s=0.0003, why_not="", attempt=0):
+    """A rank says what notes cost it, in steps of 0.1 s."""
+    return protocol.NotesMeasured(rank, attempt, cost_s, 0.1, why_not)
 
 
 def training(count, has=range(9)):
@@ -137,6 +143,18 @@ HISTORIES = [
     ("one stop while it is read: no restart follows", TWO, [*BOTH, (ask(SIGTERM), "committing"), (saved(), "stopped", "forget; sweep; finish stopped 143", "step 7 is saved in /d")]),
     ("the second one means now", TWO, [*BOTH, (ask(SIGINT), "committing"), (ask(SIGINT), "stopped", "forget; abandon; sweep; finish stopped 130", "again")]),
     ("nor is anything read after two", THREE, [*NOW_ALL, (ask(SIGINT), "stopping"), (ask(SIGINT), "killing", "KILL 2; deadline killing 10", "again"), (killed(2, 7), "stopped", "sweep; finish stopped 130", "step 7 is not saved")]),
+    # --- nobody has asked for it: as long as it is cheap, for all ranks
+    ("cheap notes go on, and are read", AUTO, [*training(2), (notes(0), "running"), (notes(1), "running"), FIRST, (killed(0, 7, 6), "committing", instead(), "step 7 is the newest in")]),
+    ("what they cost is not known yet, and they are read", AUTO, [*training(2), (notes(0, 0.01), "running"), FIRST, (killed(0, 7, 6), "committing", instead(), "step 7 is the newest in")]),
+    ("they are too dear for one of them: both note no more", AUTO, [
+        *training(2), (notes(0), "running"), (notes(1, 0.002), "running", "end notes 0,1", "takes 2.0% of a step"), (notes(0), "running", "end notes 0", ""), (gone(1, -9), "freezing", f"freeze 1: 0; {FREEZE_S}", "rank 1")]),
+    ("they become so", AUTO, [*training(2), (notes(0), "running"), (notes(1), "running"), (notes(0, 0.0008), "running", "end notes 0,1", "0.8%")]),
+    ("one of them cannot note: neither is to", AUTO, [*training(2), (notes(1, why_not="in another order"), "running", "end notes 0,1", "in another order")]),
+    ("one of them has no keeper: nor need the other one", AUTO, [
+        *training(2, ()), (keeps(0), "running"), (protocol.Registered(1, 0, 0, not_kept_why="it may use an accelerator"), "running"), (notes(0), "running", "end notes 0,1", "may use an accelerator")]),
+    ("while a death is under way they go on, whatever they cost", AUTO, [
+        *training(2), (notes(0), "running"), FIRST, (notes(0, 0.01), "freezing"), (killed(0, 7, 6), "committing", instead(), "step 7 is the newest in")]),
+    ("who asks for it has them, whatever they cost", TWO, [*training(2), (notes(0, 0.01), "running"), (notes(1, 0.01), "running")]),
     # --- what counts for nothing
     ("what an earlier attempt has left", TWO, [*BOTH, (saved(), "starting", f"forget; {AGAIN_FROM}", "step 7"), (up(0, 1), "starting"), (up(1, 1), "running"), (keeps(0, 7, 1), "running"), (keeps(1, 7, 1), "running"),
         (gone(0, -9, 1), "freezing", f"freeze 3: 1; {FREEZE_S}", ""), (killed(1, 7, attempt=1, at=9), "failed", "abandon; sweep; finish failed 1", "no rank holds it whole")]),

@@ -40,6 +40,8 @@ def short_of_message(ranks, message):
             return f"proceed to {step}: {named(ranks)}"
         case protocol.Leave(step=step):
             return f"leave at {step}: {named(ranks)}"
+        case protocol.EndNotes():
+            return f"end notes {named(ranks)}"
         case protocol.Dismiss():
             return f"dismiss {named(ranks)}"
         case protocol.Release():

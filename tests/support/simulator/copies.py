@@ -42,7 +42,7 @@ class Copies:
         self.mode = self.rng.choice(ways) if self.are_taken else CopyMode.OFF
         self.kept = KeptMemory(replicas.node.seed, is_copied=self.are_taken)
         if self.kept.is_on:
-            self.mode = CopyMode.LIVE
+            self.mode = CopyMode.LIVE if self.kept.is_asked else CopyMode.AUTO
         self.losses = Random(f"node deaths {replicas.node.seed}")
         self.are_nodes_lost = self.are_taken and self.losses.random() < 0.2
 

@@ -13,6 +13,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.job import Job
 from agent.controller.states import JobState
+from agent.spec.job_spec import CopyMode
 from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:
@@ -30,10 +31,27 @@ class KeptMemory:
         self.rng = Random(f"kept {seed}")
         self.is_on = is_copied and self.rng.random() < 0.4
         self.lacking = self.rng.choice((0.0, 0.0, 0.1))
+        costs = Random(f"note costs {seed}")
+        self.costs = costs
+        self.is_asked = costs.random() < 0.5  # else it is kept if that is cheap
+        self.cost_s = costs.choice((0.0002, 0.0002, 0.0008, 0.003))  # in steps of 0.1 s
+        self.is_over = False
+
+    def begin(self) -> None:
+        """All ranks are started anew."""
+        self.is_over = False
 
     def keeper(self) -> int:
-        """Of a rank that registers; 0: it has none."""
-        return int(self.is_on and self.rng.random() >= self.lacking)
+        """Of a rank that registers; 0: it has none, or is told to end it."""
+        return int(self.is_on and self.rng.random() >= self.lacking) * (not self.is_over)
+
+    def measured(self, process: Process) -> protocol.NotesMeasured:
+        """What a rank finds that notes cost it; ranks differ, and so does one from time to time."""
+        costs, told = self.costs, (process.rank, process.attempt)
+        if costs.random() < 0.02:
+            return protocol.NotesMeasured(*told, why_not="its elements are in another order")
+        cost_s = self.cost_s * (0.7 + costs.random())
+        return protocol.NotesMeasured(*told, cost_s, 0.1 * (0.9 + costs.random() / 5))
 
     def left(self, process: Process, exit_code: int) -> tuple[int, ...]:
         """The steps that its memory holds; it was killed amid a commit, or an update, sometimes."""
@@ -45,6 +63,11 @@ class KeptMemory:
         return () if drawn > 0.95 else tuple(max(newest - back, 0) for back in range(2))
 
 
+def is_end(action: do.Action) -> bool:
+    """Whether ranks are told to note no more."""
+    return isinstance(action, do.Tell) and isinstance(action.message, protocol.EndNotes)
+
+
 class KeptWatch:
     """The promises, in the plainest way."""
 
@@ -52,10 +75,16 @@ class KeptWatch:
         self.watch = watch
         self.broken = watch.broken
         self.before = JobState.NEW
+        self.restart()
+
+    def restart(self) -> None:
+        """All ranks are started anew."""
+        self.told: dict[int, protocol.NotesMeasured] = {}
+        self.was_dear = self.has_ended = False
         self.begin()
 
     def begin(self) -> None:
-        """All ranks are started anew, or some replaced: what dead ones had is freed."""
+        """Ranks are started anew, all or some: what dead ones had is freed."""
         self.left: dict[int, tuple[int, ...]] = {}
         self.keepers: set[int] = set()
         self.is_killing = False
@@ -67,7 +96,10 @@ class KeptWatch:
         if isinstance(event, ev.WorkerExited) and event.attempt == self.watch.attempt:
             self.left.setdefault(event.rank, event.kept)
         if isinstance(event, protocol.Registered) and event.attempt == self.watch.attempt:
-            (self.keepers.add if event.keeper else self.keepers.discard)(event.rank)
+            is_kept = event.keeper and not self.has_ended  # the agent tells it so at once
+            (self.keepers.add if is_kept else self.keepers.discard)(event.rank)
+        if isinstance(event, protocol.NotesMeasured) and event.attempt == self.watch.attempt:
+            self.measured(event)
         is_read = self.before in TRAINING or (self.is_killing and self.before is JobState.STOPPING)
         if self.before in TRAINING and now is JobState.STOPPING and self.is_silent_lost():
             self.broken(f"{event}, and nobody reads what {self.silent()} hold")
@@ -77,6 +109,36 @@ class KeptWatch:
             self.broken(f"{now} at {event}, and step {due} is not read in the memory of the dead")
         if self.is_killing and (copy := self.watch.copies.due()):
             self.broken(f"{now} at {event}, and {copy} is not saved")
+
+    def measured(self, event: protocol.NotesMeasured) -> None:
+        """All ranks end their notes together, as soon as one of the job's steps is held up."""
+        mode, running = self.watch.node.policy.dump.copies, self.watch.running
+        if event.rank not in running or mode is not CopyMode.AUTO:
+            return
+        self.told[event.rank] = event
+        self.was_dear |= self.is_dear()
+        ended = [each for each in self.watch.actions if is_end(each)]
+        if ended and self.before is not JobState.RUNNING:
+            self.broken(f"{ended} after {event}")
+        if ended and any(self.left.values()):
+            self.broken(f"{ended}, and what {self.left} holds is freed")
+        if ended and not self.was_dear:
+            self.broken(f"{ended}, but notes are cheap: {self.told}")
+        is_calm = self.before is JobState.RUNNING and not any(self.left.values())
+        if self.keepers and is_calm and self.was_dear:
+            if not ended or {*ended[0].ranks} != running:
+                self.broken(f"{running} note on, and that is dear: {self.told}")
+            self.keepers.clear()
+            self.has_ended = True
+
+    def is_dear(self) -> bool:
+        """For one of them."""
+        if any(each.why_not for each in self.told.values()):
+            return True
+        if {*self.watch.node.policy.ranks} - self.told.keys():
+            return False
+        told = self.told.values()
+        return max(e.cost_s for e in told) > 0.005 * min(e.step_s for e in told)
 
     def may_kill(self, action: do.SignalRanks) -> bool:
         """Whether those that live are killed so that what they hold can be read with the rest."""

@@ -202,7 +202,7 @@ class Watch:
         self.replacing.begin()
         self.same.begin()
         self.copies.begin()
-        self.kept.begin()
+        self.kept.restart()
         self.told_to_stop = self.was_frozen = False
         self.first_failed = None
         self.is_first_raised = False

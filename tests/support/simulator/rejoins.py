@@ -42,6 +42,8 @@ class Rejoins:
                     training.began_at = node.now
                     self.replicas.reports.began(training)
                     self.replicas.copies.began(training)
+            case do.Tell():
+                self.replicas.kept.is_over = True
             case do.ForgetMemory():
                 self.replicas.disk.memory = None
             case do.RemindReplaced():

@@ -89,6 +89,7 @@ class Replicas:
         base = 0 if action.resume is None else self.disk.dumps.get(action.resume, OLD_STEP)
         rate = self.rng.choice((0.05, 1.0, 2.0, 5.0))
         self.training = Training(base, rate, len(self.node.policy.ranks))
+        self.kept.begin()
         self.reports.newcomers.clear()
         self.is_searched = action.resume is not None or self.climate.old == "nothing"
         self.asking = []
@@ -126,6 +127,9 @@ class Replicas:
             told = process.rank, process.attempt, training.base, self.climate.fixed
             said = protocol.Registered(*told, self.reports.are_awaited)
             self.say(process, said._replace(keeper=self.kept.keeper()))
+            if self.kept.is_on and not self.kept.is_asked:
+                for _ in range(2):
+                    node.after(2.0 + self.kept.costs.random() * 10.0, self.measure, process)
             if self.rng.random() < self.climate.cut:
                 node.after(self.rng.random() * 20.0, self.cut, process)
         training.missing -= 1
@@ -133,6 +137,11 @@ class Replicas:
             training.began_at = node.now
             self.reports.began(training)
             self.copies.began(training)
+
+    def measure(self, process: Process) -> None:
+        """It notes, and says what that costs."""
+        if process.alive and process.is_linked and not (self.kept.is_over or process.is_hung):
+            self.say(process, self.kept.measured(process))
 
     def searched(self, attempt: int) -> None:
         """Whoever asked is told what to go on from; the controller hears of it before."""
@@ -257,7 +266,7 @@ class Replicas:
         match action:
             case do.Tell(message=protocol.Release()):
                 self.let_leave([node.processes[rank] for rank in action.ranks], 1)
-            case do.Tell(message=protocol.GoOn()):
+            case do.Tell(message=protocol.GoOn() | protocol.EndNotes()):
                 self.rejoins.perform(action)
             case do.HoldRanks() | do.Tell():
                 self.exits.perform(action)

@@ -286,6 +286,35 @@ def test_whose_memory_outlives_them_need_not_live():
         "protected: a rank that dies is replaced, no step is lost as long as msrun lives: what killed"
     )
     assert "as long as one rank lives" in str(protection(play(live, [*EQUAL, *keepers[:2]])))
+    assert "only a copy, if all that hold" in str(protection(play(live, [*EQUAL, *keepers])))
     alone = str(protection(play(live, [*OWN, *keepers])))
     assert "its death means a restart from it" in alone
     assert alone.startswith("partly protected")
+
+
+def test_what_nobody_has_asked_for_is_promised_once_it_is_known_to_be_cheap():
+    auto = altered_policy(THREE, copies=CopyMode.AUTO)
+    keepers = [(protocol.Registered(rank, 0, 0, keeper=9, board=1), "running") for rank in range(3)]
+    cheap = [(protocol.NotesMeasured(rank, 0, 0.0003, 0.1), "running") for rank in range(3)]
+    job = play(auto, [*EQUAL, *keepers, *cheap[:2]])
+    assert "as long as one rank lives" in str(protection(job))
+    job = decide(job, cheap[2][0]).job
+    said = str(protection(job))
+    assert "no step is lost as long as msrun lives: what killed ranks leave" in said
+    assert "only the newest checkpoint, if all that hold a part are killed amid an update" in said
+    job = decide(job, protocol.NotesMeasured(1, 0, 0.01, 0.1)).job
+    assert (
+        "no step is lost as long as one rank lives; what killed ranks leave in their memory is not "
+        "read: to note where the state lies takes 10.0% of a step, more than 0.5%"
+    ) in str(protection(job))
+
+
+def test_where_copies_are_all_that_there_is_it_is_said_why_memory_is_not_read():
+    auto = altered_policy(THREE, copies=CopyMode.AUTO)
+    told = protocol.Registered(1, 0, 0, not_kept_why="Slurm may count it twice")
+    job = play(auto, [*OWN, (told, "running"), (copies.copied(1, (0,), (1,), (2,)), "running")])
+    said = str(protection(job))
+    assert said.startswith("partly protected")
+    assert said.endswith(
+        "; what killed ranks leave in their memory is not read: Slurm may count it twice"
+    )

@@ -181,6 +181,7 @@ def test_the_table_names_real_events():
         "CheckpointFound",
         "CheckpointWritten",
         "FolderApart",
+        "NotesMeasured",
         "ReplacementAged",
         "ShadowsChanged",
         "StateCopied",

@@ -13,6 +13,7 @@ import pytest
 from support.kept_process import killed, process
 
 from agent.kept.kept_rank import KeptRank
+from agent.kept.kept_ranks import KeptRanks
 from worker_hooks.contract.process_stat import read_stat
 from worker_hooks.kept.keeper import start_keeper
 from worker_hooks.machine import kept_memory
@@ -115,6 +116,35 @@ def test_there_is_no_moment_in_which_what_a_page_says_is_not_to_be_found(warm_py
         assert rank.told == [[3, 3], [3, 3, 2], [4, 4, 3]]
     with killed(warm_python, "commit_by_lines") as rank:
         assert rank.told == [[3], [4, 4]]
+
+
+def test_what_notes_cost_is_told_behind_the_first_steps(warm_python):
+    with killed(warm_python, "measure") as rank:
+        ((cost_s, step_s),) = rank.told
+        assert 0 < cost_s < step_s
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_who_is_to_note_no_more_ends_its_keeper(warm_python, copies):
+    with process(warm_python, "note_no_more", copies=copies) as (_, (_, keeper, _, told)):
+        assert told == "nothing is left"
+        assert not Path(f"/proc/{keeper}").exists()
+
+
+def test_nothing_is_kept_once_it_was_given_up_until_all_ranks_are_gone():
+    agent = subprocess.Popen(["sleep", "60"])
+    first, second = start_keeper(agent.pid), start_keeper(agent.pid)
+    ranks = KeptRanks()
+    ranks.keep(0, first, 4096)
+    assert (ranks.keepers, ranks.why_over) == ({first}, "")
+    ranks.give_up("it is too dear")
+    assert (ranks.keepers, ranks.why_over, ranks.steps(0)) == (set(), "it is too dear", ())
+    assert os.waitpid(first, WALL)[1] == signal.SIGKILL
+    ranks.close()
+    assert ranks.why_over == ""
+    agent.kill()
+    agent.wait()
+    assert os.waitpid(second, WALL) == (second, 0)
 
 
 def test_a_state_that_moves_to_an_accelerator_is_not_read(warm_python):

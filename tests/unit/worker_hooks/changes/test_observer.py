@@ -244,6 +244,33 @@ def test_a_part_of_all_copies_is_not_made_and_this_is_said(monkeypatch, caplog, 
     assert len(caplog.messages) == 1
 
 
+def test_what_may_take_less_than_the_usual_share_ends_without_a_word(caplog):
+    steps = Steps()
+    steps.train(CHANGES["in place"], count=audit.FIRST_STEPS)
+    steps.changes.keep_all("", 1e-9)
+    with caplog.at_level(logging.WARNING, "msrun"):
+        held = steps.train(CHANGES["in place"], count=2 * copies.LOOKS)
+    assert list(held.copies) == ["second"]
+    assert caplog.messages == []
+    steps.changes.keep_all()  # now steps halt: that may take more
+    held = steps.train(CHANGES["in place"], count=2)
+    assert held.copies.keys() == steps.tensors.keys()
+
+
+def test_what_nobody_needs_any_more_is_not_copied_unless_steps_halt():
+    for halts in (False, True):
+        steps = Steps()
+        steps.train(CHANGES["in place"], count=audit.FIRST_STEPS)
+        steps.changes.keep_all("", 0.01)
+        if halts:
+            steps.changes.keep_all()
+        held = steps.train(CHANGES["in place"], count=2)
+        assert held.copies.keys() == steps.tensors.keys()
+        steps.changes.keep_less()
+        held = steps.train(CHANGES["in place"], count=2)
+        assert held.copies.keys() == (steps.tensors.keys() if halts else {"second"})
+
+
 def test_the_copies_of_the_commit_before_stay_as_they_were():
     made, tensor = copies.CommitCopies(), torch.zeros(3)
     first = made.take(1, {"a": tensor}, ["a"])

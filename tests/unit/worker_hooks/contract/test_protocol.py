@@ -57,6 +57,8 @@ MESSAGES = [
     protocol.Hold(2),
     protocol.Standing(3, 1, 2, 6),
     protocol.Proceed(2, 7),
+    protocol.NotesMeasured(3, 1, 0.0004, 0.12, "the state is on an accelerator"),
+    protocol.EndNotes("notes take 3 % of a step"),
     protocol.Leave(2, 7, "graceful exit: msrun received SIGTERM"),
     protocol.Dismiss("the job is stopping"),
     protocol.Freeze(2, 0.5),
