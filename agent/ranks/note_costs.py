@@ -10,7 +10,7 @@ from agent.ranks.rank_set import RankSet
 BUDGET = 0.005
 """Of a step. Copies that cover updates may take as much again: together 1 %."""
 
-TOO_DEAR = "to note where the state lies takes {:.1%} of a step, more than {:.1%}"
+TOO_DEAR = "to note where the state lies takes {:.2%} of a step, more than {:.1%}"
 
 
 class NoteCosts(NamedTuple):

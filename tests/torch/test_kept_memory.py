@@ -135,6 +135,38 @@ def test_a_commit_that_is_noted_is_one_although_no_page_says_so(
     assert (launcher.tmp / "fsdp.sha").read_text() == (alone / "fsdp.sha").read_text()
 
 
+def test_nobody_has_to_ask_for_it(launcher: Launcher, warm_python: WarmPython) -> None:
+    """All ranks are killed before it is known what their notes cost."""
+    alone = launcher.tmp / "alone"
+    warm_python.train(alone, 2, WHOLE)
+    job = launcher.start("--worker_num=2", "--max-restarts=1", WHOLE, "--pause=0.1")
+    job.await_seen("Fingerprinted", 4)
+    poll(lambda: committed(job) >= 3)
+    pids = job.pids()
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for rank in range(2):
+            os.kill(pids[rank], signum)
+    ended = job.wait()
+    assert ended.code == 0, ended
+    (order,) = job.seen("CommitDump")
+    dead = [one for one in job.seen("WorkerExited") if one["kept"]]
+    assert order["is_kept"]
+    assert order["step"] == min(max(one["kept"]) for one in dead)
+    assert (launcher.tmp / "whole.sha").read_text() == (alone / "whole.sha").read_text()
+
+
+def test_notes_that_are_too_dear_end_and_it_is_said_why(launcher: Launcher) -> None:
+    """Steps of some milliseconds; what nobody reads, nobody keeps."""
+    job = launcher.start("--worker_num=1", SHARDED, "fsdp", 1_000_000)
+    job.await_seen("EndNotes")
+    (order,) = job.seen("EndNotes")
+    poll(lambda: NAME not in map(named, children(job.pids()[0])))
+    assert f"is not read: {order['why']}" in job.status()["protection"]["why"]
+    job.signal(signal.SIGINT)
+    job.signal(signal.SIGINT)
+    job.wait()
+
+
 def committed(job: Job) -> int:
     """The newest step that all ranks have committed."""
     return min((one["step"] or 0 for one in job.status()["workers"]), default=0)

@@ -147,8 +147,8 @@ HISTORIES = [
     ("cheap notes go on, and are read", AUTO, [*training(2), (notes(0), "running"), (notes(1), "running"), FIRST, (killed(0, 7, 6), "committing", instead(), "step 7 is the newest in")]),
     ("what they cost is not known yet, and they are read", AUTO, [*training(2), (notes(0, 0.01), "running"), FIRST, (killed(0, 7, 6), "committing", instead(), "step 7 is the newest in")]),
     ("they are too dear for one of them: both note no more", AUTO, [
-        *training(2), (notes(0), "running"), (notes(1, 0.002), "running", "end notes 0,1", "takes 2.0% of a step"), (notes(0), "running", "end notes 0", ""), (gone(1, -9), "freezing", f"freeze 1: 0; {FREEZE_S}", "rank 1")]),
-    ("they become so", AUTO, [*training(2), (notes(0), "running"), (notes(1), "running"), (notes(0, 0.0008), "running", "end notes 0,1", "0.8%")]),
+        *training(2), (notes(0), "running"), (notes(1, 0.002), "running", "end notes 0,1", "takes 2.00% of a step"), (notes(0), "running", "end notes 0", ""), (gone(1, -9), "freezing", f"freeze 1: 0; {FREEZE_S}", "rank 1")]),
+    ("they become so", AUTO, [*training(2), (notes(0), "running"), (notes(1), "running"), (notes(0, 0.0008), "running", "end notes 0,1", "0.80%")]),
     ("one of them cannot note: neither is to", AUTO, [*training(2), (notes(1, why_not="in another order"), "running", "end notes 0,1", "in another order")]),
     ("one of them has no keeper: nor need the other one", AUTO, [
         *training(2, ()), (keeps(0), "running"), (protocol.Registered(1, 0, 0, not_kept_why="it may use an accelerator"), "running"), (notes(0), "running", "end notes 0,1", "may use an accelerator")]),

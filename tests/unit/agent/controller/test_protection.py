@@ -305,7 +305,7 @@ def test_what_nobody_has_asked_for_is_promised_once_it_is_known_to_be_cheap():
     job = decide(job, protocol.NotesMeasured(1, 0, 0.01, 0.1)).job
     assert (
         "no step is lost as long as one rank lives; what killed ranks leave in their memory is not "
-        "read: to note where the state lies takes 10.0% of a step, more than 0.5%"
+        "read: to note where the state lies takes 10.00% of a step, more than 0.5%"
     ) in str(protection(job))
 
 

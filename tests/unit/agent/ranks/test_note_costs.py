@@ -29,8 +29,8 @@ def test_nothing_is_known_before_all_have_measured():
 def test_the_dearest_note_and_the_shortest_step_count():
     assert told(CHEAP, CHEAP, CHEAP).why_too_dear(ALL) == ""
     why = told(CHEAP, DEAR, CHEAP).why_too_dear(ALL)
-    assert why == "to note where the state lies takes 0.8% of a step, more than 0.5%"
-    assert "takes 2.0% of a step" in told(CHEAP, CHEAP, (0.0001, 0.02)).why_too_dear(ALL)
+    assert why == "to note where the state lies takes 0.75% of a step, more than 0.5%"
+    assert "takes 2.00% of a step" in told(CHEAP, CHEAP, (0.0001, 0.02)).why_too_dear(ALL)
 
 
 @pytest.mark.parametrize("step_s", [0.0, -1.0])
