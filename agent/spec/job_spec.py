@@ -98,7 +98,7 @@ class LogSpec(NamedTuple):
 class CopyMode(Enum):
     """``--protect-memory``: when the state is copied to msrun's memory while training goes on."""
 
-    AUTO = "auto"  # where no other rank holds what one has
+    AUTO = "auto"  # where no other rank holds what one has; memory is read where that is cheap
     COPY = "copy"  # always
     LIVE = "live"  # always; and the memory of killed ranks is read
     OFF = "off"

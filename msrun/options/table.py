@@ -241,8 +241,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("protect-memory", _S.RECOVERY,
            "copy: each rank copies its state, or its part of what replicas share, to msrun's "
            "memory again and again; if no rank can save it any more, the newest copy is saved. "
-           "auto: where no other rank holds what one has. live: copy, and what killed ranks leave "
-           "in their memory is read: no step is lost if all are killed at once. On one node.",
+           "live: copy, and what killed ranks leave in their memory is read, on one node: no step "
+           "is lost if all are killed at once. auto: copies where no other rank holds what one "
+           "has, and what killed ranks leave if that takes less than 0.5 % of a step.",
            default="auto", metavar="auto|copy|live|off", choices=("auto", "copy", "live", "off"),
            origin=_OUR),
     Option("protect", _S.RECOVERY,

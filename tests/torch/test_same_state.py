@@ -25,7 +25,13 @@ KILL = "rank=1,step=5,phase=backward"
 
 
 def started(
-    launcher: Launcher, name: str, ranks: int, *words: object, faults: str = "", restarts: int = 1
+    launcher: Launcher,
+    name: str,
+    ranks: int,
+    *words: object,
+    faults: str = "",
+    restarts: int = 1,
+    memory: str = "auto",
 ) -> tuple[Job, Path]:
     folder = launcher.tmp / name
     (folder / "traces").mkdir(parents=True, exist_ok=True)
@@ -36,6 +42,7 @@ def started(
     job = launcher.start(
         f"--worker_num={ranks}",
         f"--max-restarts={restarts}",
+        f"--protect-memory={memory}",
         SCRIPT,
         *words,
         log_dir=folder / "logs",
@@ -127,7 +134,7 @@ def test_a_checkpoint_has_the_part_of_every_rank(
 ) -> None:
     expected = undisturbed("tensor_parallel", 2)
     words = ("tensor_parallel", STEPS, "--every=3")
-    job, folder = started(launcher, "periodic", 2, *words, faults=KILL)
+    job, folder = started(launcher, "periodic", 2, *words, faults=KILL, memory="off")
     ended = job.wait()
     assert ended.code == 0, ended
     assert weights(folder, "tensor_parallel", 2) == expected

@@ -22,7 +22,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.distributed": "abort communicators cut_tensors ddp_reducers ddp_release kept_groups pipelines process_group rehearsal stacks store_connection",
     "worker_hooks.shadows": "cuts image page",
     "worker_hooks.state": "committed_state device_state mismatch module private registry replication scaler snapshot",
-    "worker_hooks.kept": "state_mapper tensor_chain",
+    "worker_hooks.kept": "by_default state_mapper tensor_chain",
     "worker_hooks.changes": "observer",
     "worker_hooks.script": "for_loops growing kept library notice own source unregistered values",
     "worker_hooks.data": "feed feed_cache unfed_loaders",

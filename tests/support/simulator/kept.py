@@ -82,11 +82,11 @@ class KeptWatch:
         self.told: dict[int, protocol.NotesMeasured] = {}
         self.was_dear = self.has_ended = False
         self.begin()
+        self.keepers: set[int] = set()
 
     def begin(self) -> None:
         """Ranks are started anew, all or some: what dead ones had is freed."""
         self.left: dict[int, tuple[int, ...]] = {}
-        self.keepers: set[int] = set()
         self.is_killing = False
         self.order: do.CommitDump | None = None
 
