@@ -41,9 +41,21 @@ def undisturbed(launcher: Launcher, warm_python: WarmPython) -> Undisturbed:
 @pytest.mark.parametrize(
     ("style", "ranks", "killed", "options", "promise"),
     [
-        ("fsdp", 1, [0], (), "partly protected: there is one rank only"),
-        ("fsdp", 2, [1], (), "partly protected: ema.0 is cut over ranks 0, 1"),
-        ("fsdp", 2, [0, 1], (), "partly protected: ema.0 is cut over ranks 0, 1"),
+        ("fsdp", 1, [0], ("--protect-memory=copy",), "partly protected: there is one rank only"),
+        (
+            "fsdp",
+            2,
+            [1],
+            ("--protect-memory=copy",),
+            "partly protected: ema.0 is cut over ranks 0, 1",
+        ),
+        (
+            "fsdp",
+            2,
+            [0, 1],
+            ("--protect-memory=copy",),
+            "partly protected: ema.0 is cut over ranks 0, 1",
+        ),
         ("hsdp", 4, [0, 1, 2, 3], ("--protect-memory=copy",), "protected: a rank that dies"),
     ],
     ids=["one rank alone", "one part of two", "both parts", "all replicas"],
