@@ -6,6 +6,7 @@ from signal import SIGTERM
 import pytest
 from support.histories import kept
 from support.histories.replacements import play
+from support.simulator.kept import is_end
 from support.simulator.node import simulate
 from support.simulator.promises import BrokenPromiseError
 
@@ -17,7 +18,9 @@ from agent.controller.drain import write_copy
 from agent.controller.job import MemoryState
 from agent.controller.replication import kept_state
 from agent.controller.states import JobState
+from agent.ranks.rank_map import RankMap
 from agent.ranks.rank_set import RankSet
+from worker_hooks.contract import protocol
 
 
 @pytest.mark.parametrize(
@@ -101,7 +104,32 @@ def killing_whom_it_need_not(job, event):
     return decide(job._replace(since_restart=known), event)
 
 
+def ending_notes_amid_a_death(job, event):
+    if not isinstance(event, protocol.NotesMeasured) or job.state.is_end:
+        return decide(job, event)
+    calm = job._replace(state=JobState.RUNNING, now=job.now._replace(kept=RankMap()))
+    decision = decide(calm, event)
+    return decision._replace(job=decision.job._replace(state=job.state, now=job.now))
+
+
+def ending_notes_of_one_rank(job, event):
+    decision = decide(job, event)
+    told = (
+        replace(each, ranks=each.ranks[:1]) if is_end(each) else each for each in decision.actions
+    )
+    return decision._replace(actions=tuple(told))
+
+
+def ending_cheap_notes(job, event):
+    if isinstance(event, protocol.NotesMeasured):
+        event = event._replace(cost_s=10 * event.cost_s)
+    return decide(job, event)
+
+
 BROKEN = [
+    (ending_notes_amid_a_death, "after NotesMeasured|is freed"),
+    (ending_notes_of_one_rank, "that is dear"),
+    (ending_cheap_notes, "but notes are cheap"),
     (never_reading, "is not read in the memory of the dead"),
     (reading_while_one_lives, "is left"),
     (taking_an_older_step, "is left|is not read"),
