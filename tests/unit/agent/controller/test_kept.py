@@ -17,8 +17,7 @@ from agent.controller.decide import decide
 from agent.controller.drain import write_copy
 from agent.controller.job import MemoryState
 from agent.controller.replication import kept_state
-from agent.controller.states import JobState
-from agent.ranks.rank_map import RankMap
+from agent.controller.states import JobState, RankState
 from agent.ranks.rank_set import RankSet
 from worker_hooks.contract import protocol
 
@@ -105,11 +104,13 @@ def killing_whom_it_need_not(job, event):
 
 
 def ending_notes_amid_a_death(job, event):
-    if not isinstance(event, protocol.NotesMeasured) or job.state.is_end:
-        return decide(job, event)
-    calm = job._replace(state=JobState.RUNNING, now=job.now._replace(kept=RankMap()))
-    decision = decide(calm, event)
-    return decision._replace(job=decision.job._replace(state=job.state, now=job.now))
+    decision = decide(job, event)
+    why = decision.job.since_restart.not_kept
+    is_heard = isinstance(event, protocol.NotesMeasured) and event.attempt == job.attempt
+    if not is_heard or not why or job.state.is_end:
+        return decision
+    told = do.Tell(tuple(job.having(RankState.RUNNING)), protocol.EndNotes(why), why)
+    return decision._replace(actions=(told,))
 
 
 def ending_notes_of_one_rank(job, event):
