@@ -15,7 +15,16 @@ from agent.launch.rank_plan import (
     streams,
 )
 from agent.spec.device_plan import DevicePlan
-from agent.spec.job_spec import DumpSpec, JobSpec, LogSpec, Program, ProgramKind, Std, UsageError
+from agent.spec.job_spec import (
+    CopyMode,
+    DumpSpec,
+    JobSpec,
+    LogSpec,
+    Program,
+    ProgramKind,
+    Std,
+    UsageError,
+)
 from agent.workers.order_batches import order_bytes
 from worker_hooks.contract.layout import RunLayout
 from worker_hooks.contract.protocol import StartWorkers
@@ -251,6 +260,23 @@ def test_a_rank_is_told_once_or_not_at_all(args, word):
 def test_the_hooks_socket_is_told_if_there_is_one():
     assert "MSRUN_HOOKS" not in job_env(spec(), 29500).environ({}, "rec")
     assert job_env(spec(), 29500, "msrun-x").environ({}, "rec")["MSRUN_HOOKS"] == "msrun-x"
+
+
+@pytest.mark.parametrize(
+    ("dump", "nodes", "told"),
+    [
+        (DumpSpec(), (2,), "auto"),
+        (DumpSpec(), (2, 2), ""),
+        (DumpSpec(after_failure=False), (2,), ""),
+        (DumpSpec(copies=CopyMode.LIVE, after_failure=False), (2,), "live"),
+        (DumpSpec(copies=CopyMode.LIVE), (2, 2), ""),
+        (DumpSpec(copies=CopyMode.COPY), (2,), ""),
+        (DumpSpec(copies=CopyMode.OFF), (2,), ""),
+    ],
+)
+def test_whether_memory_is_to_outlive_ranks_follows_what_would_be_done_with_it(dump, nodes, told):
+    env = job_env(spec(nodes=nodes, master_addr="h", dump=dump), 29500, "msrun-x")
+    assert env.environ({}, "rec").get("MSRUN_KEEPS_MEMORY", "") == told
 
 
 def test_an_order_that_fits_no_message_is_refused_by_rank():
