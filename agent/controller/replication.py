@@ -248,8 +248,12 @@ def _why_not_read(job: Job) -> str:
 def is_all_kept(job: Job) -> bool:
     """Whether the memory of every rank outlives it, for good."""
     since = job.since_restart
-    is_meant = job.policy.dump.copies is CopyMode.LIVE or since.notes.are_known(RankSet(job.ranks))
-    return is_meant and len(since.keeping) == len(job.ranks) and not (job.apart or since.not_kept)
+    if (
+        len(since.keeping) != len(job.ranks) or job.apart or since.not_kept
+    ):  # quick: it is asked often
+        return False
+    is_asked = job.policy.dump.copies is CopyMode.LIVE
+    return is_asked or since.notes.are_known(RankSet(job.ranks))
 
 
 def note_costs(job: Job, event: protocol.NotesMeasured) -> tuple[Job, tuple[do.Action, ...]]:
