@@ -252,8 +252,7 @@ def is_all_kept(job: Job) -> bool:
         len(since.keeping) != len(job.ranks) or job.apart or since.not_kept
     ):  # quick: it is asked often
         return False
-    is_asked = job.policy.dump.copies is CopyMode.LIVE
-    return is_asked or since.notes.are_known(RankSet(job.ranks))
+    return job.policy.dump.copies is CopyMode.LIVE or since.notes.are_known(RankSet(job.ranks))
 
 
 def note_costs(job: Job, event: protocol.NotesMeasured) -> tuple[Job, tuple[do.Action, ...]]:

@@ -151,7 +151,7 @@ def test_nobody_has_to_ask_for_it(launcher: Launcher, warm_python: WarmPython) -
     (order,) = job.seen("CommitDump")
     dead = [one for one in job.seen("WorkerExited") if one["kept"]]
     assert order["is_kept"]
-    assert order["step"] == min(max(one["kept"]) for one in dead)
+    assert order["step"] == max(max(one["kept"]) for one in dead)  # any of them has all of it
     assert (launcher.tmp / "whole.sha").read_text() == (alone / "whole.sha").read_text()
 
 

@@ -151,16 +151,8 @@ class Guard:
         self, step: int, texts: Mapping[str, str], is_late: bool, problem: str, holds: str
     ) -> None:
         """Tell the agent what this rank holds as of its newest commit."""
-        self._send(
-            protocol.Fingerprinted(
-                **self._sender,
-                step=step,
-                texts=dict(texts),
-                is_late=is_late,
-                problem=problem[:500],
-                holds=holds,
-            )
-        )
+        held = dict(texts), is_late, problem[:500], holds
+        self._send(protocol.Fingerprinted(self.env.rank, self.env.attempt, step, *held))
 
     def greet(self, *, wants_resume: bool) -> protocol.Welcome | None:
         """Connect to the agent; ``None``: there is none.

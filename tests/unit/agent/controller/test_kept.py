@@ -99,6 +99,8 @@ def asking_the_silent_to_exit(job, event):
 
 
 def killing_whom_it_need_not(job, event):
+    if getattr(event, "attempt", job.attempt) != job.attempt:
+        return decide(job, event)
     known = job.since_restart._replace(keeping=RankSet(job.ranks))
     return decide(job._replace(since_restart=known), event)
 
