@@ -57,6 +57,7 @@ from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState, RankState
 from agent.controller.stop_requests import exit_requested, is_leaving, stop_requested
 from agent.ranks.rank_set import RankSet
+from agent.spec.job_spec import CopyMode
 from agent.text.tone import Tone
 from agent.text.wording import describe_exit, listed, signal_name
 from worker_hooks.contract import protocol
@@ -222,7 +223,7 @@ def _is_stale(job: Job, event: ev.Event) -> bool:  # noqa: C901, PLR0912  a row 
         case ev.ShadowsChanged():
             return False
         case ev.StateCopied():
-            return job.state not in _OPEN or not replication.is_newer_copy(job, event)
+            return job.state not in _OPEN or not _is_newer_copy(job, event)
 
 
 def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as above
@@ -279,7 +280,7 @@ def _answer(job: Job, event: ev.Event) -> Decision:  # noqa: C901, PLR0912  as a
         case protocol.VoteOpened():
             return Decision(replication.note_vote(job, event))
         case protocol.NotesMeasured():
-            return Decision(*replication.note_costs(job, event))
+            return _notes_measured(job, event)
         case protocol.Raised():
             return _rank_raised(job, event)
         case protocol.Rejoining():  # for a replacement that is over
@@ -440,6 +441,35 @@ def _fingerprinted(job: Job, event: protocol.Fingerprinted) -> Decision:
     if replication.has_just_failed(job, after) and job.state in _OPEN:
         return apply(event, replacement.undo(after))
     return Decision(after)
+
+
+def _is_newer_copy(job: Job, event: ev.StateCopied) -> bool:
+    """Whether it is news: of a copy, or that there will be none."""
+    newest = job.since_restart.copies.newest
+    return bool(event.why_not) or newest is None or event.step > newest.step
+
+
+def _notes_measured(job: Job, event: protocol.NotesMeasured) -> Decision:
+    """A rank said what its notes of where the state lies take, or why they are of no use.
+
+    If they are too dear, no rank is to make them any more. While a death is under way they go on,
+    whatever they cost: they may be all that holds a step.
+    """
+    since = job.since_restart
+    if job.policy.dump.copies is not CopyMode.AUTO:
+        return Decision(job)
+    why = since.not_kept or event.why_not
+    if not event.why_not:
+        notes = since.notes.told(event.rank, event.cost_s, event.step_s)
+        since = since._replace(notes=notes)
+        why = why or notes.why_too_dear(RankSet(job.ranks))
+    job = job._replace(since_restart=since._replace(not_kept=why))
+    if not why or job.state is not JobState.RUNNING or job.now.kept:
+        return Decision(job)
+    ranks = job.having(RankState.RUNNING) if since.keeping else (event.rank,)
+    told = do.Tell(tuple(ranks), protocol.EndNotes(why), why)
+    job = job._replace(since_restart=job.since_restart._replace(keeping=RankSet()))
+    return Decision(job, (told,))
 
 
 def _is_suspect(job: Job, event: ev.RankHung) -> bool:

@@ -197,12 +197,6 @@ def lose_copy(job: Job) -> Job:
     return _with_copies(job, copies._replace(newest=None, lost=lost))
 
 
-def is_newer_copy(job: Job, event: ev.StateCopied) -> bool:
-    """Whether it is news: of a copy, or that there will be none."""
-    newest = job.since_restart.copies.newest
-    return bool(event.why_not) or newest is None or event.step > newest.step
-
-
 def _with_copies(job: Job, copies: Copies) -> Job:
     return job._replace(since_restart=job.since_restart._replace(copies=copies))
 
@@ -253,28 +247,6 @@ def is_all_kept(job: Job) -> bool:
     ):  # quick: it is asked often
         return False
     return job.policy.dump.copies is CopyMode.LIVE or since.notes.are_known(RankSet(job.ranks))
-
-
-def note_costs(job: Job, event: protocol.NotesMeasured) -> tuple[Job, tuple[do.Action, ...]]:
-    """A rank said what its notes of where the state lies take, or why they are of no use.
-
-    If they are too dear, no rank is to make them any more. While a death is under way they go on,
-    whatever they cost: they may be all that holds a step.
-    """
-    since = job.since_restart
-    if job.policy.dump.copies is not CopyMode.AUTO:
-        return job, ()
-    why = since.not_kept or event.why_not
-    if not event.why_not:
-        notes = since.notes.told(event.rank, event.cost_s, event.step_s)
-        since = since._replace(notes=notes)
-        why = why or notes.why_too_dear(RankSet(job.ranks))
-    job = job._replace(since_restart=since._replace(not_kept=why))
-    if not why or job.state is not JobState.RUNNING or job.now.kept:
-        return job, ()
-    ranks = job.having(RankState.RUNNING) if since.keeping else (event.rank,)
-    told = do.Tell(tuple(ranks), protocol.EndNotes(why), why)
-    return job._replace(since_restart=job.since_restart._replace(keeping=RankSet())), (told,)
 
 
 def is_kept_next(job: Job) -> bool:

@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import mmap
 import os
 import pickle
@@ -40,6 +41,7 @@ from torch import nn  # noqa: E402
 
 from agent.kept.kept_rank import KeptRank  # noqa: E402
 from support.memory_acts import Acts, Churn  # noqa: E402
+from worker_hooks.changes import copies  # noqa: E402
 from worker_hooks.contract.process_stat import children  # noqa: E402
 from worker_hooks.data.feed import Feed  # noqa: E402
 from worker_hooks.kept.state_mapper import StateMapper  # noqa: E402
@@ -153,6 +155,7 @@ class TorturedRank:
         mapper = StateMapper(committed.pieces, lambda: ("", ""), lambda _: None, agent)
         committed.kept = mapper
         if is_copied(seed):
+            copies.SHARE = math.inf  # steps are so short that no copy would be cheap
             committed.changes.keep_all()
         state.open()
         self._acts = Acts(rng, state.net, state.optimizer)

@@ -188,6 +188,7 @@ def any_event(job):
         protocol.Registered(rank, attempt, step, "", True),
         protocol.Fingerprinted(rank, attempt, step + 1, HOLDS),
         protocol.VoteOpened(rank, attempt, step),
+        protocol.NotesMeasured(rank, attempt, 0.001, 0.1),
         protocol.Raised(rank, attempt, "lost a peer"),
         protocol.ExitRequested(rank, attempt, "it is told to"),
         protocol.Standing(rank, attempt, dump, step),

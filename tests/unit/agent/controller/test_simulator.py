@@ -238,7 +238,7 @@ BROKEN = [
     (not_waiting_for_who_may_go_on, "are on their way to it|the holders are"),
     (letting_go_on_twice, "frozen once more|the holders are"),
     (taking_the_oldest_step, "the newest step|a crash loop|could be saved"),
-    (not_comparing, "have not said"),
+    (not_comparing, "have not said|but they said"),
     (not_waiting_for_all_parts, "without coverage"),
     (giving_up_at_the_first_trouble, "could be saved"),
     (asking_again_who_failed, "the holders are|waits for ever|the end took"),
