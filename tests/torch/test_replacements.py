@@ -213,7 +213,7 @@ def test_a_stop_in_the_middle_of_it_saves_and_the_resume_goes_on(
 def test_a_dead_forkserver_changes_nothing_and_when_all_die_all_begin_anew(
     launcher: Launcher, session: Session
 ) -> None:
-    job, folder = trained(launcher, "all", "--max-restarts=1", *SLOW)
+    job, folder = trained(launcher, "all", "--max-restarts=1", "--protect-memory=off", *SLOW)
     job.await_lines("step 3\n", RANKS)
     os.kill(job.forkserver(), signal.SIGKILL)
     os.kill(job.pids()[1], signal.SIGKILL)

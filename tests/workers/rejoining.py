@@ -52,8 +52,9 @@ def resumed(path):
     held = {}
     for shard in found.shards:
         place = Path(path).parent / shard.file
-        assert safetensors_file.read_header(place).entries
-        held.setdefault(shard.kind, {})[shard.rank] = place.read_bytes()[-4:].hex()
+        assert safetensors_file.read_header(place, shard.at, shard.nbytes).entries
+        content = place.read_bytes()[shard.at :][: shard.nbytes]
+        held.setdefault(shard.kind, {})[shard.rank] = content[-4:].hex()
     (whole,) = set(held["replicated"].values())  # each writer put all of it there
     return f"{found.kind} {found.step} {whole} {held['private'][RANK]}"
 

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.jobs import poll
 from support.kept_process import killed, process
 
 from agent.kept.kept_rank import KeptRank
@@ -217,7 +218,7 @@ def test_a_keeper_holds_memory_and_its_agents_process_and_goes_by_no_signal(warm
         folder = Path(f"/proc/{rank.keeper}")
         files = [os.readlink(each) for each in (folder / "fd").iterdir()]
         assert files == ["anon_inode:[pidfd]"]
-        assert (folder / "comm").read_text() == "msrun-keeper\n"
+        poll(lambda: (folder / "comm").read_text() == "msrun-keeper\n")
         assert os.getsid(rank.keeper) == rank.keeper
         assert read_stat(rank.keeper).state == "S"
 

@@ -58,7 +58,11 @@ REPLACED = {  # what has a fall-back where it is used, and what that is
         "no rank is replaced alone beside groups of the script's own; the first line says so",
     ),
     **dict.fromkeys(
-        ("_distributed_c10d", "_get_work_registry_size"),
+        (
+            *("_distributed_c10d", "_get_work_registry_size"),
+            *("_AsyncWriterThread", "_queue", "_record_writer"),  # TensorBoard's
+            "_RefreshThread",  # Rich's
+        ),
         "no shadows are made; the first line says so",
     ),
     **dict.fromkeys(
