@@ -161,7 +161,7 @@ def test_notes_that_are_too_dear_end_and_it_is_said_why(launcher: Launcher) -> N
     job.await_seen("EndNotes")
     (order,) = job.seen("EndNotes")
     poll(lambda: NAME not in map(named, children(job.pids()[0])))
-    assert f"is not read: {order['why']}" in job.status()["protection"]["why"]
+    poll(lambda: f"is not read: {order['why']}" in job.status()["protection"]["why"])
     job.signal(signal.SIGINT)
     job.signal(signal.SIGINT)
     job.wait()
