@@ -9,15 +9,26 @@ cleared: so all ranks make an update, or none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
-from agent.hooks.node_clearance import NodeClearance
+from agent.hooks.node_clearance import LOOK_S, Later, NodeClearance
 from agent.hooks.rank_links import RankLinks
 from agent.nodes.run_messages import UpdatesCleared
 from agent.records.journal import Journal
 from worker_hooks.contract import protocol
 
 AHEAD = 2  # steps: a rank that takes the board may have begun the next update unseen
+
+
+class ClearedNode(Protocol):
+    """Another node, to which the controller's has a line."""
+
+    def clear(self, message: UpdatesCleared) -> None:
+        """Let its ranks make their updates."""
+
+    def is_in_doubt(self) -> bool:
+        """Whether it may be lost: what was said before the last look is unanswered."""
 
 
 class UpdateClearances:
@@ -39,7 +50,9 @@ class UpdateClearances:
         self._journal = journal
         self._here = frozenset(here)
         self._node = NodeClearance(links, here)
-        self._tell: Callable[[UpdatesCleared], None] = lambda _: None
+        self._others: Sequence[ClearedNode] = ()
+        self._later: Later | None = None
+        self._has_looked = False  # a moment ago
         self._nodes: frozenset[int] = frozenset()
         self._attempt = 0
         self._is_cut = False
@@ -54,9 +67,14 @@ class UpdateClearances:
         self._first = self._first_vote = self._cleared = 0
         self._is_frozen = False
 
-    def over(self, nodes: Iterable[int], tell: Callable[[UpdatesCleared], None]) -> None:
-        """Take the numbers of all nodes that have ranks, and what tells the others."""
-        self._nodes, self._tell = frozenset(nodes), tell
+    def over(self, nodes: Iterable[int], others: Sequence[ClearedNode]) -> None:
+        """Take the numbers of all nodes that have ranks, and the others."""
+        self._nodes, self._others = frozenset(nodes), others
+
+    def attach(self, later: Later) -> None:
+        """Look at the lines while ranks wait; ``later`` calls something after so many seconds."""
+        self._later = later
+        self._node.attach(later, lambda: False, lambda _: self._look())
 
     # --- opening --------------------------------------------------------------------------------
 
@@ -101,8 +119,15 @@ class UpdateClearances:
         return self._node.ready(rank, step)
 
     def ready(self, node: int, attempt: int, step: int) -> None:
-        """What the ranks of a node alone hold is elsewhere, as of this step."""
-        if attempt == self._attempt and self._is_open and step > self._ready.get(node, 0):
+        """What the ranks of a node alone hold is elsewhere, as of this step.
+
+        Said again: they wait for others.
+        """
+        if attempt != self._attempt or not self._is_open:
+            return
+        if step <= self._ready.get(node, 0):
+            self._look()
+        else:
             self._ready[node] = step
             self._late.discard(node)
             self._clear()
@@ -123,10 +148,24 @@ class UpdateClearances:
         self._late = {node for node, step in self._ready.items() if step <= self._cleared}
         self._pass_on()
 
-    def _pass_on(self) -> None:
-        message = UpdatesCleared(self._attempt, self._first, self._first_vote, self._cleared)
+    def _look(self) -> None:
+        """Say whether a line is in doubt, to all: what is said shows that at the next look."""
+        if self._later is None or self._has_looked:
+            return
+        self._has_looked = True
+        self._later(LOOK_S / 2, self._forget_look)
+        doubts = [node.is_in_doubt() for node in self._others]
+        self._pass_on(is_in_doubt=any(doubts))
+
+    def _forget_look(self) -> None:
+        self._has_looked = False
+
+    def _pass_on(self, *, is_in_doubt: bool = False) -> None:
+        numbers = self._attempt, self._first, self._first_vote, self._cleared
+        message = UpdatesCleared(*numbers, is_in_doubt)
         self._node.take(message)
-        self._tell(message)
+        for node in self._others:
+            node.clear(message)
 
     def close(self) -> None:
         """The attempt is over, or some of its ranks are replaced: they get a new board."""

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import errno
 import socket
+import struct
+import time
 from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
@@ -25,6 +27,9 @@ LIMIT_S = 10.0  # of silence
 TCP_RTO_MAX_MS = 44  # linux/tcp.h
 AGAIN_MS = 1000  # at most, until data is sent again
 RECEIVE_BYTES = 256 << 10  # at a time
+_TCP_INFO = struct.Struct("=8B13I")  # the beginning of struct tcp_info, linux/tcp.h
+_UNACKED, _DATA_HEARD, _ACK_HEARD = 12, 19, 20  # there; the last two: milliseconds ago
+_GRAIN_S = 0.02  # of these times: two ticks of a slow kernel
 _PROOFS = {errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED}
 
 
@@ -71,6 +76,34 @@ def set_options(connection: socket.socket, limit_s: float = LIMIT_S) -> None:
     connection.setsockopt(tcp, socket.TCP_USER_TIMEOUT, seconds * 1000)
     with suppress(OSError):  # an earlier kernel
         connection.setsockopt(tcp, TCP_RTO_MAX_MS, AGAIN_MS)
+
+
+class Pulse:
+    """Whether the machine at the other end answers: its kernel does, whatever its msrun does."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Look at this one; something must be said after each look, for the next one."""
+        self._connection = connection
+        self._looked_s = time.monotonic()
+
+    def is_missed(self) -> bool:
+        """Whether something is not acknowledged, and nothing was heard since the last look.
+
+        ``False`` where the kernel cannot tell.
+        """
+        now_s = time.monotonic()
+        since_s, self._looked_s = now_s - self._looked_s, now_s
+        try:
+            told = self._connection.getsockopt(
+                socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size
+            )
+        except OSError:  # no TCP, or it is over, which is told elsewhere
+            return False
+        if len(told) < _TCP_INFO.size:
+            return False
+        info = _TCP_INFO.unpack(told)
+        heard_s = min(info[_DATA_HEARD], info[_ACK_HEARD]) / 1000
+        return info[_UNACKED] > 0 and heard_s > since_s + _GRAIN_S
 
 
 def bytes_of(message: NodeMessage, *, is_deflated: bool = False) -> bytes:

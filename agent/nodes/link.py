@@ -10,7 +10,16 @@ from collections.abc import Callable
 
 from agent.nodes.alike import ANYTIME, Merger, Once, apart
 from agent.nodes.frames import FrameError, FrameReader
-from agent.nodes.line import CLOSED, RECEIVE_BYTES, Line, Loss, LossKind, bytes_of, loss_of
+from agent.nodes.line import (
+    CLOSED,
+    RECEIVE_BYTES,
+    Line,
+    Loss,
+    LossKind,
+    Pulse,
+    bytes_of,
+    loss_of,
+)
 from agent.nodes.messages import NodeMessage, unpack
 from agent.nodes.vocabulary import CodecError
 
@@ -35,6 +44,7 @@ class NodeLink:
         """Take another connection over, in the place of one that is lost; see :meth:`attach`."""
         line.connection.setblocking(False)
         self._connection = line.connection
+        self._pulse = Pulse(line.connection)
         self._reader = FrameReader()
         self._early = line.heard
         self._unsent = bytearray(line.unsent)
@@ -49,6 +59,10 @@ class NodeLink:
     def is_open(self) -> bool:
         """Whether the line was neither lost nor closed."""
         return self._is_open
+
+    def is_in_doubt(self) -> bool:
+        """Whether what was said before the last look is unanswered; a lost line is in doubt."""
+        return not self._is_open or self._pulse.is_missed()
 
     def attach(self, loop: asyncio.AbstractEventLoop, heard: Heard, lost: Lost) -> None:
         """Hear and send on ``loop``.

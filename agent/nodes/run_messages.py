@@ -79,7 +79,10 @@ class PagesKept(NamedTuple):
 
 
 class UpdatesReady(NamedTuple):
-    """All ranks of a node are ready for the update of a step, and their pages came before this."""
+    """All ranks of a node are ready for the update of a step, and their pages came before this.
+
+    Said again while ranks there wait: they ask whether the lines between the nodes live.
+    """
 
     attempt: int
     step: int
@@ -88,13 +91,15 @@ class UpdatesReady(NamedTuple):
 class UpdatesCleared(NamedTuple):
     """All ranks of the job are ready for the update of step ``cleared``.
 
-    The other numbers are those of :mod:`worker_hooks.contract.clearance_board`.
+    The other numbers are those of :mod:`worker_hooks.contract.clearance_board`. Said again to all
+    while ranks wait.
     """
 
     attempt: int
     first: int
     first_vote: int
     cleared: int
+    is_in_doubt: bool = False  # a line between the controller's node and another one
 
 
 class RankUnlinked(NamedTuple):

@@ -35,7 +35,6 @@ from agent.nodes.run_messages import (
     Ended,
     NodeFacts,
     SaveFar,
-    UpdatesCleared,
     WriteCopy,
     pack_said,
 )
@@ -113,7 +112,7 @@ class AllNodes:
         hooks.spread_memory(self._spread, self._gather)
         if self._others:
             of = (node.rank for node in met.roster.nodes if node.nproc)
-            hooks.clear_over(of, self._clear)
+            hooks.clear_over(of, self._others)
         cluster = met.prepared.spec.cluster
         assert cluster is not None
         self._resize = Resize(cluster.least, cluster.nnodes, len(met.roster.nodes))
@@ -350,11 +349,6 @@ class AllNodes:
                 self._next.leave_pages()  # what stands still there must not be saved
             self._next = there
             self._hooks.copy_pages(None if there is None else there.keep_page)
-
-    def _clear(self, message: UpdatesCleared) -> None:
-        for node in self._others:
-            if node.is_there:
-                node.clear(message)
 
     def _spread(
         self, dump_id: int, path: str, manifest: Manifest, done: Callable[[str], None]

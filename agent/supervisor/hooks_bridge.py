@@ -25,14 +25,13 @@ from agent.hooks.rank_links import Loop, RankLinks, Said
 from agent.hooks.rank_processes import RankProcesses
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
-from agent.hooks.update_clearances import UpdateClearances
+from agent.hooks.update_clearances import ClearedNode, UpdateClearances
 from agent.hooks.update_votes import UpdateVotes
 from agent.machine.process_use import ProcessNews
 from agent.nodes.run_messages import (
     FolderMarked,
     PagesKept,
     PagesTold,
-    UpdatesCleared,
     UpdatesReady,
 )
 from agent.records.file_thread import FileThread
@@ -124,6 +123,8 @@ class HooksBridge:
         )
         self._processes.attach(loop)
         self._exiting.attach(loop.call_later)
+        if isinstance(self._votes, UpdateClearances):
+            self._votes.attach(loop.call_later)
         self._links.attach(loop, self._on_message, self._on_lost)
 
     def _load(self) -> Guarding:
@@ -318,10 +319,10 @@ class HooksBridge:
         """Keep copies of this node's pages on another one, by ``send``; ``None``: there is none."""
         self._copies.begin(send)
 
-    def clear_over(self, nodes: Iterable[int], tell: Callable[[UpdatesCleared], None]) -> None:
-        """Updates wait until the ranks of all ``nodes`` are ready; ``tell``: to the other nodes."""
+    def clear_over(self, nodes: Iterable[int], others: Sequence[ClearedNode]) -> None:
+        """Updates wait until the ranks of all ``nodes`` are ready; ``others``: all but this one."""
         assert isinstance(self._votes, UpdateClearances)
-        self._votes.over(nodes, tell)
+        self._votes.over(nodes, others)
 
     def updates_ready(self, node: int, told: UpdatesReady | PagesKept | PagesTold) -> None:
         """The ranks of a node are ready for the update of a step."""

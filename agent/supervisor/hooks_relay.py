@@ -190,6 +190,14 @@ class HooksRelay:
     def decided(self, state: JobState, holders: Holders) -> None:
         """Nothing is known here of what the ranks hold."""
 
+    def watch(self, is_in_doubt: Callable[[], bool]) -> None:
+        """Look at the line to the controller's node while ranks wait for it."""
+        self._clearance.attach(
+            self._loop.call_later,
+            is_in_doubt,
+            lambda step: self._send(UpdatesReady(self._attempt, step)),
+        )
+
     def hear(self, message: ForHooks) -> None:
         """What the controller's node has for the hooks here."""
         match message:

@@ -133,6 +133,7 @@ class RemoteController:
     def begin(self) -> None:
         """The node is ready: hear what it is to do."""
         self._link.attach(self._loop, self._hear, self._lost)
+        self._hooks.watch(self._link.is_in_doubt)
         if self._beats is not None:
             self._beats.cancel()
         self._beats = self._loop.call_later(BEAT_S, self._tell_beats)

@@ -193,7 +193,12 @@ class RemoteNode:
 
     def clear(self, message: UpdatesCleared) -> None:
         """Let its ranks make their updates."""
-        self._link.send(message)
+        if self.is_there:
+            self._link.send(message)
+
+    def is_in_doubt(self) -> bool:
+        """Whether it may be lost, and does not count as that yet; something is said after this."""
+        return not self.lost_why and self._link.is_in_doubt()
 
     def leave_pages(self) -> None:
         """Another node keeps these copies from now on."""

@@ -53,6 +53,9 @@ class FakeLink:
         if self.is_open:
             self.said.append(travelled(message))
 
+    def is_in_doubt(self):
+        return not self.is_open
+
     def drain(self, timeout_s):
         self.drained = timeout_s
 
@@ -97,8 +100,8 @@ class FakeHooks:
     def copy_pages(self, send):
         self.copies = send
 
-    def clear_over(self, nodes, tell):
-        self.clearing, self.clear = {*nodes}, tell
+    def clear_over(self, nodes, others):
+        self.clearing, self.cleared = {*nodes}, others
 
     def updates_ready(self, node, told):
         self.heard.append(("ready", node, told))

@@ -13,6 +13,12 @@ Layout, native numbers of eight bytes::
     24    the newest step that is cleared                             msrun writes it
     32    the newest step that ranks here began without a clearance   ranks write it
     40    how often that happened                                     ranks write it
+    48    the newest step that a rank here waits for                  ranks write it
+    56    1: a line between nodes is in doubt                         msrun writes it
+
+A line is in doubt while the other machine's kernel answers nothing: that node may be lost, and then
+an update that began without a clearance would be of a step that it knows nothing of. So ranks wait
+on until it has answered, or is lost. The kernel of a msrun that stands still does answer.
 """
 
 from __future__ import annotations
@@ -22,7 +28,8 @@ import mmap
 import os
 
 _MAGIC = 0x31454C43534D  # "MSCLE1"
-_MAGIC_AT, _FIRST_AT, _FIRST_VOTE_AT, _CLEARED_AT, _WAIVED_AT, _MISSES_AT = range(6)
+_MAGIC_AT, _FIRST_AT, _FIRST_VOTE_AT, _CLEARED_AT = range(4)
+_WAIVED_AT, _MISSES_AT, _AWAITED_AT, _DOUBT_AT = range(4, 8)
 _WORDS = 8
 MOST_MISSES = 5  # then ranks wait no more
 FORGIVEN = 64  # steps in time, after which those before count no more
@@ -87,6 +94,25 @@ class ClearanceBoard:
             self._words[_WAIVED_AT] = step
             self._words[_MISSES_AT] += 1
         return self._words[_MISSES_AT]
+
+    def wait_for(self, step: int) -> None:
+        """A rank of this node waits for the clearance of this step."""
+        self._words[_AWAITED_AT] = max(step, self._words[_AWAITED_AT])
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether ranks of this node wait for a clearance."""
+        step = self._words[_AWAITED_AT]
+        return self.is_needed(step) and not self.is_cleared(step) and not self.is_waived(step)
+
+    def doubt(self, *, is_in_doubt: bool) -> None:
+        """Whether a line between nodes is in doubt: no rank begins an update without meanwhile."""
+        self._words[_DOUBT_AT] = is_in_doubt
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether a line between nodes is in doubt."""
+        return bool(self._words[_DOUBT_AT])
 
 
 def create() -> int:

@@ -20,7 +20,7 @@ def await_peers(
 
     Args:
         is_over: whether to wait no longer; called between looks, and may raise.
-        is_held: whether the rank is frozen or held, which has deadlines of its own.
+        is_held: whether something has deadlines of its own, such as a freeze: patience begins anew.
         patience_s: seconds after which ``late`` is called, unless it is held.
         late: has ``is_over`` true from then on.
     """

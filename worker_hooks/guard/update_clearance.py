@@ -8,6 +8,7 @@ parts of the state it is a vote, that all gradients are there.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -19,6 +20,9 @@ PATIENCE_S = 1.0
 
 VOTE_PATIENCE_S = 60.0
 """The same for a vote, where to go on may cost the step if a rank dies in it."""
+
+MOST_DOUBT_S = 20.0
+"""What patience is put off for at most: a node that is silent for 10 s counts as lost soon after."""
 
 OFF = (
     "updates wait no more for other nodes: rank {rank} has begun {times} of them without, as they "
@@ -96,15 +100,23 @@ class UpdateClearance:
         if self._is_open(step):
             return
         patience_s = VOTE_PATIENCE_S if self._is_cut else PATIENCE_S
+        until_s = time.monotonic() + MOST_DOUBT_S
+        if not self._is_cut:
+            self._board.wait_for(step)
 
         def is_over() -> bool:
             return self._is_open(step) or check()
+
+        def is_patient() -> bool:
+            """To go on now would cost what a node alone holds, if that is lost."""
+            is_in_doubt = not self._is_cut and self._board.is_in_doubt
+            return is_held() or (is_in_doubt and time.monotonic() < until_s)
 
         self._waits_for = step
         self.is_waiting = True
         try:
             late = partial(self._go_on_without, step, patience_s, is_held)
-            await_peers(is_over, is_held, patience_s, late)
+            await_peers(is_over, is_patient, patience_s, late)
         finally:
             self.is_waiting = False
 

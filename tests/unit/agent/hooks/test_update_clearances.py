@@ -49,7 +49,21 @@ class Job:
     def __init__(self):
         self.links, self.journal, self.sent = Links(), Journal(), []
         self.clearances = UpdateClearances(self.links, 3, (0, 1), self.journal)
-        self.clearances.over((0, 1), self.sent.append)
+        self.doubts, self.timers = [], []
+        self.clearances.over((0, 1), [self])
+        self.clearances.attach(lambda seconds, act: self.timers.append((seconds, act)))
+
+    def clear(self, message):
+        self.sent.append(message)
+
+    def is_in_doubt(self):
+        return self.doubts.pop(0)
+
+    def look(self):
+        """Let the time pass until the next look."""
+        timers, self.timers = self.timers, []
+        for _, act in timers:
+            act()
 
     def open(self, *, is_cut=False, steps=(4, 5, 4), attempt=0):
         self.clearances.open(attempt, range(3), is_cut=is_cut)
@@ -108,6 +122,109 @@ def test_all_nodes_have_to_be_ready(job):
     assert job.cleared == 8
     job.ready(9, nodes=(1,))
     assert job.cleared == 9
+
+
+def test_a_node_that_asks_hears_whether_a_line_is_in_doubt(job):
+    """It is told in any case: an answer shows that the line to it lives."""
+    job.open()
+    job.ready(7, nodes=(1,))
+    job.doubts, told = [False, True], len(job.sent)
+    job.ready(7, nodes=(1,))
+    assert job.sent[told:] == [UpdatesCleared(0, 7, 0, 0)]
+    job.ready(7, nodes=(1,))  # so soon nothing could have come back
+    assert len(job.sent) == told + 1
+    job.look()
+    job.ready(7, nodes=(1,))
+    assert job.sent[-1] == UpdatesCleared(0, 7, 0, 0, is_in_doubt=True)
+    assert job.links.boards[0].is_in_doubt
+    job.ready(7, nodes=(0,))
+    assert job.sent[-1] == UpdatesCleared(0, 7, 0, 7)
+    assert not job.links.boards[0].is_in_doubt
+
+
+def test_who_asks_in_another_attempt_is_not_heard(job):
+    job.open(attempt=1)
+    told = len(job.sent)
+    job.ready(0, attempt=0)
+    assert len(job.sent) == told
+
+
+def test_ranks_of_the_controllers_node_ask_as_well(job):
+    job.open()
+    job.clearances.ready_here(0, 7)
+    job.links.boards[0].wait_for(7)
+    job.doubts, told = [True], len(job.sent)
+    job.look()
+    assert job.sent[told:] == [UpdatesCleared(0, 7, 0, 0, is_in_doubt=True)]
+
+
+class Waiting:
+    """Rank 4 alone on a node, which waits for its clearance."""
+
+    def __init__(self):
+        self.links, self.timers, self.asked, self.doubt = Links(), [], [], False
+        self.node = NodeClearance(self.links, (4,))
+        later = lambda _, act: self.timers.append(act)  # noqa: E731
+        self.node.attach(later, lambda: self.doubt, self.asked.append)
+        self.node.hand(4, protocol.OpenVote(is_over_nodes=True))
+        self.node.take(UpdatesCleared(0, 7, 0, 6))
+        self.board = self.links.boards[4]
+        self.node.ready(4, 7)
+
+    def look(self):
+        timers, self.timers = self.timers, []
+        for act in timers:
+            act()
+
+
+@pytest.fixture
+def waiting():
+    found = Waiting()
+    yield found
+    found.node.close()
+    found.links.close()
+
+
+def test_a_node_asks_while_its_ranks_wait(waiting):
+    waiting.look()
+    assert waiting.asked == []  # the backward takes its time
+    waiting.board.wait_for(7)
+    waiting.look()
+    waiting.look()
+    assert waiting.asked == [7, 7]
+    waiting.node.take(UpdatesCleared(0, 7, 0, 7))
+    waiting.look()
+    assert (waiting.asked, waiting.timers) == ([7, 7], [])
+    waiting.node.ready(4, 8)
+    waiting.board.wait_for(8)
+    waiting.board.waive(8)
+    waiting.look()
+    assert waiting.asked == [7, 7]
+
+
+def test_a_line_is_in_doubt_until_something_is_heard(waiting):
+    waiting.board.wait_for(7)
+    waiting.doubt = True
+    waiting.look()
+    assert waiting.board.is_in_doubt
+    waiting.doubt = False
+    waiting.look()
+    assert not waiting.board.is_in_doubt
+
+
+def test_a_doubt_that_is_told_stays_until_it_is_taken_back(waiting):
+    waiting.board.wait_for(7)
+    waiting.node.take(UpdatesCleared(0, 7, 0, 6, is_in_doubt=True))
+    waiting.look()
+    assert waiting.board.is_in_doubt
+    waiting.node.take(UpdatesCleared(0, 7, 0, 6))
+    assert not waiting.board.is_in_doubt
+
+
+def test_a_board_is_looked_at_no_more_once_it_is_closed(waiting):
+    waiting.node.close()
+    waiting.look()
+    assert waiting.timers == []
 
 
 def test_what_a_node_says_of_another_attempt_is_not_heard(job):
@@ -181,6 +298,17 @@ def test_without_a_controller_no_rank_waits():
 # --- a job whose messages take their time -----------------------------------------------------
 
 
+class OtherNode:
+    def __init__(self, network, node):
+        self.network, self.node = network, node
+
+    def clear(self, message):
+        self.network.send(0, self.node, message)
+
+    def is_in_doubt(self):
+        return False
+
+
 class Network:
     """Three nodes of two ranks that train, and lines between them that keep their order.
 
@@ -200,7 +328,7 @@ class Network:
         self.lines = {
             (a, b): deque() for a, b in ((0, 1), (0, 2), (1, 0), (2, 0))
         }  # what is on its way from a node to another one
-        self.clearances.over(range(3), lambda told: [self.send(0, n, told) for n in (1, 2)])
+        self.clearances.over(range(3), [OtherNode(self, node) for node in (1, 2)])
         self.phase = dict.fromkeys(range(self.RANKS), "forward")
         self.step = dict.fromkeys(range(self.RANKS), 0)
         self.given = dict.fromkeys(range(self.RANKS), 0)  # the step whose gradients left

@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from agent.nodes.line import (
     Line,
     Loss,
     LossKind,
+    Pulse,
     bytes_of,
     loss_of,
     plain_address,
@@ -394,3 +396,75 @@ def test_unacknowledged_data_is_sent_again_each_second():
 def test_an_ipv4_address_is_shown_as_one():
     assert plain_address("::ffff:10.0.0.1") == "10.0.0.1"
     assert plain_address("fe80::1") == "fe80::1"
+
+
+# --- whether the other machine answers ----------------------------------------------------------
+
+
+class Kernel:
+    """What it tells of a connection; times in milliseconds."""
+
+    def __init__(self):
+        self.unacked, self.data_ago, self.ack_ago = 0, 900, 900
+        self.is_old = self.is_gone = False
+
+    def getsockopt(self, level, name, size):
+        assert (level, name) == (socket.IPPROTO_TCP, socket.TCP_INFO)
+        if self.is_gone:
+            raise OSError(errno.EBADF, "gone")
+        numbers = [0] * 13
+        numbers[4], numbers[11], numbers[12] = self.unacked, self.data_ago, self.ack_ago
+        return struct.pack("=8B13I", *[0] * 8, *numbers)[: 60 if not self.is_old else 40]
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """With a clock that goes on 0.2 s at each look."""
+    looks = iter(range(100))
+    clock = SimpleNamespace(monotonic=lambda: 0.2 * next(looks))
+    monkeypatch.setattr("agent.nodes.line.time", clock)
+    return Kernel()
+
+
+def test_an_idle_line_is_in_no_doubt(kernel):
+    pulse = Pulse(kernel)
+    assert not pulse.is_missed()
+
+
+def test_what_is_not_acknowledged_is_missed(kernel):
+    pulse = Pulse(kernel)
+    kernel.unacked = 1
+    assert pulse.is_missed()
+    kernel.unacked = 0
+    assert not pulse.is_missed()
+
+
+@pytest.mark.parametrize("heard", ["data_ago", "ack_ago"])
+def test_whoever_is_heard_lives(kernel, heard):
+    pulse = Pulse(kernel)
+    kernel.unacked = 1  # of what was sent just now
+    setattr(kernel, heard, 210)  # the answer to what was sent at the last look, by a coarse clock
+    assert not pulse.is_missed()
+    setattr(kernel, heard, 240)
+    assert pulse.is_missed()
+
+
+@pytest.mark.parametrize("why", ["is_old", "is_gone"])
+def test_a_kernel_that_does_not_tell_leaves_no_doubt(kernel, why):
+    pulse = Pulse(kernel)
+    kernel.unacked = 1
+    setattr(kernel, why, True)
+    assert not pulse.is_missed()
+
+
+def test_a_machine_whose_msrun_reads_nothing_answers(end):
+    """Its kernel does."""
+    assert not end.link.is_in_doubt()
+    for number in range(20):
+        end.link.send(noted(number))
+        assert not end.link.is_in_doubt()
+
+
+def test_a_lost_line_is_in_doubt(end):
+    end.link.close()
+    assert end.link.is_in_doubt()

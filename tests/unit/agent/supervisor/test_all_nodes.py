@@ -194,9 +194,21 @@ def test_updates_are_cleared_on_the_nodes_that_are_there(cluster):
     cluster.links[0].lose(GONE)
     cluster.links[0].said.clear()
     cleared = UpdatesCleared(0, 5, 0, 7)
-    cluster.hooks.clear(cleared)
+    for node in cluster.hooks.cleared:
+        node.clear(cleared)
     assert cluster.links[0].said == []
     assert cluster.links[1].said[-1] == cleared
+
+
+def test_a_node_is_in_doubt_until_it_counts_as_lost(cluster):
+    """Between the silence of its line and its loss nobody has been told to freeze."""
+    one, two = cluster.hooks.cleared
+    assert not one.is_in_doubt()
+    cluster.links[0].is_open = False
+    assert one.is_in_doubt()
+    assert not two.is_in_doubt()
+    one.lose("it is silent", lambda _: None)
+    assert not one.is_in_doubt()
 
 
 def test_a_stopped_rank_is_continued_where_it_runs(cluster):

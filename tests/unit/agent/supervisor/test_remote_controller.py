@@ -96,6 +96,9 @@ class FakeHooks:
     def __init__(self):
         self.log, self.saving = [], ()
 
+    def watch(self, is_in_doubt):
+        self.is_in_doubt = is_in_doubt
+
     def tell_beats(self):
         self.log.append("beats")
 

@@ -146,6 +146,37 @@ def test_replicas_go_on_without_a_clearance_that_does_not_come(board, monkeypatc
     assert f"rank 3 has begun {MOST_MISSES} of them" in one.said[0]
 
 
+def test_patience_does_not_run_out_while_a_line_is_in_doubt(board, monkeypatch):
+    monkeypatch.setattr(update_clearance, "PATIENCE_S", 0.01)
+    board.doubt(is_in_doubt=True)
+    one = waiting(board)
+    thread = begin(one.update)
+    until(lambda: board.is_awaited)
+    thread.join(0.2)
+    assert (one.half, board.is_waived(1)) == (0, False)
+    board.doubt(is_in_doubt=False)
+    thread.join(LONG_S)
+    assert (one.half, board.is_waived(1), board.is_awaited) == (1, True, False)
+
+
+def test_a_doubt_that_does_not_end_is_waited_for_no_longer(board, monkeypatch):
+    """msrun may stand still since it has written that."""
+    monkeypatch.setattr(update_clearance, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(update_clearance, "MOST_DOUBT_S", 0.05)
+    board.doubt(is_in_doubt=True)
+    one = waiting(board)
+    one.update()
+    assert board.is_waived(1)
+
+
+def test_a_vote_has_its_own_patience(board, monkeypatch):
+    monkeypatch.setattr(update_clearance, "VOTE_PATIENCE_S", 0.01)
+    board.doubt(is_in_doubt=True)
+    one = waiting(board, is_cut=True)
+    one.update()
+    assert board.is_waived(1)
+
+
 def test_what_was_late_long_ago_counts_no_more(board):
     for step in range(1, 4 * MOST_MISSES):
         board.waive(step * 2 * FORGIVEN)
