@@ -94,16 +94,15 @@ class Pulse:
         now_s = time.monotonic()
         since_s, self._looked_s = now_s - self._looked_s, now_s
         try:
-            told = self._connection.getsockopt(
-                socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size
-            )
+            told = self._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         except OSError:  # no TCP, or it is over, which is told elsewhere
             return False
         if len(told) < _TCP_INFO.size:
             return False
         info = _TCP_INFO.unpack(told)
-        heard_s = min(info[_DATA_HEARD], info[_ACK_HEARD]) / 1000
-        return info[_UNACKED] > 0 and heard_s > since_s + _GRAIN_S
+        unacked: int = info[_UNACKED]
+        heard_s: float = min(info[_DATA_HEARD], info[_ACK_HEARD]) / 1000
+        return unacked > 0 and heard_s > since_s + _GRAIN_S
 
 
 def bytes_of(message: NodeMessage, *, is_deflated: bool = False) -> bytes:

@@ -22,7 +22,7 @@ VOTE_PATIENCE_S = 60.0
 """The same for a vote, where to go on may cost the step if a rank dies in it."""
 
 MOST_DOUBT_S = 20.0
-"""What patience is put off for at most: a node that is silent for 10 s counts as lost soon after."""
+"""What patience is put off for at most: a node that is silent for 10 s is lost soon after."""
 
 OFF = (
     "updates wait no more for other nodes: rank {rank} has begun {times} of them without, as they "

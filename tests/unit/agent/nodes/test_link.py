@@ -414,7 +414,7 @@ class Kernel:
             raise OSError(errno.EBADF, "gone")
         numbers = [0] * 13
         numbers[4], numbers[11], numbers[12] = self.unacked, self.data_ago, self.ack_ago
-        return struct.pack("=8B13I", *[0] * 8, *numbers)[: 60 if not self.is_old else 40]
+        return struct.pack("=8B13I", *[0] * 8, *numbers)[: 40 if self.is_old else size]
 
 
 @pytest.fixture
