@@ -14,6 +14,7 @@ from support.status_pages import ENTRIES, make, write
 
 from agent.dump.node_copies import UNKNOWN
 from agent.dump.node_memory import MemoryGiver, MemoryInboxes
+from agent.hooks import node_clearance
 from agent.hooks.listener import name_of, open_listener
 from agent.hooks.status_pages import StatusPages
 from agent.nodes.run_messages import (
@@ -508,6 +509,31 @@ def test_a_node_is_ready_for_an_update_behind_the_pages_of_all_its_ranks(node):
     node.say(two, protocol.PageWritten(5, 0, ready=7))
     assert node.said[-1] == UpdatesReady(0, 7)
     del page, other
+
+
+def test_a_node_whose_ranks_wait_asks_and_doubts_its_line(node, monkeypatch):
+    monkeypatch.setattr(node_clearance, "LOOK_S", 0.0)
+    node.relay.watch(lambda: True)
+    (client, page), two = node.registered(4), node.rank(5)
+    order = protocol.OpenVote(is_over_nodes=True, is_cut=False)
+    node.relay.hear(ToRank(4, pack_said(order)))
+    _, fds = wire.receive(client)
+    board = ClearanceBoard(*fds)
+    os.close(*fds)
+    node.relay.hear(UpdatesCleared(0, 9, 0, 8))
+    board.wait_for(9)
+    for each, rank in ((client, 4), (two, 5)):
+        node.say(each, protocol.PageWritten(rank, 0, ready=9))
+    node.turn()
+    assert board.is_in_doubt
+    assert node.said[-2:] == [UpdatesReady(0, 9)] * 2
+    node.relay.hear(UpdatesCleared(0, 9, 0, 9))
+    node.turn()
+    node.said.clear()
+    node.turn()
+    assert (node.said, board.is_in_doubt) == ([], False)
+    board.close()
+    del page
 
 
 def test_ranks_wait_for_what_the_controllers_node_clears(node):
