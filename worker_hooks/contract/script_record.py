@@ -19,6 +19,9 @@ SCRIPT = "script"
 OWN = "state.own."
 """Prefix of the names of what a script keeps for each rank alone."""
 
+REGISTERED = "state.registered."
+"""Prefix of the names of registered objects that may differ between ranks."""
+
 _COUNT = struct.Struct("<Q")
 
 

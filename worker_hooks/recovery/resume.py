@@ -312,7 +312,7 @@ def restore_for_loop(point: ResumePoint, committed: CommittedState, rank: int) -
     unsaved = private.meta.get("unsaved", ())  # their size changed after the page was made
     kept = {name: each for name, each in private.tensors.items() if name not in unsaved}
     committed.buffers.restore(kept)
-    restore_script(point, committed, is_last=True)
+    restore_script(point, committed, is_last=True, has_objects=True)
     missed = Randomness().restore(_own_bytes(point, rank))
     if missed:
         log.warning("randomness that was not saved begins anew: %s", ", ".join(missed))
@@ -335,17 +335,31 @@ def restore_own_loop(point: ResumePoint, feed: Feed, committed: CommittedState, 
     feed.restore_others(point.feed.get("begun", ()))
 
 
-def restore_script(point: ResumePoint, committed: CommittedState, *, is_last: bool = False) -> None:
+def restore_script(
+    point: ResumePoint,
+    committed: CommittedState,
+    *,
+    is_last: bool = False,
+    has_objects: bool = False,
+) -> None:
     """Restore the values that the script keeps for itself.
 
     This is done when training begins, because the script uses them before its loop, and again when
-    the loop is there, because the script has assigned some anew.
+    the loop is there, because the script has assigned some anew. Registered objects are restored
+    where the replicated state is, which has them as its writer had them: with another number of
+    ranks they stay so.
     """
     if point.private is not None:
         peer = None if point.peer is None or _is_settled(point.private) else _script(point.peer)
         script = _script(point.private)
         kept = committed.private.script
-        kept.restore(script, peer, is_own=point.is_own, is_last=is_last)
+        is_mine = point.is_own and point.ranks[0] == point.ranks[1]
+        kept.restore(
+            *(script, peer),
+            is_own=point.is_own,
+            is_last=is_last,
+            has_objects=has_objects and is_mine,
+        )
 
 
 def _is_settled(private: LoadedPrivate) -> bool:

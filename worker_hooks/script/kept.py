@@ -7,7 +7,7 @@ import ctypes
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from itertools import compress
+from itertools import chain, compress
 from operator import attrgetter, ne
 from types import CellType, FrameType, SimpleNamespace
 from typing import Any
@@ -16,11 +16,11 @@ from weakref import WeakSet
 import torch
 
 from worker_hooks.contract.fingerprint import LATE
-from worker_hooks.contract.script_record import OWN, SCRIPT, ScriptRecord
+from worker_hooks.contract.script_record import OWN, REGISTERED, SCRIPT, ScriptRecord
 from worker_hooks.script import source, values
 from worker_hooks.script.attributes import AttributeFinder
 from worker_hooks.script.containers import CONTAINERS, Container, holds_objects
-from worker_hooks.script.own import OwnValues
+from worker_hooks.script.own import ObjectStates, OwnValues, RegisteredObjects
 from worker_hooks.script.source import SourceFindings
 from worker_hooks.script.values import LargeValueError, Script
 from worker_hooks.script.watch import (
@@ -45,13 +45,19 @@ SHARED = "state.shared."
 class ScriptValues:
     """The values of one rank. They are looked at when backward begins and at each commit."""
 
-    def __init__(self, registered: Callable[[], Iterable[tuple[str, object]]] = tuple) -> None:
+    def __init__(
+        self,
+        registered: Callable[[], Iterable[tuple[str, object]]] = tuple,
+        objects: ObjectStates | None = None,
+    ) -> None:
         """Before :meth:`find` only ``state.own`` and ``state.shared`` are known.
 
         Args:
             registered: returns registered modules and optimizers with names, for what they keep
                 beside what is registered.
+            objects: registered objects that may differ between ranks.
         """
+        self._objects = RegisteredObjects(objects)
         self.own, self.shared = OwnValues(OWN[:-1]), OwnValues(SHARED[:-1])
         self.ignored: set[str] = set()  # names that are left alone
         self.content = values.join({}, {})  # what to write to the page
@@ -192,8 +198,9 @@ class ScriptValues:
         Raises:
             TypeError: as :meth:`look`.
         """
+        self._objects.leave_out(self.is_ignored)
         for variable in self._find_changed(self._versions_now()):
-            is_kept = variable.packed is not None or variable.name.startswith((OWN, SHARED))
+            is_kept = variable.packed is not None or variable.name.startswith(_ALWAYS)
             self._take(variable)
             variable.was = variable.checksum
             if not is_kept:
@@ -208,7 +215,8 @@ class ScriptValues:
             TypeError: ``state.own`` or ``state.shared`` has what cannot be saved.
         """
         now, is_new = self._versions_now(), self._recent or self._is_stale or self._is_settled
-        is_same = now == self._seen is not None and not (self._others or self._containers)
+        always = self._others or self._containers or self._objects.variables
+        is_same = now == self._seen is not None and not always
         changed = [] if is_same else self._find_changed(now)
         if not (changed or is_new):  # as in most steps
             self._is_under_way, self._changed = not is_commit, set()
@@ -218,7 +226,8 @@ class ScriptValues:
         self._recent += changed
         names = {each.name for each in changed}
         if is_commit and self._is_under_way:
-            self.late |= names - self.large  # nobody asks for what begins anew in any case
+            # nobody asks for what begins anew in any case
+            self.late |= names - self.large - self._objects.left_out
         if not is_commit and self._is_settled:
             self._is_settled, self._is_stale = False, True
         self._is_under_way, self._changed = not is_commit, names
@@ -273,7 +282,7 @@ class ScriptValues:
             self._note_seen(now)
         if self._has_new_objects:
             changed += self._follow_objects()
-        return changed
+        return changed + self._objects.changed() if self._objects.variables else changed
 
     def _versions_now(self) -> list[int] | None:
         """What differs after a change; ``None``: a cell has no value, so that is not known.
@@ -363,14 +372,15 @@ class ScriptValues:
 
     def _join(self) -> None:
         kept, was = {}, {}
-        for group in self._groups:
-            for variable in group.variables.values():
-                if variable.packed is not None:
-                    kept[variable.name] = variable.packed
-                    if variable.was:
-                        was[variable.name] = variable.was
-        if len(kept) != self.count or not self.held.issuperset(kept):
-            self.held, self.count = _with_owners(kept), len(kept)
+        every = [*(group.variables for group in self._groups), self._objects.variables]
+        for variable in chain.from_iterable(each.values() for each in every):
+            if variable.packed is not None:
+                kept[variable.name] = variable.packed
+                if variable.was:
+                    was[variable.name] = variable.was
+        count = len(kept) - len(self._objects.kept)
+        if count != self.count or not self.held.issuperset(kept):
+            self.held, self.count = _with_owners(kept), count
         self.content = values.join(
             kept, was, self.late, printed=self._printed(), is_settled=self._is_settled
         )
@@ -402,6 +412,7 @@ class ScriptValues:
         *,
         is_own: bool = True,
         is_last: bool = True,
+        has_objects: bool = True,
     ) -> None:
         """Put values back; what is unknown here is left out.
 
@@ -411,6 +422,7 @@ class ScriptValues:
                 later in a step is taken from it, if both had the same at the commit before.
             is_own: the values are this rank's; else those of ``state.own`` are another's.
             is_last: training begins; else they will be restored once more.
+            has_objects: registered objects are restored, too.
         """
         if self.is_found:
             self._follow_objects()  # some may have been made since training began
@@ -418,9 +430,12 @@ class ScriptValues:
             name: (script, each)
             for name, each in script.record.values.items()
             if is_own or not name.startswith(OWN)
+            if has_objects or not name.startswith(REGISTERED)
         }
         for name in script.record.late | peer.record.late if peer is not None else ():
             assert peer is not None
+            if not has_objects and name.startswith(REGISTERED):
+                continue
             had, theirs = self._had(name, script.record), peer.record
             is_same = name in self._from_peer or had == theirs.was.get(name)
             if is_same and name in theirs.values:
@@ -437,7 +452,7 @@ class ScriptValues:
         """The checksum that the rank had at the commit before; unsaved values are as they began."""
         if name in record.was:
             return record.was[name]
-        place = self._variable(name)
+        place = None if name.startswith(REGISTERED) else self._variable(name)
         if place is None or place.holder.get(place.key, place) is place:
             return None
         with contextlib.suppress(TypeError, LargeValueError):
@@ -450,6 +465,10 @@ class ScriptValues:
         if place is None:
             return False
         try:
+            if name.startswith(REGISTERED):
+                self._objects.put(place, text, saved.tensors)
+                self._is_stale = True
+                return True
             now = place.holder.get(place.key, None)
             place.holder[place.key] = values.unpack(text, saved.tensors, now)
         except ValueError as error:
@@ -461,7 +480,14 @@ class ScriptValues:
         self._is_stale = True
         return True
 
+    def keeps(self, name: str) -> bool:
+        """Whether each rank's own state of this registered object is saved, or is not to be."""
+        full = f"{REGISTERED}{name}"
+        return full in self._objects.kept or self.is_ignored(full)
+
     def _variable(self, name: str) -> Variable | None:
+        if name.startswith(REGISTERED):
+            return self._objects.variables.get(name)
         for group in self._groups:
             key = name.removeprefix(group.prefix)
             if not name.startswith(group.prefix) or "." in key or self._is_skipped(name):
@@ -501,6 +527,9 @@ class ScriptValues:
 
     def _take(self, variable: Variable) -> None:
         """Keep a value that has changed."""
+        if variable.name in self._objects.variables:  # it is packed, if it could be
+            self.late -= self._objects.left_out
+            return
         variable.packed = None
         with contextlib.suppress(TypeError, LargeValueError):
             variable.pack()
@@ -544,6 +573,9 @@ DISTRIBUTED = (
     "anew after a replacement or resume; give it to TrainState(...), or keep its full_tensor() or "
     "a number"
 )
+
+
+_ALWAYS = OWN, SHARED, REGISTERED
 
 
 def _with_owners(names: Iterable[str]) -> frozenset[str]:

@@ -1,10 +1,21 @@
-"""``state.own`` and ``state.shared``: attributes that are saved at each commit."""
+"""What each rank keeps of its own at every commit: ``state.own``, small registered objects."""
 
 from __future__ import annotations
 
-from typing import Any
+import marshal
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
+from torch import Tensor
+
+from worker_hooks.contract.script_record import REGISTERED
 from worker_hooks.script import values
+from worker_hooks.script.growing import PLAIN
+from worker_hooks.script.values import Packed
+from worker_hooks.script.watch import TOUCHED, Variable
+from worker_hooks.tensors import state_json
+from worker_hooks.tensors.state_json import Json
+from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
 
 
 class OwnValues:
@@ -48,3 +59,79 @@ class OwnValues:
             f"{self._name}.{name} has no value yet: give it one with "
             f"{self._name}.setdefault({name}=...)"
         )
+
+
+class ObjectStates(Protocol):
+    """Registered objects that may differ between ranks, by name."""
+
+    def names(self) -> list[str]:
+        """Of all of them."""
+
+    def small(self, name: str) -> tuple[Json, Mapping[str, Tensor]] | None:
+        """The present state as JSON and tensors in host memory; ``None``: those are large."""
+
+    def load(self, name: str, state: Any) -> None:
+        """Put a state back."""
+
+
+class RegisteredObjects:
+    """The states of registered objects, of which each rank keeps its own as long as it is small.
+
+    Nobody knows when such an object begins to differ between ranks, so it is kept from the first.
+    """
+
+    def __init__(self, states: ObjectStates | None) -> None:
+        """Nothing is kept yet."""
+        self._states = states
+        found = [] if states is None else states.names()
+        self._names = {f"{REGISTERED}{each}": each for each in found}
+        self.variables = {name: Variable(name, {}, each) for name, each in self._names.items()}
+
+    @property
+    def kept(self) -> set[str]:
+        """The full names of those that are kept."""
+        return {name for name, each in self.variables.items() if each.packed is not None}
+
+    @property
+    def left_out(self) -> set[str]:
+        """Those that are too large, on a device, or cannot be read."""
+        return self.variables.keys() - self.kept
+
+    def leave_out(self, is_ignored: Callable[[str], bool]) -> None:
+        """Forget those that the script does not want to be looked at."""
+        self.variables = {n: each for n, each in self.variables.items() if not is_ignored(n)}
+
+    def changed(self) -> list[Variable]:
+        """Those that have changed since this was asked last, packed."""
+        return [each for each in self.variables.values() if self._look(each)]
+
+    def _look(self, variable: Variable) -> bool:
+        assert self._states is not None
+        try:
+            state = self._states.small(variable.key)
+            value, tensors = ({}, {}) if state is None else state
+            # an object may return other tensors each time, so what is in them is compared
+            contents = [bytes(to_bytes(each)) for each in tensors.values()]
+            mark = None if state is None else (marshal.dumps(value, PLAIN), contents)
+            if mark == variable.mark:
+                return False
+            variable.mark = mark
+            text = "" if mark is None else state_json.dumps(value)
+            is_large = len(text) > 2 * values.LARGE_BYTES or mark is None
+            entries = tuple(entry_of(name, each) for name, each in tensors.items())
+            variable.packed = None if is_large else Packed(text, entries, b"".join(contents))
+        except Exception:  # noqa: BLE001  the script's own code; the commit says what it raises
+            variable.mark = variable.packed = None
+        variable.checksum = TOUCHED if variable.packed is None else variable.packed.checksum
+        return True
+
+    def put(self, variable: Variable, text: Any, tensors: Mapping[str, Tensor]) -> None:
+        """Put a state back that was kept.
+
+        Raises:
+            ValueError: it is none.
+        """
+        assert self._states is not None
+        self._states.load(variable.key, values.unpack(text, tensors, None))
+        self._look(variable)
+        variable.was = variable.checksum

@@ -39,6 +39,7 @@ from worker_hooks.rng.randomness import Randomness, Recorder
 from worker_hooks.script.kept import ScriptValues
 from worker_hooks.state.buffers import Buffers
 from worker_hooks.state.registry import Piece, named_objects
+from worker_hooks.state.stateful import RankObjects
 
 log = logging.getLogger("msrun")
 
@@ -100,7 +101,7 @@ class PrivateState:
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.buffers = Buffers(pieces)
         self.randomness = Randomness()
-        self.script = ScriptValues(lambda: named_objects(pieces))
+        self.script = ScriptValues(lambda: named_objects(pieces), RankObjects(pieces))
         self.page: Page | None = None
         self.late_buffers: set[str] = set()
         """Buffers that have changed between the last backward of a step and its commit."""

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from worker_hooks.contract.fingerprint import PART, VALUE, bundled
 from worker_hooks.device.side_stream import HOST, DeviceAccess
+from worker_hooks.script.kept import ScriptValues
 from worker_hooks.state.module import ModulePiece
 from worker_hooks.state.optimizer import OptimizerPiece
 from worker_hooks.state.registry import Piece, boxes_of, labels
@@ -36,6 +37,7 @@ from worker_hooks.tensors.tensor_bytes import entry_of
 log = logging.getLogger("msrun")
 
 COMMITS = 2  # that are compared: with a warm-up from 0, the first update changes no weight
+EVERY = 1024  # steps; objects too large for each rank to keep its own are compared so often
 _TEXT = 48  # characters of a value that is sent as it is
 _JUMP = 2.0  # a larger factor between two steps is said
 _LEAVES = 40  # of a nested value that are sent each by itself
@@ -62,7 +64,7 @@ class Replication:
         report: Report,
         distrust: Callable[[str], None],
         own_values: Callable[[], Mapping[str, str]] = dict,
-        own_count: Callable[[], int] = int,
+        script: ScriptValues | None = None,
         access: Callable[[], DeviceAccess] = lambda: HOST,
     ) -> None:
         """Nothing is reported before the first commit.
@@ -73,13 +75,14 @@ class Replication:
             distrust: takes the reason why no save of this state is ever worth anything.
             own_values: returns texts of values of the script's own that would be unknown if this
                 rank died before its commit, unless they are equal on all ranks.
-            own_count: returns how many values of the script's own are saved.
+            script: what each rank keeps of its own.
             access: returns how accelerators are to be read.
         """
         self._access = access
+        self._objects = [each for each in pieces if not each.is_compared]
         self._pieces = pieces
         self._own_values = own_values
-        self._own_count = own_count
+        self._script = script or ScriptValues()
         self._report = report
         self._distrust = distrust
         self._optimizers = [each for piece in pieces for each in piece.optimizers]
@@ -191,17 +194,19 @@ class Replication:
         if not compares:
             return
         held = sum([len(updating(each).state) for each in self._optimizers])
-        size = held + sum([len(each.param_groups) for each in self._optimizers])
-        if not self._left and size == self._size:
+        others = [each for each in self._objects if not self._script.keeps(each.name)]
+        size = held + sum([len(each.param_groups) for each in self._optimizers]) + len(others)
+        is_new = bool(self._left) or size != self._size
+        if not (is_new or (self._objects and _is_sample(step))):
             return
-        is_late, self._size = not self._left, size
+        is_late, self._size = is_new and not self._left, size
         self._left = max(0, self._left - 1)
         if not self._left:
             self._end_watch()
+        known = self._known if is_late else frozenset()
+        pieces = [each for each in self._pieces if each.is_compared] if is_new else []
         try:
-            texts = fingerprint(
-                self._pieces, self._known if is_late else frozenset(), self._access()
-            )
+            texts = fingerprint([*pieces, *others], known, self._access())
         except Exception as error:  # noqa: BLE001  the script's own kinds of tensors and objects
             self._report(step, {}, is_late, str(error) or repr(error), "")
             return
@@ -216,9 +221,14 @@ class Replication:
             kind = next(name for kind, name in _KINDS if isinstance(piece, kind))
             counts[kind] = counts.get(kind, 0) + 1
         found = [f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items()]
-        if own := self._own_count():
+        if own := self._script.count:
             found.append(f"{own} value{'s' * (own != 1)} of your own")
         return ", ".join(found)
+
+
+def _is_sample(step: int) -> bool:
+    """Whether what may begin to differ by rank at any time is compared at this step."""
+    return step & (step - 1) == 0 or step % EVERY == 0
 
 
 def fingerprint(
@@ -242,7 +252,7 @@ def fingerprint(
         for name, tensor in {**piece.tensors(), **small}.items():
             if name not in known:
                 found[name] = _digest(name, tensor, reader, boxes.get(name))
-        if not known or piece.optimizers:  # a group may be new
+        if not known or piece.optimizers or not piece.is_compared:  # a group may be new
             value = state_json.without_places(value)  # the digests of parts cover theirs
             found = _values(piece.name, value) | found  # a tensor may have its piece's name
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from worker_hooks.state.mismatch import missing
 from worker_hooks.state.snapshot import copied, tensors_in, version
 from worker_hooks.tensors import state_json
+from worker_hooks.tensors.placements import is_distributed
 from worker_hooks.tensors.state_json import Json
 
 SMALL_BYTES = 64 << 10
@@ -32,7 +33,7 @@ class ObjectPiece:
     """Anything with ``state_dict`` and ``load_state_dict``; also an optimizer that overrides them.
 
     The state of an optimizer is compared between replicas. That of another object, such as a meter,
-    may differ between ranks.
+    may differ between ranks: each rank keeps a small one beside its own values, too.
     """
 
     modules: tuple[torch.nn.Module, ...] = ()
@@ -72,6 +73,25 @@ class ObjectPiece:
         text, tensors = state_json.encode(self._thing.state_dict(), self.name)
         return text, [version(tensor) for tensor in tensors.values()]
 
+    def small(self) -> tuple[Json, dict[str, Tensor]] | None:
+        """The present state as JSON and tensors; ``None``: these are large, or not in host memory.
+
+        Raises:
+            TypeError: something cannot be saved without pickle.
+        """
+        if self._held is not None and self._held.is_large:  # it most likely still is
+            return None
+        state = self._thing.state_dict()
+        tensors = tensors_in(state)
+        are_here = all(each.is_cpu and not is_distributed(each) for each in tensors)
+        is_small = sum(tensor.nbytes for tensor in tensors) <= SMALL_BYTES
+        return state_json.encode(state, self.name) if are_here and is_small else None
+
+    def load(self, state: Any) -> None:
+        """Put a state back with ``load_state_dict``."""
+        self._held = self._tensors = None
+        self._thing.load_state_dict(state)
+
     def encode(self, snapshot: HeldTensor) -> tuple[Json, dict[str, Tensor]]:
         """The state as JSON, and the tensors of a small one.
 
@@ -87,8 +107,28 @@ class ObjectPiece:
 
     def restore(self, tensors: Mapping[str, Tensor], value: Json) -> None:
         """Put the state back with ``load_state_dict``."""
-        self._held = self._tensors = None
-        self._thing.load_state_dict(state_json.decode(value, tensors))
+        self.load(state_json.decode(value, tensors))
+
+
+class RankObjects:
+    """Registered objects that may differ between ranks, by name."""
+
+    def __init__(self, pieces: Iterable[Any]) -> None:
+        """``pieces``: all that are registered."""
+        objects = (each for each in pieces if isinstance(each, ObjectPiece))
+        self._pieces = {each.name: each for each in objects if not each.is_compared}
+
+    def names(self) -> list[str]:
+        """Of all of them."""
+        return [*self._pieces]
+
+    def small(self, name: str) -> tuple[Json, dict[str, Tensor]] | None:
+        """As :meth:`ObjectPiece.small`."""
+        return self._pieces[name].small()
+
+    def load(self, name: str, state: Any) -> None:
+        """Put a state back."""
+        self._pieces[name].load(state)
 
 
 def _optimizers_of(thing: Any) -> tuple[Optimizer, ...]:

@@ -108,7 +108,7 @@ class DataLoop:
             guard.report_fingerprint,
             guard.distrust,
             self._late_values,
-            lambda: committed.private.script.count,
+            committed.private.script,
             committed.reading.queued,
         )
         self.epoch = 0  # as the script counts, from 0

@@ -321,7 +321,7 @@ class TrainState:
 
     def _resume_at(self, point: ResumePoint) -> None:
         """Continue where a checkpoint says; its replicated state is restored already."""
-        resume.restore_script(point, self._committed)
+        resume.restore_script(point, self._committed, has_objects=True)
         self._committed.resume_at(
             point.step,
             point.typical_changes,
