@@ -69,6 +69,7 @@ CASES = {
     "noise": "rank=1,step=7,phase=update",
     "late_table": "rank=1,step=7,phase=update",
     "clip_vector": "rank=1,step=7,phase=backward",
+    "meters": "rank=1,step=7,phase=backward",
 }
 
 

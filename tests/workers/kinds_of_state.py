@@ -202,6 +202,47 @@ def frozen_in_part(job):
     job.run(train)
 
 
+class Meter:
+    """Each rank's own, from the third step on; its state is made anew each time."""
+
+    def __init__(self):
+        self.count, self.losses = 0, []
+
+    def add(self, loss):
+        self.count += 1
+        if self.count > 2:
+            self.losses.append(loss)
+
+    def state_dict(self):
+        return {"count": self.count, "losses": torch.tensor(self.losses, dtype=torch.float64)}
+
+    def load_state_dict(self, state):
+        self.count, self.losses = state["count"], state["losses"].tolist()
+
+
+def meters(job):
+    """What is registered comes to differ by rank; weights depend on it."""
+    net, one, two = network(), Meter(), Meter()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    job.state(model=net, optimizer=optimizer, meters=[one, two])
+    loader = split()
+
+    def train(state):
+        model = DistributedDataParallel(net)
+        for epoch in state.epochs(EPOCHS):
+            for x, y in state.batches(loader):
+                loss = cross_entropy(model(x), y) * (1 + sum(one.losses) / 100)
+                one.add(loss.item())
+                if epoch:
+                    two.add(float(job.rank))
+                job.note("loss", loss)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    job.run(train)
+
+
 KINDS = {
     each.__name__: each
     for each in (
@@ -214,5 +255,6 @@ KINDS = {
         tied,
         types,
         frozen_in_part,
+        meters,
     )
 }

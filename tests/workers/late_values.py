@@ -4,7 +4,8 @@
     late_values.py KIND OUT
 
 KIND: `own`, in `state.own`, and weights depend on it; `variable`, the same in a variable of the
-loop; `printed`, a running mean that is printed; `equal`, a count that is the same on all ranks.
+loop; `registered`, in a registered object, that is alike until the third step; `printed`, a running
+mean that is printed; `equal`, a count that is the same on all ranks.
 Writes a digest of the weights to OUT.RANK.
 """
 
@@ -30,7 +31,21 @@ opt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
 dist.init_process_group("gloo")
 loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
-state = TrainState(model=net, optimizer=opt)
+
+
+class Meter:
+    def __init__(self):
+        self.mean, self.count = 0.0, 0
+
+    def state_dict(self):
+        return {"mean": self.mean, "count": self.count}
+
+    def load_state_dict(self, state):
+        self.mean, self.count = state["mean"], state["count"]
+
+
+meter = Meter()
+state = TrainState(model=net, optimizer=opt, **({"meter": meter} if KIND == "registered" else {}))
 
 
 def own(state):
@@ -53,6 +68,18 @@ def variable(state):
         loss.backward()
         opt.step()
         mean = 0.9 * mean + 0.1 * loss.item()
+
+
+def registered(state):
+    model = DistributedDataParallel(net)
+    for x, y in state.batches(loader):
+        loss = mse_loss(model(x) + 0.01 * meter.mean, y)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        meter.count += 1
+        if meter.count > 2:
+            meter.mean = 0.9 * meter.mean + 0.1 * loss.item()
 
 
 def printed(state):
@@ -79,7 +106,8 @@ def equal(state):
         count += 1
 
 
-run({"own": own, "variable": variable, "printed": printed, "equal": equal}[KIND], state)
+kinds = (own, variable, registered, printed, equal)
+run({each.__name__: each for each in kinds}[KIND], state)
 weights = b"".join(each.detach().numpy().tobytes() for each in net.parameters())
 Path(f"{OUT}.{RANK}").write_text(hashlib.sha256(weights).hexdigest())
 dist.destroy_process_group()

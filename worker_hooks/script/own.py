@@ -67,8 +67,11 @@ class ObjectStates(Protocol):
     def names(self) -> list[str]:
         """Of all of them."""
 
-    def small(self, name: str) -> tuple[Json, Mapping[str, Tensor]] | None:
-        """The present state as JSON and tensors in host memory; ``None``: those are large."""
+    def small(self, name: str, title: str) -> tuple[Json, Mapping[str, Tensor]] | None:
+        """The present state as JSON and tensors in host memory; ``None``: those are large.
+
+        ``title``: what the names of the tensors begin with.
+        """
 
     def load(self, name: str, state: Any) -> None:
         """Put a state back."""
@@ -108,7 +111,7 @@ class RegisteredObjects:
     def _look(self, variable: Variable) -> bool:
         assert self._states is not None
         try:
-            state = self._states.small(variable.key)
+            state = self._states.small(variable.key, variable.name)
             value, tensors = ({}, {}) if state is None else state
             # an object may return other tensors each time, so what is in them is compared
             contents = [bytes(to_bytes(each)) for each in tensors.values()]

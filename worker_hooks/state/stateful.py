@@ -73,8 +73,11 @@ class ObjectPiece:
         text, tensors = state_json.encode(self._thing.state_dict(), self.name)
         return text, [version(tensor) for tensor in tensors.values()]
 
-    def small(self) -> tuple[Json, dict[str, Tensor]] | None:
+    def small(self, title: str) -> tuple[Json, dict[str, Tensor]] | None:
         """The present state as JSON and tensors; ``None``: these are large, or not in host memory.
+
+        Args:
+            title: what the names of the tensors begin with.
 
         Raises:
             TypeError: something cannot be saved without pickle.
@@ -85,7 +88,7 @@ class ObjectPiece:
         tensors = tensors_in(state)
         are_here = all(each.is_cpu and not is_distributed(each) for each in tensors)
         is_small = sum(tensor.nbytes for tensor in tensors) <= SMALL_BYTES
-        return state_json.encode(state, self.name) if are_here and is_small else None
+        return state_json.encode(state, title) if are_here and is_small else None
 
     def load(self, state: Any) -> None:
         """Put a state back with ``load_state_dict``."""
@@ -122,9 +125,9 @@ class RankObjects:
         """Of all of them."""
         return [*self._pieces]
 
-    def small(self, name: str) -> tuple[Json, dict[str, Tensor]] | None:
+    def small(self, name: str, title: str) -> tuple[Json, dict[str, Tensor]] | None:
         """As :meth:`ObjectPiece.small`."""
-        return self._pieces[name].small()
+        return self._pieces[name].small(title)
 
     def load(self, name: str, state: Any) -> None:
         """Put a state back."""

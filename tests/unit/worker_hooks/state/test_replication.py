@@ -6,9 +6,11 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks as optimizer_hooks
 
 from worker_hooks.contract.fingerprint import differences
+from worker_hooks.script.kept import ScriptValues
 from worker_hooks.state import replication
 from worker_hooks.state.registry import pieces_of
 from worker_hooks.state.replication import COMMITS, Replication, fingerprint
+from worker_hooks.state.stateful import RankObjects
 from worker_hooks.tensors.placements import TRAINED_BY_ZERO
 
 
@@ -95,6 +97,49 @@ def test_the_first_commits_are_reported_and_then_only_what_is_new():
     }
     training.step()
     assert len(training.reports) == COMMITS + 1
+
+
+class Counter:
+    def __init__(self, size):
+        self.tensor, self.note = torch.zeros(size), 0
+
+    def state_dict(self):
+        return {"tensor": self.tensor, "note": self.note}
+
+    def load_state_dict(self, state):
+        self.tensor, self.note = state["tensor"], state["note"]
+
+
+def test_an_object_that_is_too_large_for_each_rank_to_keep_its_own_is_compared_now_and_then():
+    objects = {"small": Counter(2), "large": Counter(1 << 16)}
+    training = Training(**objects)
+    training.replication._script = script = ScriptValues(objects=RankObjects(training.pieces))
+    script.begin()
+    for number in range(1, 2050):
+        training.replication.committed(number)
+    full, reports = training.reports[:COMMITS], training.reports[COMMITS:]
+    assert {name.partition(".")[0] for name in full[0][1]} == {"model", "optimizer", "large"}
+    assert [step for step, *_ in reports] == [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
+    assert not any(is_late for _, _, is_late, _, _ in reports)
+    assert {*reports[0][1]} >= {"large.tensor", "large.note"}
+    assert all(name.startswith("large") for _, texts, *_ in reports for name in texts)
+    assert reports[0][4] == full[0][4]  # what is compared, for people
+    objects["large"].note = 1
+    training.replication.committed(3072)
+    assert training.reports[-1][1]["large.note"] == "=1"
+    objects["small"].tensor = torch.zeros(1 << 16)  # from now on it is compared, too
+    script.look(is_commit=True)
+    training.replication.committed(3073)
+    step, texts, is_late, _, _ = training.reports[-1]
+    assert (step, is_late) == (3073, True)
+    assert "small.tensor" in texts
+
+
+def test_what_has_no_such_object_is_not_compared_again():
+    training = Training()
+    for number in range(1, 2050):
+        training.replication.committed(number)
+    assert len(training.reports) == COMMITS
 
 
 def test_another_attempt_is_compared_in_full():
