@@ -141,7 +141,10 @@ def _of_protection(before: Job, after: Job) -> str:
     is_lost = now.level is Level.NOT_PROTECTED and was is not Level.NOT_PROTECTED
     is_apart = bool(after.apart) and not before.apart and was is not Level.UNKNOWN
     is_old = after.shadows.was_old and not before.shadows.was_old
-    return str(now) if is_known or is_lost or is_apart or is_old else ""
+    # an object may begin to differ by rank long after the first steps
+    differs = bool(after.since_restart.comparison.difference) and not known.difference
+    is_less = was is Level.PROTECTED and differs
+    return str(now) if is_known or is_lost or is_less or is_apart or is_old else ""
 
 
 def _of_own_values(before: Job, after: Job) -> str:

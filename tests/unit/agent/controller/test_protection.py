@@ -78,6 +78,19 @@ def test_parts_of_the_ranks_own_are_not_protected():
     assert "no other rank holds what rank 2 has" in str(found)
 
 
+def test_what_begins_to_differ_later_is_said_once():
+    job = play(altered_policy(THREE, copies=CopyMode.AUTO), EQUAL)
+    for step in (8, 16):
+        for rank in range(3):
+            decision = decide(job, says(rank, step, {"ema.w": str(max(rank, 1))}))
+            job = decision.job
+        if step == 8:
+            assert decision.say.startswith(
+                "partly protected: ema.w differs: rank 2 against ranks 0, 1 (no other rank holds what rank 2 has)"
+            )
+    assert decision.say == ""
+
+
 def test_state_that_came_later_is_not_promised_before_it_was_compared():
     job = decide(play(THREE, EQUAL), says(0, 4, {"optimizer.m": "1"}, late=True)).job
     assert protection(job).level is Level.UNKNOWN
