@@ -70,8 +70,8 @@ class TrainState:
                 ``worker_hooks.callbacks.protocol.Callback``.
             is_recover: resume from the newest verified checkpoint in ``ckpt_save_path`` even when
                 msrun did not ask for it; without one, training begins at the beginning.
-            objects: tensors, and anything else with ``state_dict`` and ``load_state_dict``; taken
-                to be the same on all ranks.
+            objects: tensors, and anything else with ``state_dict`` and ``load_state_dict``; of a
+                small object each rank keeps its own state, the rest is the same on all ranks.
 
         Raises:
             TypeError: something cannot be registered; the message names it.
