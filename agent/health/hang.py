@@ -304,6 +304,9 @@ class HangDetector:
             return {}
         if any(stall.looked_s < self._new_asked_s + self.limits.busy_s for stall in new):
             return {}
+        has_pace = any(stall.seen.has_pace for stall in self._stalls.values())
+        if not has_pace and any(each.silent_s < self.limits.busy_s for each in waits.values()):
+            return {}  # nobody knows yet how long a step takes
         is_vain = all(
             (rank not in cases or each.silent_s >= STALEMATE * each.limit_s)
             and not self._is_known(rank, self._accused)

@@ -250,7 +250,9 @@ class JobController:
         for rank, state in self._job.ranks.since(before.ranks):
             if state is not RankState.PENDING:  # its worker is only made by what follows
                 self._node.worker(rank).state = state
-        if not isinstance(event, ev.DumpProgressed | protocol.Progress):  # a large dump makes many
+        is_figure = isinstance(event, protocol.NotesMeasured) and not decision.actions
+        # a large dump makes many, and so does a long training
+        if not (is_figure or isinstance(event, ev.DumpProgressed | protocol.Progress)):
             self._journal.event(type(event).__name__, **ev.fields(event), job=self._job.state.value)
         for action in decision.actions:
             name, fields = do.name_and_fields(action)

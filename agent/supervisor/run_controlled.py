@@ -266,8 +266,10 @@ class NextJob:
         job = self._job._replace(cluster=cluster._replace(lost_at=lost_at))
         met = self._met
         if (kept := self._starter.kept()) is not None:
-            with suppress(UsageError):  # then it ends with this run
+            try:
                 self._early = hand_on(job, self._ignited, kept)
+            except UsageError:
+                kept.forget()  # then it ends with this run
         return Continuation(
             job, self._nodes, saved, met.door, self._early, self._is_silent, met.token
         )

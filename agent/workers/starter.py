@@ -263,6 +263,7 @@ class Starter:
             with contextlib.suppress(OSError):
                 self._forkserver.begin_anew()
                 return self._forkserver
+            self._forkserver.forget()  # else it would stay beside the next one
         return None
 
     def is_store(self, pid: int) -> bool:

@@ -39,6 +39,7 @@ def saved(
     run: str = "r1",
     lost: tuple[int, ...] = (),
     stale: tuple[int, ...] = (),
+    digest: str = "d",
 ) -> Path:
     """A complete checkpoint of two files."""
     folder = parent / (name or f"{NAME}{step}")
@@ -47,7 +48,7 @@ def saved(
         shard(folder, OTHER, os.urandom(5000), "private"),
     )
     made = Manifest(
-        "dump", step, 0, 7, 2, 0, run, "a reason", saved_at, shards, "d", (1,), lost, stale
+        "dump", step, 0, 7, 2, 0, run, "a reason", saved_at, shards, digest, (1,), lost, stale
     )
     write(folder, made)
     return folder

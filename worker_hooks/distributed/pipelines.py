@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 UNKNOWN = (
-    "trains with a schedule of torch.distributed.pipelining, of which this version of torch does "
-    "not let msrun begin anew"
+    "trains with a schedule of torch.distributed.pipelining that msrun cannot start anew in this "
+    "version of torch"
 )
 _FLAGS = (  # of schedules with one stage on each rank, and with several; torch has no public ones
     ("_stage_forward_initialized", "_stage_backward_initialized"),
@@ -33,9 +33,15 @@ def why_not_anew() -> str:
 
 
 def begin_anew() -> None:
-    """The next step of each schedule is like its first one."""
+    """The next step of each schedule is like its first one.
+
+    Raises:
+        RuntimeError: that cannot be, for one that was made since :func:`why_not_anew` was asked.
+    """
     for schedule in _schedules():
-        for flag in _flags(schedule):
+        if not (flags := _flags(schedule)):
+            raise RuntimeError(f"the script {UNKNOWN}")
+        for flag in flags:
             setattr(schedule, flag, False)
 
 
@@ -49,4 +55,7 @@ def _schedules() -> Iterator[Any]:
 
 def _flags(schedule: Any) -> tuple[str, ...]:
     has = vars(schedule)
+    stages = has.get("_stages") or [has.get("_stage")]
+    if any(hasattr(each, "inputs_meta") for each in stages):
+        return ()  # older ones keep what the first step has found
     return next((flags for flags in _FLAGS if all(each in has for each in flags)), ())

@@ -420,8 +420,8 @@ class Guard:
             case protocol.NotShared():
                 self.not_shared[message.folder] = message.why
             case protocol.EndNotes():
-                if self.source.kept is not None:
-                    self.source.kept.is_over = True
+                if (kept := self.source.kept) is not None:  # the main thread may take it away
+                    kept.is_over = True
             case protocol.PeerPages():
                 self.peers.learn(message.ranks, message.pids, fds)
             case protocol.OpenVote():

@@ -16,7 +16,8 @@ _BATCH_SYSTEMS = {  # they add up what the processes of a job take, and may kill
     "LSB_JOBID": "LSF",
     "SGE_TASK_ID": "Grid Engine",
 }
-_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/davinci_manager", "/dev/dri/renderD128")
+_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri", "/dev/dxg")
+_OF_PLUGINS = ("/dev/davinci_manager",)  # of which torch itself does not know
 
 
 def why_not_by_default(environ: Mapping[str, str]) -> str:
@@ -31,4 +32,5 @@ def _may_use_devices() -> bool:
     """Whether this torch and this machine have an accelerator; nothing of it is started."""
     version = torch.version
     kinds = (version.cuda, version.hip, getattr(version, "xpu", None))
-    return any(kinds) and any(map(os.path.exists, _DEVICES))
+    is_torchs = any(kinds) and any(map(os.path.exists, _DEVICES))
+    return is_torchs or any(map(os.path.exists, _OF_PLUGINS))

@@ -119,12 +119,12 @@ class StateMapper:
         self._step = 0  # of the newest note
         self._tell_cost, self._cost = tell_cost, NoteCost()
         self.is_over = False
-        _mapping.append(self)  # what it tells of is not freed before the process ends by itself
         self._pid = os.getpid()
-        atexit.register(self._end)
         self.board = ctypes.addressof(self._memory)
         self.keeper = start_keeper(agent)
         """Its process id."""
+        _mapping.append(self)  # what it tells of is not freed before the process ends by itself
+        atexit.register(self._end)
 
     def _end(self) -> None:
         """The process ends by itself: then it frees its memory, and nobody needs that."""

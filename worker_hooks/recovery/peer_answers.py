@@ -78,7 +78,7 @@ def joined(
     return JointState(
         tuple(shard._replace(variant=number) for number, shard in enumerate(written)),
         tuple(groups) if len(groups) > 1 else (),
-        told[leader].digest,
+        told[written[0].rank].digest,
         tuple(rank for rank, note in sorted(told.items()) if note.digest != right[rank]),
     )
 

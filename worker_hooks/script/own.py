@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import marshal
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -115,13 +116,13 @@ class RegisteredObjects:
             value, tensors = ({}, {}) if state is None else state
             # an object may return other tensors each time, so what is in them is compared
             contents = [bytes(to_bytes(each)) for each in tensors.values()]
-            mark = None if state is None else (marshal.dumps(value, PLAIN), contents)
+            entries = tuple(entry_of(name, each) for name, each in tensors.items())
+            mark = None if state is None else (marshal.dumps(value, PLAIN), entries, contents)
             if mark == variable.mark:
                 return False
             variable.mark = mark
             text = "" if mark is None else state_json.dumps(value)
             is_large = len(text) > 2 * values.LARGE_BYTES or mark is None
-            entries = tuple(entry_of(name, each) for name, each in tensors.items())
             variable.packed = None if is_large else Packed(text, entries, b"".join(contents))
         except Exception:  # noqa: BLE001  the script's own code; the commit says what it raises
             variable.mark = variable.packed = None
@@ -129,12 +130,35 @@ class RegisteredObjects:
         return True
 
     def put(self, variable: Variable, text: Any, tensors: Mapping[str, Tensor]) -> None:
-        """Put a state back that was kept.
+        """Put a state back that was kept, unless it is there: to load it may do more than that.
 
         Raises:
             ValueError: it is none.
+            RuntimeError: the object does not take it.
         """
         assert self._states is not None
-        self._states.load(variable.key, values.unpack(text, tensors, None))
+        self._look(variable)
+        if _is_same(variable.packed, text, tensors):
+            variable.was = variable.checksum
+            return
+        state = values.unpack(text, tensors, None)
+        try:
+            self._states.load(variable.key, state)
+        except ValueError as error:  # else it would be half of this state, and half of another
+            raise RuntimeError(f"{variable.name} cannot be restored: {error}") from error
         self._look(variable)
         variable.was = variable.checksum
+
+
+def _is_same(packed: Packed | None, text: Any, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a value is this saved one; ``tensors`` has those of others, too."""
+    if packed is None or json.loads(packed.text) != text:
+        return False
+    found = {each.name: tensors.get(each.name) for each in packed.entries}
+    for entry in packed.entries:
+        tensor = found[entry.name]
+        if tensor is None or entry_of(entry.name, tensor) != entry:
+            return False
+    return b"".join(bytes(to_bytes(each)) for each in found.values() if each is not None) == (
+        packed.content
+    )

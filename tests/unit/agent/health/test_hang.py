@@ -190,8 +190,8 @@ def test_a_new_rank_that_waits_for_what_its_peers_did_before_it_came_is_a_stalem
 
 def test_ranks_that_have_all_begun_anew_may_be_a_stalemate_too():
     job = Ranks(*[rank(n, 99, Phase.FORWARD, has_pace=False) for n in (0, 1, 2)])
-    assert job.until(300) == [0, 1, 2]
-    assert 159 < job.now_s < 162
+    assert job.until(600) == [0, 1, 2]
+    assert 399 < job.now_s < 402  # nobody knows how long a step takes
     assert list(job.vigil.judge(dict.fromkeys((0, 1, 2), COLLECTIVE)).culprits) == [0]
     assert job.until(2000) is None
 

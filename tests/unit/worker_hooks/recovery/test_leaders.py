@@ -75,10 +75,11 @@ def completed(folder, **changed):
     return lead._notes.saved()
 
 
+@pytest.mark.parametrize("digest", ["d", ""], ids=["", "which was in memory before"])
 @pytest.mark.parametrize("lost", [(0,), ()])
-def test_what_another_part_of_the_job_saved_stays_if_it_has_no_less(tmp_path, lost):
+def test_what_another_part_of_the_job_saved_stays_if_it_has_no_less(tmp_path, lost, digest):
     """A node that was cut off saved its step, without what was elsewhere, over that of the others."""
-    there = saved(tmp_path)
+    there = saved(tmp_path, digest=digest)
     content = (there / OTHER).read_bytes()
     assert completed(tmp_path, lost=lost, saved_at=9.0) == str(there)
     assert manifest.read(there).saved_at == 1.0

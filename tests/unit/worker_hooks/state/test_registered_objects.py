@@ -130,6 +130,42 @@ def test_what_is_large_or_ignored_or_not_in_host_memory_is_not_kept():
     assert ObjectPiece("meter", meter).small("meter") is None  # to read it would wait for a device
 
 
+def test_a_state_that_is_there_is_not_loaded_once_more():
+    """A loader's would begin in the middle of the next epoch."""
+    one = Rank()
+    saved = one.step(1.5)
+    one.values.restore(saved)
+    assert (one.meter.losses, one.meter.loads) == ([1.5], 0)
+    one.meter.losses = [2.5]
+    one.values.restore(saved)
+    assert (one.meter.losses, one.meter.loads) == ([1.5], 1)
+
+
+def test_another_shape_of_the_same_bytes_is_a_change():
+    meter, values = Meter(), None
+    shape = [(2, 3)]
+    meter.state_dict = lambda: {"x": torch.zeros(shape[0])}
+    values = ScriptValues(objects=RankObjects(pieces_of({"meter": meter})))
+    values.begin()
+    values.look(is_commit=True)
+    shape[0] = (3, 2)
+    values.look(is_commit=True)
+    saved = Script.split(values.content)
+    assert [tuple(each.shape) for each in saved.tensors.values()] == [(3, 2)]
+
+
+def test_an_object_that_takes_half_of_its_state_ends_the_rank():
+    """A warning would leave a peer's state in its place, and training would go on."""
+    saved, again = Rank().step(1.5), Rank()
+
+    def refuse(_):
+        raise ValueError("of another version")
+
+    again.meter.load_state_dict = refuse
+    with pytest.raises(RuntimeError, match=r"registered\.meter cannot be restored: of another"):
+        again.values.restore(saved)
+
+
 def test_an_optimizer_is_the_same_on_all_ranks():
     class Mine(torch.optim.SGD):
         def state_dict(self):
