@@ -6,6 +6,7 @@
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import time
 
@@ -73,6 +74,7 @@ def lose_workers():
     drawn = random.getstate()
     if copy := os.fork():
         _, status = os.waitpid(copy, 0)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises for a worker that is killed
         for worker in multiprocessing.active_children():
             worker.kill()
         os._exit(os.waitstatus_to_exitcode(status))
