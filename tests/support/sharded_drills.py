@@ -3,8 +3,8 @@
     python tests/support/sharded_drills.py COUNT [FIRST_SEED] [STYLE ...]
 
 Of each style COUNT drills: a rank killed, two or all at once, a second death amid the recovery, a
-rank that hangs. Where a part has replicas that live nothing is lost; with the memory of killed ranks
-at most the step amid whose update they died is repeated; else the steps since the newest copy are.
+rank that hangs. It fails if one does not end equal; how many steps each cost is printed, and has to
+be 0 where a holder of each part lived (docs/architecture/sharded-state.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trainings over meshes of more than two dimensions' worth of styles, as their STYLE says.
+"""Trainings in three styles of parallelism, as their STYLE says.
 
 `train_mesh.py STYLE STEPS`: `3d`, on 8 ranks: two ranks share each layer, two such pairs a copy by `fully_shard`, and there
 are two copies; `pipeline`, on 4: torch's own stages, two of them, and two pipelines that share the data; `zero`,

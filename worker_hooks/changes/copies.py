@@ -108,19 +108,18 @@ class CommitCopies:
             tensors: all by name.
         """
         self._steps.append(step_s)
-        if len(self._spent) < LOOKS or len(self._steps) < LOOKS:
+        share = self.share
+        if not share:
             return
-        step_s = sorted(self._steps)[LOOKS // 2]
         sizes = sorted((tensors[name].nbytes, name) for name in self.names if name in tensors)
-        total, spent = sum(size for size, _ in sizes), min(self._spent)
+        total = sum(size for size, _ in sizes)
         given_up: set[str] = set()
         left = total
-        while sizes and left > FREE_BYTES and spent * left / total > SHARE * step_s:
+        while sizes and left > FREE_BYTES and share * left / total > SHARE:
             size, name = sizes.pop()
             given_up.add(name)
             left -= size
         if given_up:
-            share = spent / step_s
             self._refuse(given_up, f"copies at each commit would take {share:.0%} of a step")
             self.drop_others()
 

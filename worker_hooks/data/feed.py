@@ -303,9 +303,9 @@ class Feed:
         self._is_ready = True
         loader = self._loader
         parts = parts_of(loader)
-        script = dict(self.owners())
-        script |= other_loaders(script)
-        self._others = keep_workers(self.owners(), loader)
+        owners = self.owners()
+        script = {**owners, **other_loaders(owners)}
+        self._others = keep_workers(owners, loader)
         private = private_streams({**parts, **dataset_owners(parts.get("dataset")), **script})
         self._script = Randomness(
             {name: each for name, each in private.items() if name.startswith(tuple(script) or "\n")}

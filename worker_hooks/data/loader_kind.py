@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -84,13 +84,11 @@ def other_loaders(owners: Mapping[str, object]) -> dict[str, object]:
     Args:
         owners: what has the script's variables as attributes, by a prefix.
     """
-    found: dict[str, object] = {}
-    for owner, holder in owners.items():
-        for name, loader in vars(holder).items():
-            if isinstance(loader, DataLoader):
-                parts = parts_of(loader) | dataset_owners(loader.dataset)
-                found |= {f"{owner}.{name}.{part}": each for part, each in parts.items()}
-    return found
+    return {
+        f"{name}.{part}": each
+        for name, loader in _loaders(owners)
+        for part, each in (parts_of(loader) | dataset_owners(loader.dataset)).items()
+    }
 
 
 def keep_workers(owners: Mapping[str, object], but: object) -> dict[str, DataLoader[Any]]:
@@ -101,12 +99,17 @@ def keep_workers(owners: Mapping[str, object], but: object) -> dict[str, DataLoa
         but: the loader that is left out.
     """
     return {
-        f"{owner}.{name}": loader
-        for owner, holder in owners.items()
-        for name, loader in vars(holder).items()
-        if isinstance(loader, DataLoader) and loader is not but
-        if loader.persistent_workers and loader.num_workers
+        name: loader
+        for name, loader in _loaders(owners)
+        if loader is not but and loader.persistent_workers and loader.num_workers
     }
+
+
+def _loaders(owners: Mapping[str, object]) -> Iterator[tuple[str, DataLoader[Any]]]:
+    for owner, holder in owners.items():
+        for name, thing in vars(holder).items():
+            if isinstance(thing, DataLoader):
+                yield f"{owner}.{name}", thing
 
 
 def batch_size_of(loader: Any) -> int:

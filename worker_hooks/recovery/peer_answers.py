@@ -61,10 +61,11 @@ def joined(
     """
     told = {rank: note for rank, note in answers.items() if note.digest}
     groups = _groups(told)
-    if not groups and len({note.digest for note in told.values()}) > 1 and why_unknown:
-        return JointState(why_not=f"the ranks hold different states: {why_unknown}")
-    if not groups and (lost := sorted({*range(count)} - told.keys())) and why_unknown:
-        return JointState(why_not=_nobody(lost, why_unknown))
+    if why_unknown and not groups:
+        if len({note.digest for note in told.values()}) > 1:
+            return JointState(why_not=f"the ranks hold different states: {why_unknown}")
+        if lost := sorted({*range(count)} - told.keys()):
+            return JointState(why_not=_nobody(lost, why_unknown))
     groups = groups or [tuple(range(count))]
     if lost := sorted({*range(count)}.difference(*groups)):
         return JointState(why_not=_nobody(lost, "no rank that holds the same has answered"))

@@ -72,17 +72,10 @@ class Membership:
     def _are_groups_held(self) -> bool:
         """Whether others refer to the groups that there are: FSDP and meshes, or the script."""
         count = process_group.count()
-        return count > 1 or (
-            count == 1
-            and (
-                pipelines.are_there()
-                or any(
-                    placements.is_distributed(one)
-                    for module in self._modules()
-                    for one in module.parameters()
-                )
-            )
-        )
+        if count != 1:
+            return count > 1
+        parameters = (one for module in self._modules() for one in module.parameters())
+        return pipelines.are_there() or any(map(placements.is_distributed, parameters))
 
     def _raise_if_ejected(self) -> None:
         self._guard.gate.raise_if_ejected()

@@ -87,9 +87,9 @@ class RegisteredObjects:
     def __init__(self, states: ObjectStates | None) -> None:
         """Nothing is kept yet."""
         self._states = states
-        found = [] if states is None else states.names()
-        self._names = {f"{REGISTERED}{each}": each for each in found}
-        self.variables = {name: Variable(name, {}, each) for name, each in self._names.items()}
+        names = [] if states is None else states.names()
+        found = (Variable(f"{REGISTERED}{each}", {}, each) for each in names)
+        self.variables = {each.name: each for each in found}
 
     @property
     def kept(self) -> set[str]:
@@ -154,11 +154,9 @@ def _is_same(packed: Packed | None, text: Any, tensors: Mapping[str, Tensor]) ->
     """Whether a value is this saved one; ``tensors`` has those of others, too."""
     if packed is None or json.loads(packed.text) != text:
         return False
-    found = {each.name: tensors.get(each.name) for each in packed.entries}
-    for entry in packed.entries:
-        tensor = found[entry.name]
-        if tensor is None or entry_of(entry.name, tensor) != entry:
-            return False
-    return b"".join(bytes(to_bytes(each)) for each in found.values() if each is not None) == (
-        packed.content
-    )
+    names = [each.name for each in packed.entries]
+    if not all(name in tensors for name in names):
+        return False
+    saved = tuple(entry_of(name, tensors[name]) for name in names)
+    content = b"".join(bytes(to_bytes(tensors[name])) for name in names)
+    return (saved, content) == (packed.entries, packed.content)

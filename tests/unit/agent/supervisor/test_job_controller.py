@@ -17,6 +17,7 @@ from agent.spec.job_spec import DumpSpec, JobSpec, Program, ProgramKind, Replace
 from agent.supervisor.job_controller import JobController
 from agent.text.ranges import format_ranges
 from agent.workers.worker import Worker
+from worker_hooks.contract.protocol import NotesMeasured
 
 SPEC = JobSpec(
     program=Program("t.py", (), ProgramKind.SCRIPT, "python"),
@@ -70,12 +71,12 @@ class Nodes:
 
 @pytest.fixture
 def job():
-    log, loop = [], asyncio.new_event_loop()
+    log, told, loop = [], [], asyncio.new_event_loop()
     nodes = Nodes(log)
     controller = JobController(
         SPEC,
         journal=SimpleNamespace(
-            event=lambda *_, **__: None,
+            event=lambda name, **_: told.append(name),
             of_ranks=lambda kind, ranks, **_: log.append(f"{kind} of {format_ranges(ranks)}"),
         ),
         notifier=SimpleNamespace(tell=lambda _: None),
@@ -87,7 +88,7 @@ def job():
     )
     nodes.controller = controller
     controller.attach(loop, nodes)
-    yield SimpleNamespace(log=log, nodes=nodes, controller=controller, loop=loop)
+    yield SimpleNamespace(log=log, told=told, nodes=nodes, controller=controller, loop=loop)
     loop.close()
 
 
@@ -95,6 +96,18 @@ def fail(job):
     """Rank 1 fails, rank 0 is the last to leave."""
     for event in (launch(), up(0), up(1), gone(1, 1), gone(0, -15)):
         job.controller.post(event)
+
+
+def test_what_notes_cost_is_in_the_journal_only_if_something_follows(job):
+    """Each rank says it every 64 steps, for as long as the job lasts."""
+    for event in (launch(), up(0), up(1), reg(0, 0), reg(1, 0)):
+        job.controller.post(event)
+    for rank in (0, 1):
+        job.controller.post(NotesMeasured(rank, 0, 0.0001, 1.0))
+    assert "NotesMeasured" not in job.told
+    job.controller.post(NotesMeasured(1, 0, 0.1, 1.0))
+    assert job.told[-1] != "NotesMeasured"
+    assert "NotesMeasured" in job.told
 
 
 def test_what_follows_a_sweep_follows_at_once_where_nobody_is_awaited(job):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from torch.distributed.pipelining import schedules
 
@@ -35,4 +37,12 @@ def test_the_next_step_is_like_the_first(kind, prefix):
 def test_a_schedule_that_cannot_begin_anew_is_said():
     schedule = object.__new__(schedules.ScheduleGPipe)
     assert schedule is not None
+    assert pipelines.why_not_anew() == pipelines.UNKNOWN
+    with pytest.raises(RuntimeError, match="cannot start anew"):  # made since that was asked
+        pipelines.begin_anew()
+
+
+def test_stages_of_older_versions_keep_what_the_first_step_has_found():
+    schedule = began(schedules.ScheduleGPipe, "_stage")
+    schedule._stage = SimpleNamespace(inputs_meta=())
     assert pipelines.why_not_anew() == pipelines.UNKNOWN

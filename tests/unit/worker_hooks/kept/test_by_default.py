@@ -37,3 +37,8 @@ def test_where_the_script_may_use_an_accelerator_it_is_not(monkeypatch, tmp_path
     assert why_not_by_default({}) == "the script may use an accelerator"
     monkeypatch.setattr(torch.version, kind, None)
     assert why_not_by_default({}) == ""  # this torch cannot
+
+
+def test_an_accelerator_of_which_torch_itself_does_not_know_counts_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(by_default, "_OF_PLUGINS", (str(tmp_path),))
+    assert why_not_by_default({}) == "the script may use an accelerator"
