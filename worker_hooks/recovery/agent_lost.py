@@ -13,7 +13,9 @@ On several nodes the same happens when the controller's node is gone, or its msr
 find their connection closed, those of other nodes are told by their msrun. The folder next to the
 checkpoints is the same for all. Of ranks on other nodes only their notes are known; those of a node
 that is gone write none. Of the controller's node the msrun of the next one keeps copies of the
-pages, which its ranks have open; other private states are lost with their node.
+pages, which its ranks have open; other private states are lost with their node. A leader reads the
+pages of its own node; those of another one its ranks leave among the notes, if their rank cannot
+write its private state.
 
 While a rank is being replaced, the dump in memory is the state that all resume from. Each rank that
 was sent there has it open, and one of them writes it to the disk.
@@ -34,7 +36,7 @@ from typing import NamedTuple
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import FOLDER_MODE
 from worker_hooks.contract.layout import DUMP, UNFINISHED, DumpLayout
-from worker_hooks.contract.left_pages import notes_folder
+from worker_hooks.contract.left_pages import leave_page, notes_folder
 from worker_hooks.guard.guard import Guard
 from worker_hooks.recovery import peer_answers
 from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes
@@ -431,7 +433,9 @@ class _DumpWithoutAgent:
     ) -> _PrivateStates:
         """What the ranks wrote, and of those that wrote nothing what their pages have."""
         source, env = self._guard.source, self._guard.env
-        pages = self._notes.pages(env.attempt) | self._guard.peers.pages()
+        near = self._guard.peers.pages()
+        copies = {rank: near.pop(rank) for rank in self._guard.peers.copied & near.keys()}
+        pages = copies | self._notes.pages(env.attempt) | near
         if source.page is not None:
             pages[self._rank] = source.page
         ranks, why = range(env.world_size), ""
@@ -475,7 +479,32 @@ class _DumpWithoutAgent:
                 log.error("rank %d cannot save its private state: %s", self._rank, error)  # noqa: TRY400
             except RuntimeError:
                 log.exception("rank %d cannot compare its state", self._rank)
+        if leads in _elsewhere(self._guard):
+            self._leave_pages(notes, () if private else (self._rank,))
         self._notes.tell(folder=folder, digest=digest, written=written, private=private)
+
+    def _leave_pages(self, notes: Mapping[int, PeerNote], without: Collection[int]) -> None:
+        """Leave a leader on another node the pages of ranks that write nothing, which are here.
+
+        Args:
+            notes: of the ranks that answer.
+            without: this rank, if it did not reach the end of the step: what it would have there is
+                known from its page and those of others.
+        """
+        guard, source = self._guard, self._guard.source
+        pages = guard.peers.pages()
+        if source.page is not None:
+            pages[self._rank] = source.page
+        silent = pages.keys() - notes.keys()
+        if guard.peers.copied & notes.keys():
+            silent -= guard.peers.copied  # their node is there: it has the pages themselves
+        if self._rank != min(notes.keys() & {self._rank, *guard.peers}):
+            silent = set()
+        for rank in silent.union(without) & pages.keys():
+            try:
+                leave_page(self._notes.folder, rank, pages[rank].content())
+            except OSError as error:
+                log.error("rank %d cannot leave the page of rank %d: %s", self._rank, rank, error)  # noqa: TRY400
 
     def _private(self, folder: str, step: int) -> dict[str, object] | None:
         """Write this rank's private state, if it is that of the step's end."""
