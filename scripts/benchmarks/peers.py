@@ -2,11 +2,13 @@
 
     scripts/bench peers                                kill -9 of a rank, medians of 5 turns
     scripts/bench peers --hang --keep venvs --json result.json
+    scripts/bench peers --sharded                      HSDP on 8 ranks, torchrun with saves, too
 
 They are installed into temporary environments; --keep FOLDER keeps those for the next time. The
 workload is that of the published figures: 4 ranks, 85 thousand parameters, 50 ms of sleep in a
 step, systems that need saves save every ten steps, rank 2 gets the signal at step 57. All ranks of
-all sides write the steps that they finish on a board, from which all figures are computed.
+all sides write the steps that they finish on a board, from which all figures are computed. The
+sharded model has two replicas of four ranks each.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ from pathlib import Path
 
 from peers_install import tools
 from peers_outcome import Goal, Outcome, is_reached, lines
-from peers_scenarios import HANG, KILL, Way, hang, kill
+from peers_scenarios import HANG, KILL, SHARDED, Way, hang, kill, sharded
 from scenarios import Scenario
 from table import aligned, machine
 from turns import measure, stoppable
 
-RANKS = 4
-SERIES: dict[str, tuple[Scenario, Mapping[str, Way], Goal]] = {
-    "kill": (kill, KILL, Goal(below_s=0.3, times=6)),
-    "hang": (hang, HANG, Goal(below_s=3)),
+SERIES: dict[str, tuple[Scenario, Mapping[str, Way], int, Goal]] = {
+    "kill": (kill, KILL, 4, Goal(below_s=0.3, times=6)),
+    "hang": (hang, HANG, 4, Goal(below_s=3)),
+    "sharded": (sharded, SHARDED, 8, Goal(below_s=1)),
 }
 
 
@@ -40,12 +42,12 @@ def main() -> int:
     result: dict[str, object] = {"machine": machine(), "load_before": load}
     missed = False
     with folder(options.keep) as environments:
-        for name in ("kill", "hang") if options.hang else ("kill",):
-            scenario, ways, goal = SERIES[name]
-            outcomes = measured(scenario, ways, environments, options.runs)
+        for name in ("sharded",) if options.sharded else ("kill", *["hang"] * options.hang):
+            scenario, ways, ranks, goal = SERIES[name]
+            outcomes = measured(scenario, ways, ranks, environments, options.runs)
             reached = is_reached(outcomes, goal)
             missed |= not reached
-            print(f"{scenario.__doc__}\n{RANKS} ranks, {machine()}, load before {load:.1f}\n")
+            print(f"{scenario.__doc__}\n{ranks} ranks, {machine()}, load before {load:.1f}\n")
             print("\n".join(aligned(list(lines(outcomes)))))
             print(f"\ngoal of msrun: {goal}: {'reached' if reached else 'MISSED'}")
             for failure in (one for outcome in outcomes.values() for one in outcome.failures):
@@ -66,9 +68,12 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--runs", type=int, default=5, help="turns of each side (5)")
     parser.add_argument("--hang", action="store_true", help="stop a rank (SIGSTOP), too")
+    parser.add_argument("--sharded", action="store_true", help="instead: HSDP over 8 ranks")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="install there, and keep it")
     parser.add_argument("--json", type=Path, help="write every figure to this file, too")
     options = parser.parse_args()
+    if options.hang and options.sharded:
+        parser.error("--hang is for the other series: leave --sharded out")
     if options.runs < 1:
         parser.error("--runs must be at least 1")
     if options.json and not options.json.absolute().parent.is_dir():
@@ -90,12 +95,12 @@ def folder(kept: Path | None) -> Iterator[Path]:
 
 
 def measured(
-    scenario: Scenario, ways: Mapping[str, Way], environments: Path, runs: int
+    scenario: Scenario, ways: Mapping[str, Way], ranks: int, environments: Path, runs: int
 ) -> dict[str, Outcome]:
     """Take turns among the sides that can be installed."""
     there = {side: tools(environments, way.environment) for side, way in ways.items()}
     sides = [ways[side].side(side, tool.bin_) for side, tool in there.items() if not tool.refusal]
-    got = measure(scenario, sides, RANKS, [runs] * len(sides))
+    got = measure(scenario, sides, ranks, [runs] * len(sides))
     return {
         side: Outcome(tool.version, got.get(side), tool.refusal) for side, tool in there.items()
     }

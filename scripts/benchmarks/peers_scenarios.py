@@ -12,7 +12,7 @@ from step_board import Board, discarded, lost, sent
 from trial import WORKERS, Side, started
 
 VICTIM, STEP = 2, 57
-WORKLOAD = ("--width=256", "--pause=0.05", "--every=10")
+WORKLOAD = ("--width=256", "--pause=0.05")
 AFTER = 3  # further steps of all ranks: a discarded batch is visible at a later one
 PEERS = WORKERS / "peers"
 
@@ -35,7 +35,7 @@ class Way:
 
 
 MSRUN = Way("guarded.py", "msrun", ("--max-restarts=1",))
-TORCHFT_WAY = Way("peers/replica.py", "python", (str(PEERS / "replicas.py"),), TORCHFT)
+TORCHFT_WAY = Way("peers/replica.py", "python", (str(PEERS / "replicas.py"), "1"), TORCHFT)
 SPARE = Way("peers/wrapped.py", "python", (str(PEERS / "spares.py"),), NVRX)
 HEARTBEAT = Way(
     "peers/heartbeat.py",
@@ -47,24 +47,39 @@ HEARTBEAT = Way(
     NVRX,
 )
 KILL = {"torchft": TORCHFT_WAY, "NVRx in-process": SPARE, "msrun": MSRUN}
+SHARDED = {
+    "torchrun, DCP async_save": Way("peers/saved_each_step.py", "torchrun", ("--max-restarts=3",)),
+    "torchft": Way(
+        "peers/sharded_replica.py", "python", (str(PEERS / "replicas.py"), "4"), TORCHFT
+    ),
+    "msrun": Way("sharded.py", "msrun", ("--max-restarts=1",)),
+}
 HANG = {"NVRx ft_launcher": HEARTBEAT, "msrun": MSRUN}
 
 
 def kill(turn: Turn) -> Figures:
     """``kill -9`` of a rank; torchft with one rank in a group, NVRx with a spare rank."""
-    return struck(turn, KILL[turn.side.name], signal.SIGKILL)
+    return struck(turn, KILL[turn.side.name], signal.SIGKILL, "--every=10")
 
 
 def hang(turn: Turn) -> Figures:
     """``SIGSTOP`` of a rank; NVRx with a hand-set heartbeat of 3 s, msrun without any setting."""
-    return struck(turn, HANG[turn.side.name], signal.SIGSTOP)
+    return struck(turn, HANG[turn.side.name], signal.SIGSTOP, "--every=10")
 
 
-def struck(turn: Turn, way: Way, signum: int) -> Figures:
+def sharded(turn: Turn) -> Figures:
+    """``kill -9`` of a rank of an HSDP model of two replicas; torchrun saves in each step."""
+    return struck(turn, SHARDED[turn.side.name], signal.SIGKILL, "--every=1")
+
+
+def struck(turn: Turn, way: Way, signum: int, *words: str) -> Figures:
     """Strike a rank until all are past their next step."""
     # one thread each, as torchrun and msrun set it if a node has several ranks
     environ = {"PYTHONPATH": str(WORKERS), "OMP_NUM_THREADS": "1"}
-    with started(turn.side, way.worker, *WORKLOAD, nproc=turn.nproc, environ=environ) as trial:
+    # else restarted gloo ranks of torchrun read dead addresses in the store that all attempts share
+    environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    words = (*WORKLOAD, *words)
+    with started(turn.side, way.worker, *words, nproc=turn.nproc, environ=environ) as trial:
         board = Board(trial)
         ranks = board.wait_all(turn.nproc, STEP, LIMIT_S)
         struck_s = sent(ranks[VICTIM], signum)

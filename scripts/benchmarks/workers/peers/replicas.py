@@ -1,4 +1,7 @@
-"""Starts a torchft job: its lighthouse, and a torchrun for each replica group of one rank."""
+"""Starts a torchft job: its lighthouse, and a torchrun for each replica group.
+
+replicas.py RANKS_OF_A_GROUP --nproc-per-node=RANKS_IN_ALL SCRIPT ARGUMENTS...
+"""
 
 import os
 import socket
@@ -6,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-_, nproc, script, *args = sys.argv
-count = int(nproc.partition("=")[2])
+_, size, nproc, script, *args = sys.argv
+count = int(nproc.partition("=")[2]) // int(size)
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -16,7 +19,8 @@ lighthouse = [
     *("--bind", address, "--min_replicas", "1"),
     *("--quorum_tick_ms", "100", "--join_timeout_ms", "1000"),
 ]
-torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+torchrun = [sys.executable, "-m", "torch.distributed.run"]
+torchrun += ["--standalone", f"--nproc-per-node={size}"]
 jobs = [subprocess.Popen(lighthouse)]
 for replica in range(count):
     environ = {
