@@ -1,8 +1,5 @@
 """Plain attributes steer training: of a module in its forward, of a class, of objects in a dict."""
 
-import argparse
-import hashlib
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,11 +8,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from msrun import TrainState, run
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--lr", type=float, default=0.05)
-args = parser.parse_args()
+from msrun.drill.digest import digest
 
 
 class Gate(nn.Module):
@@ -44,15 +37,11 @@ class Mean:
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
 net = nn.Sequential(nn.Linear(8, 16), Gate(), nn.Dropout(0.5), nn.Linear(16, 1))
-opt = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9)
+opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 means = {"weight": Mean(), "bias": Mean()}
 state = TrainState(model=net, optimizer=opt)
 dist.init_process_group("gloo")
 loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
-
-
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
 
 
 def warm():
@@ -65,10 +54,10 @@ warm.calls = 0
 
 def train(state):
     model = DDP(net)
-    for epoch in state.epochs(args.epochs):
+    for epoch in state.epochs(2):
         for x, y in state.batches(loader):
             for group in opt.param_groups:
-                group["lr"] = args.lr * warm() / (1 + 0.01 * Schedule.step)
+                group["lr"] = 0.05 * warm() / (1 + 0.01 * Schedule.step)
             means["weight"].update(net[3].weight.detach().norm().item())
             means["bias"].update(net[3].bias.item())
             penalty = means["weight"].value * net[3].weight.square().sum()

@@ -1,8 +1,6 @@
 """Target network that the script moves after the step, and a predictor."""
 
-import argparse
 import copy
-import hashlib
 
 import torch
 import torch.distributed as dist
@@ -12,30 +10,22 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from msrun import TrainState, run
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--lr", type=float, default=0.05)
-args = parser.parse_args()
+from msrun.drill.digest import digest
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
 net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 predictor = nn.Linear(4, 4)
 target = copy.deepcopy(net).requires_grad_(False)
-opt = torch.optim.Adam([*net.parameters(), *predictor.parameters()], lr=args.lr)
+opt = torch.optim.Adam([*net.parameters(), *predictor.parameters()], lr=0.05)
 state = TrainState(model={"net": net, "predictor": predictor, "target": target}, optimizer=opt)
 dist.init_process_group("gloo")
 loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
 
 
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
-
-
 def train(state):
     model = DDP(nn.Sequential(net, predictor))
-    for epoch in state.epochs(args.epochs):
+    for epoch in state.epochs(2):
         for x, y in state.batches(loader):
             view_a, view_b = (x + 0.1 * torch.randn_like(x) for _ in range(2))
             loss = mse_loss(model(view_a), target(view_b))

@@ -1,8 +1,5 @@
 """The batch size doubles with the epochs: a new loader for each."""
 
-import argparse
-import hashlib
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,28 +8,20 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from msrun import TrainState, run
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--lr", type=float, default=0.05)
-args = parser.parse_args()
+from msrun.drill.digest import digest
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(96, 8), torch.randn(96, 1))
 net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
-opt = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9)
+opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 state = TrainState(model=net, optimizer=opt)
 dist.init_process_group("gloo")
-
-
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
 
 
 def train(state):
     model = DDP(net)
     batch_size = 4
-    for epoch in state.epochs(args.epochs):
+    for epoch in state.epochs(3):
         loader = DataLoader(data, batch_size=batch_size, sampler=DistributedSampler(data))
         for x, y in state.batches(loader):
             loss = mse_loss(model(x), y)

@@ -1,8 +1,5 @@
 """The learning rate warms up in each epoch by the number that enumerate counts."""
 
-import argparse
-import hashlib
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,30 +8,22 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from msrun import TrainState, run
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--lr", type=float, default=0.05)
-args = parser.parse_args()
+from msrun.drill.digest import digest
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
 net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
-opt = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9)
+opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 state = TrainState(model=net, optimizer=opt)
 dist.init_process_group("gloo")
 loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
 
 
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
-
-
 def train(state):
     model = DDP(net)
-    for epoch in state.epochs(args.epochs):
+    for epoch in state.epochs(2):
         for i, (x, y) in enumerate(state.batches(loader)):
-            opt.param_groups[0]["lr"] = args.lr * (i + 1) / len(loader)
+            opt.param_groups[0]["lr"] = 0.05 * (i + 1) / len(loader)
             loss = mse_loss(model(x), y)
             opt.zero_grad()
             loss.backward()

@@ -7,7 +7,6 @@ Ranks: 4.
 
 import argparse
 import copy
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from msrun import CheckpointConfig, ModelCheckpoint, TrainState, run
+from msrun.drill.digest import digest
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=2)
@@ -51,10 +51,6 @@ torch.manual_seed(100 + dist.get_rank())
 np.random.seed(200 + dist.get_rank())
 loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
 samples = 0
-
-
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
 
 
 def is_over(step):

@@ -2,9 +2,6 @@
 
 Ranks: 3."""
 
-import argparse
-import hashlib
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -13,17 +10,13 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from msrun import TrainState, run
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--lr", type=float, default=0.01)
-args = parser.parse_args()
+from msrun.drill.digest import digest
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(96, 8), torch.randn(96, 1))
 trunk = nn.Linear(8, 8)
 expert = nn.Linear(8, 1)
-opt = torch.optim.Adam([*trunk.parameters(), *expert.parameters()], lr=args.lr)
+opt = torch.optim.Adam([*trunk.parameters(), *expert.parameters()], lr=0.01)
 dist.init_process_group("gloo")
 torch.manual_seed(1 + dist.get_rank())
 expert.reset_parameters()
@@ -31,13 +24,9 @@ state = TrainState(model={"trunk": trunk, "expert": expert}, optimizer=opt)
 loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
 
 
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
-
-
 def train(state):
     model = DDP(trunk)
-    for epoch in state.epochs(args.epochs):
+    for epoch in state.epochs(2):
         for x, y in state.batches(loader):
             loss = mse_loss(expert(model(x).relu()), y)
             opt.zero_grad()

@@ -1,8 +1,5 @@
 """A GAN: discriminator and generator with an optimizer each, noise from a seed of each rank."""
 
-import argparse
-import hashlib
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,31 +8,23 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from msrun import TrainState, run
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--lr", type=float, default=0.002)
-args = parser.parse_args()
+from msrun.drill.digest import digest
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
 generator = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8))
 discriminator = nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(), nn.Linear(16, 1))
-opt_g = torch.optim.Adam(generator.parameters(), lr=args.lr)
-opt_d = torch.optim.Adam(discriminator.parameters(), lr=args.lr)
+opt_g = torch.optim.Adam(generator.parameters(), lr=0.002)
+opt_d = torch.optim.Adam(discriminator.parameters(), lr=0.002)
 state = TrainState(model=[generator, discriminator], optimizer=[opt_g, opt_d])
 dist.init_process_group("gloo")
 torch.manual_seed(100 + dist.get_rank())
 loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
 
 
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
-
-
 def train(state):
     gen, disc = DDP(generator), DDP(discriminator)
-    for epoch in state.epochs(args.epochs):
+    for epoch in state.epochs(2):
         for real, _ in state.batches(loader):
             fake = gen(torch.randn(len(real), 4))
             ones, zeros = torch.ones(len(real), 1), torch.zeros(len(real), 1)

@@ -1,8 +1,5 @@
 """The model gets another block in the second epoch."""
 
-import argparse
-import hashlib
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,28 +8,20 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from msrun import TrainState, run
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--lr", type=float, default=0.01)
-args = parser.parse_args()
+from msrun.drill.digest import digest
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
 net = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
 head = nn.Linear(8, 1)
-opt = torch.optim.Adam([*net.parameters(), *head.parameters()], lr=args.lr)
+opt = torch.optim.Adam([*net.parameters(), *head.parameters()], lr=0.01)
 state = TrainState(model=[net, head], optimizer=opt)
 dist.init_process_group("gloo")
 loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
 
 
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
-
-
 def train(state):
-    for epoch in state.epochs(args.epochs):
+    for epoch in state.epochs(2):
         if epoch == 1:
             torch.manual_seed(epoch)
             net.append(nn.Linear(8, 8))

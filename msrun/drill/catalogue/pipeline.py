@@ -1,8 +1,5 @@
 """A pipeline by hand: rank 0 holds the first stage, rank 1 the second."""
 
-import argparse
-import hashlib
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -10,11 +7,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from msrun import TrainState, run
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--lr", type=float, default=0.05)
-args = parser.parse_args()
+from msrun.drill.digest import digest
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
@@ -23,17 +16,13 @@ data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
 dist.init_process_group("gloo")
 is_first = dist.get_rank() == 0
 net = nn.Linear(8, 16) if is_first else nn.Linear(16, 1)
-opt = torch.optim.SGD(net.parameters(), lr=args.lr)
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
 state = TrainState(model=net, optimizer=opt)
 loader = DataLoader(data, batch_size=4)
 
 
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
-
-
 def train(state):
-    for epoch in state.epochs(args.epochs):
+    for epoch in state.epochs(2):
         for x, y in state.batches(loader):
             opt.zero_grad()
             if is_first:

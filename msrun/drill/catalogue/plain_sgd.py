@@ -1,7 +1,6 @@
 """The plain loop: SGD with momentum, a loss printed after the batches of an epoch."""
 
 import argparse
-import hashlib
 
 import torch
 import torch.distributed as dist
@@ -11,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from msrun import TrainState, run
+from msrun.drill.digest import digest
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=2)
@@ -24,10 +24,6 @@ opt = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9)
 state = TrainState(model=net, optimizer=opt)
 dist.init_process_group("gloo")
 loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
-
-
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
 
 
 def train(state):

@@ -1,8 +1,5 @@
 """The next batch is drawn at the end of a step, as nanoGPT does, in a loop of the script's own."""
 
-import argparse
-import hashlib
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,23 +8,15 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import TensorDataset
 
 from msrun import TrainState, run
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--lr", type=float, default=0.05)
-args = parser.parse_args()
+from msrun.drill.digest import digest
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
 net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
-opt = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9)
+opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 state = TrainState(model=net, optimizer=opt)
 dist.init_process_group("gloo")
 torch.manual_seed(100 + dist.get_rank())
-
-
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
 
 
 def get_batch():
@@ -38,7 +27,7 @@ def get_batch():
 def train(state):
     model = DDP(net)
     x, y = get_batch()
-    while not state.should_exit and state.step < 8 * args.epochs:
+    while not state.should_exit and state.step < 16:
         loss = mse_loss(model(x), y)
         x, y = get_batch()
         loss.backward()

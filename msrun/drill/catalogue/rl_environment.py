@@ -1,7 +1,5 @@
 """Policy gradient in an environment that lives outside of the state."""
 
-import argparse
-import hashlib
 import random
 
 import torch
@@ -10,11 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from msrun import TrainState, run
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--lr", type=float, default=0.05)
-args = parser.parse_args()
+from msrun.drill.digest import digest
 
 torch.manual_seed(0)
 
@@ -33,20 +27,16 @@ class Walk:
 
 
 net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
-opt = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9)
+opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 state = TrainState(model=net, optimizer=opt)
 dist.init_process_group("gloo")
 env = Walk(dist.get_rank())
 torch.manual_seed(100 + dist.get_rank())
 
 
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
-
-
 def train(state):
     model = DDP(net)
-    while not state.should_exit and state.step < 8 * args.epochs:
+    while not state.should_exit and state.step < 16:
         losses = []
         for _ in range(4):
             policy = torch.distributions.Categorical(

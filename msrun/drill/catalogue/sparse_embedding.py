@@ -1,8 +1,5 @@
 """An embedding with sparse gradients and SparseAdam beside the dense optimizer."""
 
-import argparse
-import hashlib
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,31 +8,23 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from msrun import TrainState, run
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--lr", type=float, default=0.01)
-args = parser.parse_args()
+from msrun.drill.digest import digest
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randint(50, (64,)), torch.randn(64, 1))
 embedding = nn.Embedding(50, 8, sparse=True)
 head = nn.Linear(8, 1)
 net = nn.Sequential(embedding, head)
-sparse = torch.optim.SparseAdam(embedding.parameters(), lr=args.lr)
-dense = torch.optim.Adam(head.parameters(), lr=args.lr)
+sparse = torch.optim.SparseAdam(embedding.parameters(), lr=0.01)
+dense = torch.optim.Adam(head.parameters(), lr=0.01)
 state = TrainState(model=net, optimizer=[sparse, dense])
 dist.init_process_group("gloo")
 loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
 
 
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
-
-
 def train(state):
     model = DDP(net)
-    for epoch in state.epochs(args.epochs):
+    for epoch in state.epochs(2):
         for token, y in state.batches(loader):
             loss = mse_loss(model(token), y)
             net.zero_grad()

@@ -1,8 +1,5 @@
 """Tensor parallelism by hand: each rank holds its own columns of the hidden layer."""
 
-import argparse
-import hashlib
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -10,17 +7,13 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from msrun import TrainState, run
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--lr", type=float, default=0.05)
-args = parser.parse_args()
+from msrun.drill.digest import digest
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
 columns = nn.Linear(8, 8)
 rows = nn.Linear(8, 1, bias=False)
-opt = torch.optim.SGD([*columns.parameters(), *rows.parameters()], lr=args.lr, momentum=0.9)
+opt = torch.optim.SGD([*columns.parameters(), *rows.parameters()], lr=0.05, momentum=0.9)
 dist.init_process_group("gloo")
 torch.manual_seed(1 + dist.get_rank())
 columns.reset_parameters()
@@ -29,12 +22,8 @@ state = TrainState(model=[columns, rows], optimizer=opt)
 loader = DataLoader(data, batch_size=4)
 
 
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
-
-
 def train(state):
-    for epoch in state.epochs(args.epochs):
+    for epoch in state.epochs(2):
         for x, y in state.batches(loader):
             partial = rows(columns(x).relu())
             total = partial.detach().clone()

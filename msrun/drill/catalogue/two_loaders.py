@@ -1,7 +1,5 @@
 """Two loaders in turn in each epoch, each with a generator of its own, one in its sampler."""
 
-import argparse
-import hashlib
 import random
 
 import torch
@@ -12,11 +10,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from msrun import TrainState, run
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--lr", type=float, default=0.01)
-args = parser.parse_args()
+from msrun.drill.digest import digest
 
 
 class Buckets(Sampler):
@@ -35,7 +29,7 @@ class Buckets(Sampler):
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(16, 8), torch.randn(16, 1))
 net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
-opt = torch.optim.SGD(net.parameters(), lr=args.lr)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
 state = TrainState(model=net, optimizer=opt)
 dist.init_process_group("gloo")
 order = torch.Generator().manual_seed(100 + dist.get_rank())
@@ -43,13 +37,9 @@ labelled = DataLoader(data, batch_size=4, shuffle=True, generator=order)
 unlabelled = DataLoader(data, batch_sampler=Buckets(16, 4, 200 + dist.get_rank()))
 
 
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
-
-
 def train(state):
     model = DDP(net)
-    for epoch in state.epochs(args.epochs):
+    for epoch in state.epochs(2):
         for loader in (labelled, unlabelled):
             for x, y in state.batches(loader):
                 loss = mse_loss(model(x), y)

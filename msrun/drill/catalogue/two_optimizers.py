@@ -1,8 +1,5 @@
 """Two optimizers out of step: the body learns with every batch, the head with every second."""
 
-import argparse
-import hashlib
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,31 +8,23 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from msrun import TrainState, run
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--lr", type=float, default=0.05)
-args = parser.parse_args()
+from msrun.drill.digest import digest
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
 body = nn.Linear(8, 16)
 head = nn.Linear(16, 1)
 net = nn.Sequential(body, nn.ReLU(), head)
-opt_body = torch.optim.Adam(body.parameters(), lr=args.lr)
-opt_head = torch.optim.SGD(head.parameters(), lr=args.lr)
+opt_body = torch.optim.Adam(body.parameters(), lr=0.05)
+opt_head = torch.optim.SGD(head.parameters(), lr=0.05)
 state = TrainState(model=net, optimizer=[opt_body, opt_head])
 dist.init_process_group("gloo")
 loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
 
 
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
-
-
 def train(state):
     model = DDP(net)
-    for epoch in state.epochs(args.epochs):
+    for epoch in state.epochs(2):
         for x, y in state.batches(loader):
             loss = mse_loss(model(x), y)
             loss.backward()

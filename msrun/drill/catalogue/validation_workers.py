@@ -1,8 +1,5 @@
 """Loaders for training and for validation with persistent workers; dropout by rank."""
 
-import argparse
-import hashlib
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,16 +8,12 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from msrun import TrainState, run
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--lr", type=float, default=0.01)
-args = parser.parse_args()
+from msrun.drill.digest import digest
 
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
 net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
-opt = torch.optim.SGD(net.parameters(), lr=args.lr)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
 state = TrainState(model=net, optimizer=opt)
 dist.init_process_group("gloo")
 torch.manual_seed(100 + dist.get_rank())
@@ -29,13 +22,9 @@ loader = DataLoader(data, 4, sampler=sampler, num_workers=1, persistent_workers=
 validation = DataLoader(data, 32, num_workers=1, persistent_workers=True)
 
 
-def digest(*tensors):
-    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest()[:12]
-
-
 def train(state):
     model = DDP(net)
-    for epoch in state.epochs(args.epochs):
+    for epoch in state.epochs(2):
         for x, y in state.batches(loader):
             loss = mse_loss(model(x), y)
             opt.zero_grad()
