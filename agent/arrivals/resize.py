@@ -41,9 +41,7 @@ class Resize:
     def shrink(self, left: int, why_not: str = "") -> str:
         """Nobody takes the place of a lost node: what that means for the size, as a clause.
 
-        Args:
-            left: the nodes that are there.
-            why_not: why the job keeps its size in any case; empty: it does not.
+        ``why_not``: why the job keeps its size in any case; empty: it does not.
         """
         if not 0 < self._least <= left:
             return ""

@@ -161,9 +161,7 @@ class RestartMemory:
     def close(self, say: Callable[[str], None], stall_s: float) -> None:
         """The job is over: what is being written gets the time for it.
 
-        Args:
-            say: tells people.
-            stall_s: how long it may stand still.
+        ``stall_s``: how long it may stand still.
         """
         for one in (*self._earlier, *filter(None, (self._newest,))):
             if not one.has_ended:

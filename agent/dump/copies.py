@@ -134,9 +134,7 @@ class MemoryCopies:
     def decided(self, state: JobState, groups: Groups) -> None:
         """The job is in this state now.
 
-        Args:
-            state: the job's.
-            groups: the replica groups of which each is to keep copies; none: nothing is copied.
+        ``groups``: the replica groups of which each is to keep copies; none: nothing is copied.
         """
         is_running = state is JobState.RUNNING
         self._groups = groups if is_running and not self._is_refused else ()
@@ -261,9 +259,7 @@ class MemoryCopies:
     def newest(self, step: int, reason: str) -> KeptCopy | None:
         """The newest copy as a checkpoint in memory; ``None``: it is not of this step.
 
-        Args:
-            step: whose copy is wanted.
-            reason: the failure that it is saved for.
+        ``reason``: the failure that it is saved for.
         """
         copy = self._newest
         if copy is None or copy.step != step:

@@ -132,10 +132,7 @@ def private_nbytes(pages: Mapping[int, Page]) -> int:
 def state_nbytes(action: do.SaveRanks, parts: Parts, sizes: Mapping[int, tuple[int, int]]) -> int:
     """About how many bytes a dump of all parts of the state takes.
 
-    Args:
-        action: the order to write it.
-        parts: what its seats are in.
-        sizes: of each rank's state, as it said; and what of it is in host memory.
+    ``sizes``: of each rank's state, as it said; and what of it is in host memory.
     """
 
     def share(seat: int) -> int:  # those that a rank has make up its state
@@ -171,13 +168,7 @@ class KeptSource(Protocol):
     def reading(
         self, action: do.CommitDump, pages: Mapping[int, Page], every: Sequence[int]
     ) -> KeptDump:
-        """A dump of the action's step.
-
-        Args:
-            action: which dead ranks hold what.
-            pages: of all ranks; they hold the private state.
-            every: all ranks.
-        """
+        """A dump of the action's step. ``pages``: of all ranks; they hold the private state."""
 
     def held_nbytes(self) -> int:
         """How much memory they still take, until :meth:`drop_dead`."""

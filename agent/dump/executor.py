@@ -88,13 +88,7 @@ class DumpExecutor:
     ) -> None:
         """Take the parts.
 
-        Args:
-            spec: the job.
-            fallback: where dumps go when the script's folder cannot be written.
-            links: carry the orders.
-            pages: hold the ranks' private state.
-            handshake: knows where ranks save to.
-            services: of the agent.
+        ``fallback``: where dumps go when the script's folder cannot be written.
         """
         self._spec = spec
         self._ranks = tuple(range(spec.world_size))

@@ -31,11 +31,6 @@ class MemoryFlush:
     ) -> None:
         """Hold the files until they are written; the memory may be closed meanwhile.
 
-        Args:
-            manifest: of the files here.
-            target: where they go.
-            elsewhere: has the other files written.
-
         Raises:
             OSError: no descriptor is left.
         """
@@ -51,10 +46,7 @@ class MemoryFlush:
     ) -> None:
         """Copy every file, then complete the dump; does not wait.
 
-        Args:
-            do: does the file work.
-            advance: called as files grow.
-            done: takes the result, once: OSError if the place cannot be written to.
+        ``done``: takes the result, once: OSError if the place cannot be written to.
         """
         self._do, self._advance, self._done = do, advance, done
         do(self._target.begin, self._on_begun)

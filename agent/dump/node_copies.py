@@ -112,10 +112,7 @@ class NodeCopies:
     ) -> None:
         """Write what the ranks have copied; does not wait.
 
-        Args:
-            order: what to write, and where.
-            thread: does the work.
-            tell: takes signs of progress, and the answer.
+        ``tell``: takes signs of progress, and the answer.
         """
         answer = CopyWritten(order.dump_id, order.folder)
         try:

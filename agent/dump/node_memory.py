@@ -347,9 +347,7 @@ class MemoryGiver:
     def place(self, order: SaveFar, wanted: int) -> protocol.Save:
         """The order to the rank: it writes into the memory of this process.
 
-        Args:
-            order: as it came.
-            wanted: bytes that the rank will write.
+        ``wanted``: bytes that the rank will write.
 
         Raises:
             OSError: there is no room for it.

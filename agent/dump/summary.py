@@ -12,11 +12,7 @@ def dump_summary(
 ) -> list[str]:
     """The sentences about a complete dump; what is wrong with it comes first.
 
-    Args:
-        action: the order that completed it.
-        saved: the result.
-        seconds: from the order to freeze.
-        trouble: why it is not in the script's folder.
+    ``trouble``: why it is not in the script's folder.
     """
     sentences = []
     size, place = sized(saved.nbytes), saved.path + (f" ({trouble})" if trouble else "")

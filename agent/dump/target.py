@@ -81,9 +81,7 @@ class Target(Protocol):
     def place_of(self, rank: int, share: int = 0) -> str:
         """Where a rank writes its shard; a second call replaces the place of the first.
 
-        Args:
-            rank: which.
-            share: which of the parts that it holds.
+        ``share``: which of the parts that it holds.
 
         Raises:
             OSError: no descriptor is left.

@@ -328,9 +328,7 @@ def is_for_memory(evidence: Evidence) -> bool:
 def hint(evidence: Evidence, interpreter: str) -> str | None:
     """One sentence about the known cause of this end, or ``None``.
 
-    Args:
-        evidence: what the worker left behind.
-        interpreter: the workers' interpreter, named if a module is missing.
+    ``interpreter``: the workers' interpreter, named if a module is missing.
     """
     words = "\n".join((last_words(evidence), first_words(evidence)))
     case = DeathCase(evidence, words, interpreter)

@@ -63,9 +63,7 @@ class PostMortem:
     def examine(self, workers: tuple[Worker, ...], others: Sequence[Evidence] = ()) -> str | None:
         """Find the root cause of an attempt; one sentence, if a process failed by itself.
 
-        Args:
-            workers: of this node.
-            others: what other nodes found of theirs.
+        ``others``: what other nodes found of theirs.
         """
         cause = find_cause([*self.evidence(workers), *others])
         self._report, self.memory_hint, self.driver_report = None, "", ""

@@ -17,10 +17,7 @@ def hidden(search_path: str | None, before: set[str]) -> str:
     """Why our imports hide the user's: a file beside the script may shadow a module of Python.
 
     A fresh interpreter would find that file first; here Python's own module is already loaded.
-
-    Args:
-        search_path: the script's folder.
-        before: names of modules that were loaded before ours.
+    ``before``: names of modules that were loaded before ours.
     """
     for name in sys.modules.keys() - before:
         place = os.path.join(search_path or "", name)

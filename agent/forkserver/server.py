@@ -62,9 +62,7 @@ def read_orders(text: str) -> Orders:
 def serve_warm(text: str, root: str) -> None:
     """Run the forkserver; return only in a forked worker that is ready to run the user's script.
 
-    Args:
-        text: orders as JSON.
-        root: the folder of our packages, at the front of ``sys.path``; it is removed again.
+    ``root``: the folder of our packages, at the front of ``sys.path``; it is removed again.
     """
     orders = read_orders(text)
     if orders.pythonpath is None:

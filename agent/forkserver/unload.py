@@ -11,9 +11,7 @@ OURS = frozenset({"agent", "worker_hooks"})
 def unload_ours(root: str, preloaded: Collection[str] = ()) -> None:
     """Unload our modules, and drop the cached lookups under ``root``.
 
-    Args:
-        root: the folder of our packages.
-        preloaded: modules that the script imports itself; they stay loaded.
+    ``preloaded``: modules that the script imports itself; they stay loaded.
     """
     kept = {name.split(".")[0] for name in preloaded}
     for name in [name for name in sys.modules if name.split(".")[0] in OURS - kept]:

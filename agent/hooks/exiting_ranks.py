@@ -39,12 +39,7 @@ class ExitingRanks:
     ) -> None:
         """Know no such rank yet.
 
-        Args:
-            links: to the ranks.
-            pages: the ranks' status pages.
-            processes: the ranks'.
-            training: ranks that registered and are neither gone nor about to exit; it changes.
-            say: tells people one sentence.
+        ``training``: ranks that registered and are neither gone nor about to exit; it changes.
         """
         self._say = say
         self._links = links

@@ -41,11 +41,7 @@ class PageCopies:
     ) -> None:
         """Take the parts.
 
-        Args:
-            pages: of all ranks.
-            ranks: of this node.
-            say: prints one sentence for people.
-            kept: takes what :meth:`confirm` was given, if no other node keeps copies.
+        ``kept``: takes what :meth:`confirm` was given, if no other node keeps copies.
         """
         self._pages = pages
         self._ranks = ranks

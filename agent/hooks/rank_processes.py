@@ -27,9 +27,7 @@ class RankProcesses:
     def __init__(self, here: Iterable[int], pid: Callable[[int], int]) -> None:
         """Know nothing of other nodes yet.
 
-        Args:
-            here: the ranks of this node.
-            pid: the process of one of them; 0: there is none.
+        ``pid``: the process of one of them; 0: there is none.
         """
         self._here = frozenset(here)
         self._pid = pid
@@ -42,9 +40,7 @@ class RankProcesses:
     def use(self, rank: int, pid: int = 0) -> tuple[str, float]:
         """As :func:`process_use`; ``X`` also where nothing is known of a rank.
 
-        Args:
-            rank: whose process it is.
-            pid: that of a rank of this node which has no link.
+        ``pid``: that of a rank of this node which has no link.
         """
         if rank in self._here:
             pid = self._pid(rank) or pid
@@ -65,9 +61,7 @@ class RankProcesses:
     def are_known(self, ranks: Iterable[int], inspection: int = 0) -> bool:
         """Whether the nodes of these ranks have told of them lately.
 
-        Args:
-            ranks: of any node.
-            inspection: they must have looked after they were asked for this one.
+        ``inspection``: they must have looked after they were asked for this one.
         """
         elsewhere = [rank for rank in ranks if rank not in self._here]
         if not elsewhere:

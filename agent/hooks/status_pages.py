@@ -65,11 +65,7 @@ class StatusPages:
     def keep(self, rank: int, attempt: int, fd: int, *, is_copy: bool = False) -> None:
         """Map a rank's page; ``fd`` is kept, or closed.
 
-        Args:
-            rank: whose page it should be.
-            attempt: its attempt.
-            fd: the page.
-            is_copy: of a page on another node, whose clock is another one.
+        ``is_copy``: of a page on another node, whose clock is another one.
 
         Raises:
             ValueError: it is no page of this rank and attempt, or could be cut short under us.

@@ -81,10 +81,7 @@ class UpdateClearances:
     def open(self, attempt: int, registered: Collection[int], *, is_cut: bool) -> None:
         """Have all ranks wait for clearances, once all are there; called again and again.
 
-        Args:
-            attempt: the present one.
-            registered: the ranks that have.
-            is_cut: ranks hold different parts of the state.
+        ``is_cut``: ranks hold different parts of the state.
         """
         if not (self._is_open and (self._is_cut or not is_cut)):
             if len(registered) < self._count:

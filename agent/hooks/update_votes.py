@@ -35,11 +35,7 @@ class UpdateVotes:
         """Hand a board to all ranks that have none; without memory there is no vote.
 
         Called again and again: the kernel may not take so many descriptors at once.
-
-        Args:
-            attempt: the present one.
-            registered: the ranks that have.
-            is_cut: whether ranks hold different parts of the state: else nobody votes.
+        ``is_cut``: whether ranks hold different parts of the state: else nobody votes.
         """
         if not is_cut:
             return

@@ -50,11 +50,7 @@ class KeptReading:
         """What a dump by living ranks would have been ordered by."""
 
     def run(self, order: DumpOrder, advance: Advance) -> SavedDump:
-        """Write it to files in memory.
-
-        Args:
-            order: what completes it, without what is written.
-            advance: called as files grow.
+        """Write it to files in memory. ``order``: what completes it, without what is written.
 
         Raises:
             OSError: there is no room, or the memory of a rank is gone.

@@ -156,12 +156,7 @@ class DoorWatch:
     def __init__(
         self, addresses: Mapping[int, Address], silent: frozenset[int] = frozenset()
     ) -> None:
-        """Begin.
-
-        Args:
-            addresses: by the nodes' ranks.
-            silent: of these nothing has been heard for a while.
-        """
+        """Begin. ``silent``: of these nothing has been heard for a while."""
         self._knocks = {
             rank: _Knock(address, is_silent=rank in silent) for rank, address in addresses.items()
         }

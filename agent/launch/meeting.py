@@ -102,11 +102,7 @@ def meet(
 ) -> Met:
     """Wait until all nodes are here, and prepare the run.
 
-    Args:
-        spec: the job; how many ranks it has, and which are here, is known only then.
-        environ: msrun's environment.
-        version: of msrun.
-        say: prints one sentence for people.
+    ``spec``: the job; how many ranks it has, and which are here, is known only then.
 
     Raises:
         UsageError: the request is wrong, or another node's is.
@@ -458,11 +454,7 @@ def rejoin(
     """What dials a scheduler that may have been started again, for ranks that train.
 
     It takes the attempt that the ranks are in, and the checkpoint from which that has resumed.
-
-    Args:
-        met: how this node has met the others.
-        environ: msrun's environment.
-        say: prints one sentence for people.
+    ``met``: how this node has met the others.
 
     Raises:
         UsageError: a file that it takes is unfit.

@@ -18,11 +18,7 @@ def going_on(
 ) -> JobSpec:
     """The job, from the step at which nodes have saved it.
 
-    Args:
-        spec: the job.
-        saved: what they know; ``None``: nothing.
-        say: prints one sentence for people.
-        why: they have saved it.
+    ``saved``: what they know; ``None``: nothing.
 
     Raises:
         NotStartedError: that checkpoint is not whole.
@@ -45,13 +41,7 @@ def going_on(
 
 
 def adopting(spec: JobSpec, living: LivingRanks, say: Callable[[str], None]) -> JobSpec:
-    """The job whose ranks train already.
-
-    Args:
-        spec: the job.
-        living: what nodes know of it.
-        say: prints one sentence for people.
-    """
+    """The job whose ranks train already."""
     say("the workers train, without a scheduler: this one controls them from now on")
     dump = spec.dump._replace(
         resume=Path(living.resume) if living.resume else None,

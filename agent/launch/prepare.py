@@ -157,10 +157,7 @@ def hand_on(
 ) -> StartedForkserver:
     """Have the forkserver of a run that is over start the ranks of the next one.
 
-    Args:
-        spec: the next job.
-        used: as it was started.
-        forkserver: by now; none of its ranks is left.
+    ``forkserver``: by now; none of its ranks is left.
 
     Raises:
         UsageError: no socket can be opened.
@@ -225,11 +222,7 @@ def start_forkserver(
 ) -> StartedForkserver:
     """Start the forkserver; from here on it works beside the agent.
 
-    Args:
-        prepared: the run.
-        environ: msrun's environment.
-        interface: the network's, at which other nodes are reached; empty: there are none.
-        early: it is at work already.
+    ``interface``: the network's, at which other nodes are reached; empty: there are none.
 
     Raises:
         UsageError: no process can be started.

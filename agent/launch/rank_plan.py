@@ -53,11 +53,7 @@ def run_layout(spec: JobSpec, records_folder: Path) -> RunLayout:
 def job_env(spec: JobSpec, port: int, hooks: str = "", interface: str = "") -> JobEnv:
     """The environment that all workers share.
 
-    Args:
-        spec: the job.
-        port: of the workers' store.
-        hooks: the agent's socket for them.
-        interface: at which other nodes are reached; empty: there are none.
+    ``interface``: at which other nodes are reached; empty: there are none.
     """
     return JobEnv(
         run_id=spec.run_id,

@@ -55,11 +55,7 @@ class LostWorkers:
     def why(self, doors: Doors, now_s: float) -> str:
         """Why the ranks cannot train on; empty: they may.
 
-        At the end of training, too, msruns end, some a moment before others.
-
-        Args:
-            doors: of the other workers' msruns.
-            now_s: monotonic.
+        At the end of training, too, msruns end, some a moment before others. ``now_s``: monotonic.
         """
         if not doors.gone | doors.silent:
             self._since_s = None

@@ -31,11 +31,7 @@ class Leader:
     """The first msrun of a node; the others wait for it from now on."""
 
     def __init__(self, team: str, followers: int) -> None:
-        """Begin.
-
-        Args:
-            team: names the msruns that belong together.
-            followers: how many others there are.
+        """Begin. ``team``: names the msruns that belong together.
 
         Raises:
             NotStartedError: another one is there.

@@ -88,13 +88,7 @@ class Choice(NamedTuple):
 
 
 def choose(spec: JobSpec, argv: tuple[str, ...], environ: Mapping[str, str]) -> Choice:
-    """Decide how this job's workers start.
-
-    Args:
-        spec: the job.
-        argv: a worker's command line.
-        environ: the agent's environment.
-    """
+    """Decide how this job's workers start."""
     program = spec.program
     if spec.start_method is StartMethod.SPAWN:
         return Choice(None, "--start-method spawn")

@@ -15,12 +15,7 @@ _TROUBLE = (OSError, subprocess.SubprocessError)
 
 
 def requeue_preempted(job: str, say: Callable[[str], None]) -> None:
-    """Queue the job if Slurm ends it for another one; ``say`` what was done, or is to be done.
-
-    Args:
-        job: its number.
-        say: prints one sentence.
-    """
+    """Queue the job if Slurm ends it for another one; ``say`` what was done, or is to be done."""
     by_hand = f"takes it for completed now: scontrol requeue {job} queues it again"
     try:
         shown = _scontrol("show", "job", job)

@@ -186,9 +186,7 @@ def _prune(folder: Path) -> None:
 def claim(folder: Path, record_id: str) -> int | None:
     """Be the only one to resume a run, for as long as the returned descriptor is open.
 
-    Args:
-        folder: of all records.
-        record_id: the run's. Its record may be gone; then there is nothing to lock.
+    ``record_id``: the run's. Its record may be gone; then there is nothing to lock.
 
     Raises:
         UsageError: another msrun resumes it.

@@ -68,9 +68,7 @@ def described(facts: Iterable[tuple[int, str]]) -> str:
 def describe_exit(exit_code: int, own_end: str = "") -> str:
     """An exit code as text: ``was killed by SIGKILL``, ``exited with code 3``.
 
-    Args:
-        exit_code: negative for a signal.
-        own_end: why a process killed itself; empty: it did not.
+    ``own_end``: why a process killed itself; empty: it did not.
     """
     if exit_code < 0 and own_end:
         return f"ended itself: {own_end}"

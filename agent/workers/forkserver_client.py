@@ -152,11 +152,7 @@ class ForkserverClient:
         """Order workers; each is answered by Forked or ForkFailed.
 
         One batch at a time: with thousands of ranks both sides would fill the link and block.
-
-        Args:
-            attempt: of all of them.
-            workers: their orders.
-            keeps: workers of earlier attempts stay alive.
+        ``keeps``: workers of earlier attempts stay alive.
 
         Raises:
             OSError: the forkserver is gone.

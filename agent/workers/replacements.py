@@ -29,13 +29,7 @@ class Replacements:
         starter: Starter,
         output: WorkerOutput,
     ) -> None:
-        """Nothing is prestarted yet.
-
-        Args:
-            plan: orders for all ranks of an attempt.
-            starter: starts processes.
-            output: makes their logs.
-        """
+        """Nothing is prestarted yet. ``plan``: orders for all ranks of an attempt."""
         self._plan = plan
         self._starter = starter
         self._output = output
@@ -46,9 +40,7 @@ class Replacements:
     def prepare(self, action: do.PrepareRanks, workers: Mapping[int, Worker]) -> bool:
         """Order replacements; whether they can be started now.
 
-        Args:
-            action: which ranks, and for which attempt.
-            workers: of the present attempt.
+        ``action``: which ranks, and for which attempt.
         """
         self._dismiss()
         port = self._starter.reserve(action.attempt)
@@ -68,9 +60,7 @@ class Replacements:
     def begin(self, action: do.ReplaceRanks, workers: dict[int, Worker]) -> list[Worker]:
         """Replace the dead workers: by prestarted ones, else by new ones. The starter was renewed.
 
-        Args:
-            action: the decision.
-            workers: of the attempt; the replacements are put into it.
+        ``workers``: of the attempt; the replacements are put into it.
 
         Returns:
             The replacements that exist already.
@@ -106,12 +96,7 @@ class Replacements:
         return any(not worker.pid for worker in self._workers.values())
 
     def forked(self, message: protocol.Forked, exit_code: int | None) -> bool:
-        """Note that a worker exists; whether it is a prestarted one.
-
-        Args:
-            message: of the forkserver.
-            exit_code: if it has ended already.
-        """
+        """Note that a worker exists; whether it is a prestarted one."""
         worker = self._workers.get(message.rank)
         if worker is None or message.attempt != self._attempt:
             return False

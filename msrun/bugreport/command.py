@@ -37,10 +37,7 @@ class ReportOrder(NamedTuple):
 def report(run: RunState, order: ReportOrder, machine: Mapping[str, Any]) -> int:
     """Write the report of a run, and say what is in it; the exit code.
 
-    Args:
-        run: the run.
-        order: what was asked for.
-        machine: what ``msrun doctor --json`` prints.
+    ``machine``: what ``msrun doctor --json`` prints.
 
     Raises:
         UsageError: it cannot be written.

@@ -36,12 +36,7 @@ def show(
 ) -> bool:
     """Print a line for each item; whether none is known to be damaged.
 
-    Args:
-        folder: names are relative to it.
-        items: what it holds.
-        now: seconds since the epoch.
-        verifies: also compare all checksums.
-        as_json: print JSON.
+    ``now``: seconds since the epoch.
     """
     found: list[Sequence[str] | None] = [None] * len(items)
     if verifies:

@@ -49,10 +49,7 @@ class _Source(NamedTuple):
 def merge(folder: Path, items: Sequence[CheckpointItem], order: MergeOrder) -> bool:
     """Write the file; false: nothing was complete.
 
-    Args:
-        folder: where the items are.
-        items: of several checkpoints it takes the newest that passes verification.
-        order: what to write.
+    ``items``: of several checkpoints it takes the newest that passes verification.
 
     Raises:
         UsageError: tensors are missing, there is no such object, the file exists, or it cannot be

@@ -45,10 +45,7 @@ class FolderView(NamedTuple):
 def show(items: Sequence[CheckpointItem], now: float, *, as_json: bool) -> bool:
     """Print the newest complete checkpoint, or each foreign file; false: something is damaged.
 
-    Args:
-        items: what was found.
-        now: seconds since the epoch.
-        as_json: print a JSON list.
+    ``now``: seconds since the epoch.
     """
     views = [_opened(item) for item in _chosen(items)]
     if as_json:

@@ -32,13 +32,7 @@ class Switch:
     def __init__(
         self, folder: Path, environ: Mapping[str, str], hosts: Path, *, as_root: bool = False
     ) -> None:
-        """Turn it on.
-
-        Args:
-            folder: gets what the programs write.
-            environ: of all programs.
-            hosts: becomes /etc/hosts.
-            as_root: with this machine's users, for daemons that change theirs.
+        """Turn it on. ``as_root``: with this machine's users, for daemons that change theirs.
 
         Raises:
             ClusterError: the kernel refuses.

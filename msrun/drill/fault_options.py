@@ -108,10 +108,7 @@ def _asked_from_outside(fault: AnyFault) -> AnyFault:
 def check(orders: Sequence[FaultOrder | RandomFaults], world_size: int, nodes: int = 1) -> None:
     """Refuse faults of ranks and nodes that the job does not have.
 
-    Args:
-        orders: the drills.
-        world_size: number of ranks.
-        nodes: number of nodes; 1: the drill is on this machine itself.
+    ``nodes``: number of nodes; 1: the drill is on this machine itself.
 
     Raises:
         UsageError: it names the rank or the node.

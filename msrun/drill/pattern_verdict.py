@@ -76,9 +76,7 @@ def read_results(console: str) -> dict[int, ScriptResult]:
 def read_said(console: str, history: DrillHistory) -> tuple[str, ...]:
     """What msrun and its hooks said of what they do not protect, before the first death.
 
-    Args:
-        console: all that msrun printed.
-        history: what the ranks' hooks said and when, and when the first death struck.
+    ``history``: what the ranks' hooks said and when, and when the first death struck.
     """
     lines = takewhile(lambda line: not _DEATH.match(line), console.splitlines())
     said = [line.removeprefix(_OURS) for line in lines if line.startswith(_OURS)]

@@ -207,14 +207,7 @@ def _request(
     argv: tuple[str, ...],
     failed_devices: tuple[str, ...] = (),
 ) -> Request:
-    """The checked request.
-
-    Args:
-        layers: what was asked for.
-        environ: msrun's environment.
-        argv: what a later resume repeats.
-        failed_devices: of the run that is resumed.
-    """
+    """The checked request. ``failed_devices``: of the run that is resumed."""
     settings, warnings = layers.settings, list[str]()
     job = _job(layers, environ, warnings)._replace(argv=argv)
     spares = settings.integer("spare_devices") or 0

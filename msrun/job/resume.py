@@ -51,9 +51,7 @@ class ResumedCommand(NamedTuple):
 def names_origin(words: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether the word after ``--resume`` is a run or a folder, and not the script.
 
-    Args:
-        words: all words after ``--resume``.
-        environ: msrun's environment.
+    ``words``: all words after ``--resume``.
     """
     word = words[0]
     if not word or os.path.isfile(word):
@@ -125,12 +123,7 @@ def newest_of(
     """The newest run that a batch system's job has begun with this script, by its own name.
 
     A job may run several scripts, or one with several arguments: none goes on from another's state.
-
-    Args:
-        engine_job: names the job.
-        script: as it is typed, in the working folder.
-        script_args: its arguments.
-        environ: msrun's environment.
+    ``script``: as it is typed, in the working folder.
     """
     wanted = os.path.join(os.getcwd(), script)
     for record in run_record.records(environ):
@@ -192,9 +185,7 @@ def _named(name: str, environ: Mapping[str, str]) -> Record:
 def _newest(saved: Sequence[Record], every: Sequence[Record]) -> Record:
     """The newest run of this folder that has ended; one of another folder must be named.
 
-    Args:
-        saved: runs that have a checkpoint folder, the newest first.
-        every: these, and others.
+    ``saved``: runs that have a checkpoint folder, the newest first.
     """
     if not saved:
         raise UsageError("no run of this user on this host has saved a checkpoint")

@@ -34,9 +34,7 @@ def scan(
 ) -> CommandLine:
     """Read ``argv`` (without the program's name). Of a repeated option the last one counts.
 
-    Args:
-        argv: the words.
-        takes: given the words after ``--resume``, whether the first of them is its value.
+    ``takes``: given the words after ``--resume``, whether the first of them is its value.
 
     Raises:
         UsageError: an option is unknown or ambiguous, lacks its value, or takes none.

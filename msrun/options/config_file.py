@@ -67,11 +67,7 @@ def read_config(path: str) -> ConfigFile:
 
 
 def read_yaml(option: str, path: str) -> Any:
-    """The content of a YAML file, scalars as text.
-
-    Args:
-        option: that named the file, for the error.
-        path: of the file.
+    """The content of a YAML file, scalars as text. ``option``: that named the file, for the error.
 
     Raises:
         UsageError: the file cannot be read, or is no YAML.

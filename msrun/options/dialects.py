@@ -80,10 +80,7 @@ def cluster(
 ) -> ClusterSpec | None:
     """Who else takes part; ``None``: this node alone.
 
-    Args:
-        settings: what was given.
-        found: the job's size.
-        by_hand: its processes are started one by one.
+    ``by_hand``: its processes are started one by one.
 
     Raises:
         UsageError: the rank of this node is no rank of so many nodes.

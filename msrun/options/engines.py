@@ -60,9 +60,7 @@ class Engine(NamedTuple):
 def engine(environ: Mapping[str, str], settings: Settings) -> Engine | None:
     """What started this process, as far as no option says otherwise.
 
-    Args:
-        environ: msrun's environment.
-        settings: what was given; only what is not comes from the engine.
+    ``settings``: what was given; only what is not comes from the engine.
 
     Raises:
         UsageError: the engine started msrun in a way that makes no job.

@@ -29,11 +29,7 @@ def lanes(
 ) -> list[Lane]:
     """The lanes, ordered by rank; if there are too many, those with most failures are drawn.
 
-    Args:
-        spans: of each rank.
-        failures: when, and which ranks.
-        began: seconds since the epoch.
-        ended: the same.
+    ``began``: seconds since the epoch.
     """
     scale = CELLS / max(ended - began, 1e-6)
     marks: dict[int, set[int]] = defaultdict(set)

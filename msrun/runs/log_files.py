@@ -28,11 +28,7 @@ class Wanted:
 def views(run: RunState, wanted: Wanted, attempt: int, *, is_new: bool = False) -> list[LogView]:
     """The files of one attempt, by rank; some may not exist.
 
-    Args:
-        run: the run.
-        wanted: which of its files.
-        attempt: its number.
-        is_new: without the files of ranks whose process is older than the attempt.
+    ``is_new``: without the files of ranks whose process is older than the attempt.
 
     Raises:
         UsageError: there is no such rank.

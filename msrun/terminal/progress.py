@@ -27,10 +27,6 @@ def say(text: str) -> None:
 def bar(what: str, nbytes: int) -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr, if that is a terminal.
 
-    Args:
-        what: the work, in a word.
-        nbytes: in all.
-
     Yields:
         A function to call with each number of bytes done, from any thread.
     """

@@ -60,13 +60,7 @@ class NodesTrial:
     def __init__(
         self, folder: Path, command: Command, size: NodesOfDrill, faults: Sequence[AnyFault] = ()
     ) -> None:
-        """Make the folders.
-
-        Args:
-            folder: of the trial.
-            command: what each node runs.
-            size: of the job.
-            faults: those of ranks first.
+        """Make the folders. ``faults``: those of ranks first.
 
         Raises:
             OSError: they cannot be made.

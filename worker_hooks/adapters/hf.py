@@ -162,12 +162,7 @@ class TrainerProtection:
     """Runs a trainer's loop, and knows where in it training continues."""
 
     def __init__(self, trainer: Any, folder: str | os.PathLike[str]) -> None:
-        """Nothing is protected before the trainer trains.
-
-        Args:
-            trainer: a ``Trainer``.
-            folder: for dumps.
-        """
+        """Nothing is protected before the trainer trains. ``trainer``: a ``Trainer``."""
         self._trainer, self._folder = trainer, folder
         self._progress = TrainerProgress(trainer)
         self._state: TrainState | None = None

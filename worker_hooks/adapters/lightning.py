@@ -159,10 +159,7 @@ class FitProtection:
     def __init__(self, trainer: Any, module: Any, folder: str | os.PathLike[str]) -> None:
         """Register the state, and restore it if this run resumes.
 
-        Args:
-            trainer: a ``Trainer`` whose strategy is set up.
-            module: what it fits.
-            folder: for dumps.
+        ``trainer``: a ``Trainer`` whose strategy is set up.
         """
         self._trainer, self._module = trainer, module
         self._epoch_loop = trainer.fit_loop.epoch_loop

@@ -98,9 +98,7 @@ class TrainFaultTolerance:
 def OptTFTWrapper(opt: AnyOptimizer, **kwargs: object) -> AnyOptimizer:  # noqa: ARG001, N802
     """The optimizer itself, because the state watches it from outside.
 
-    Args:
-        opt: any torch optimizer.
-        kwargs: accepted as in MindSpore, not used.
+    ``kwargs``: accepted as in MindSpore, not used.
 
     Raises:
         TypeError: this is no optimizer.

@@ -15,9 +15,7 @@ TESTED = {
 def check_version(package: str, version: str) -> None:
     """Refuse a version that was not tested: another one may keep its state elsewhere.
 
-    Args:
-        package: a key of ``TESTED``.
-        version: the installed one.
+    ``package``: a key of ``TESTED``.
 
     Raises:
         ImportError: it is not known to be protected.

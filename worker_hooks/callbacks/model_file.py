@@ -45,10 +45,7 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
 def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write or replace the file: after a crash it is either the old or the new one.
 
-    Args:
-        path: in an existing folder.
-        tensors: by name; two may share memory.
-        metadata: for the file's header.
+    ``tensors``: by name; two may share memory.
 
     Raises:
         OSError: it cannot be written; the old file is unchanged.

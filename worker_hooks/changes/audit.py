@@ -57,12 +57,7 @@ class AuditSchedule:
     """Which steps are audited. The budget is a share of the training's time."""
 
     def __init__(self, share: float, *, is_known: bool = False) -> None:
-        """Begin with complete steps.
-
-        Args:
-            share: of the time; 0: never.
-            is_known: others have audited these.
-        """
+        """Begin with complete steps. ``share``: of the time; 0: never."""
         self.share = share
         self.is_first = share > 0 and not is_known
         """Whether no full count of complete steps was audited yet."""

@@ -103,9 +103,7 @@ class CommitCopies:
     def keep_to_budget(self, step_s: float, tensors: Mapping[str, Tensor]) -> None:
         """Give up the largest tensors if their copies take too much of a step.
 
-        Args:
-            step_s: how long the step took whose commit was copied last.
-            tensors: all by name.
+        ``step_s``: how long the step took whose commit was copied last.
         """
         self._steps.append(step_s)
         share = self.share

@@ -154,9 +154,7 @@ class ChangeObserver:
     def expect(self, names: Iterable[str], audited: Audited | None = None) -> None:
         """These were seen to change outside of updates, in an earlier life of this training.
 
-        Args:
-            names: of tensors.
-            audited: of a rank that lives; its audits need not be repeated.
+        ``audited``: of a rank that lives; its audits need not be repeated.
         """
         self._expected = frozenset(names)
         if audited is not None:

@@ -68,10 +68,7 @@ class AsyncWriter:
         """What memory is missing for a copy of the state, in words; empty: none, or it is unknown.
 
         Memory that is not there would be noticed by the kernel's out-of-memory killer only.
-
-        Args:
-            nbytes: of this rank's copy.
-            ranks: this one and those that ask for as much memory of this host after it.
+        ``ranks``: this one and those that ask for as much memory of this host after it.
         """
         wanted = max(0, nbytes - self.staging.nbytes) * ranks
         free = free_bytes() if wanted else None  # as a rule the memory is there from the last save
@@ -97,9 +94,7 @@ class AsyncWriter:
     def begin(self, order: SaveOrder, copying: Sequence[torch.Event]) -> None:
         """Have the content of the staging buffer written.
 
-        Args:
-            order: what to do.
-            copying: the events after which the buffer is complete.
+        ``copying``: the events after which the buffer is complete.
 
         Raises:
             CheckpointError: the process is gone.

@@ -71,9 +71,7 @@ def ensure_folder(folder: Path) -> None:
 def open_regular(path: Path, flags: int = 0) -> int:
     """Open a file for reading; a pipe or a device would block, or never end.
 
-    Args:
-        path: the file.
-        flags: more of ``open``, such as ``O_NOFOLLOW``.
+    ``flags``: more of ``open``, such as ``O_NOFOLLOW``.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.

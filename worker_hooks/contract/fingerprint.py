@@ -160,9 +160,7 @@ def alike(of: Mapping[int, Fingerprint]) -> tuple[tuple[int, ...], ...]:
 def describe(found: list[Difference], suspects: Collection[int] = ()) -> str:
     """The first differences as text; values before digests, since they say more.
 
-    Args:
-        found: the differences.
-        suspects: ranks to be named first.
+    ``suspects``: ranks to be named first.
     """
     found = sorted(found, key=lambda each: not all(map(_is_plain, each.by_text)))
     more = f"; {len(found) - _SHOWN} more differ" if len(found) > _SHOWN else ""

@@ -166,12 +166,7 @@ class DeviceArea(NamedTuple):
 
 
 def stamp(step: int, turn: int) -> int:
-    """What marks the bytes of a step; no two copies in a row have the same.
-
-    Args:
-        step: 0 or more.
-        turn: a count of copies.
-    """
+    """What marks the bytes of a step; no two copies in a row have the same. ``step``: 0 or more."""
     return step * _TURNS + turn % (_TURNS - 1) + 1
 
 

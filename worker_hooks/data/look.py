@@ -36,12 +36,7 @@ Look = Mapping[str, object]  # what was found, by where
 
 
 def look(roots: Mapping[str, object], ignored: Collection[int] = ()) -> Look:
-    """What objects are now.
-
-    Args:
-        roots: by name.
-        ignored: identities of objects that may change.
-    """
+    """What objects are now. ``ignored``: identities of objects that may change."""
     found: dict[str, object] = {}
     seen = set(ignored)
     waiting = deque(roots.items())

@@ -99,9 +99,7 @@ class StampedCopies:
     def __init__(self, page: Page, device: torch.device | None) -> None:
         """Lock the page's memory. Where that cannot be, each copy waits for the device.
 
-        Args:
-            page: the rank's own.
-            device: where all that is copied lies; ``None``: on more than one, and copies wait.
+        ``device``: where all that is copied lies; ``None``: on more than one, and copies wait.
         """
         self._page: Page | None = page
         self._address, nbytes = page.memory

@@ -60,9 +60,7 @@ class Reducers:
     def expect(self, orders: Sequence[list[int] | None], *, are_none: bool = False) -> None:
         """The state of a checkpoint was put back; its DDPs had these orders.
 
-        Args:
-            orders: one for each DDP.
-            are_none: there is no DDP yet, so the process need not be searched for them.
+        ``are_none``: there is no DDP yet, so the process need not be searched for them.
         """
         self._expected, self.is_expecting = orders, True
         trust(self._modules())

@@ -315,9 +315,7 @@ class Guard:
     def hold_exception(self, error: str, *, is_futile: bool = False) -> bool:
         """Hold the main thread, whose training function has raised, until nothing is to be saved.
 
-        Args:
-            error: its last line.
-            is_futile: a new rank in this one's place would fail in the same way.
+        ``is_futile``: a new rank in this one's place would fail in the same way.
 
         Returns:
             Whether it is to :meth:`rejoin`.

@@ -44,10 +44,7 @@ class RankVote:
     def take_part(self, order: OpenVote, board: int, rank: int) -> str:
         """Obey; why not, if updates wait for nobody: those of an accelerator begin when it likes.
 
-        Args:
-            order: which of the two.
-            board: its descriptor, which stays the caller's.
-            rank: this one.
+        ``board``: its descriptor, which stays the caller's.
         """
         if self._source.device is not None:
             return NOT_ON_DEVICES

@@ -126,10 +126,7 @@ class StateCopier:
     def copy(self, order: protocol.Copy, env: RankEnv, *, is_done: bool) -> None:
         """Have the state copied as of the order's step, and answered; does not wait.
 
-        Args:
-            order: what to copy, and to where.
-            env: who this rank is.
-            is_done: training is over.
+        ``order``: what to copy, and to where.
         """
         self.give_up("another step was to be copied")
         never = self.why_never
@@ -159,11 +156,7 @@ class StateCopier:
             self._refuse(task, PASSED.format(order.step))
 
     def give_up(self, why: str) -> None:
-        """Copy no more, and let updates begin; does not wait for the thread.
-
-        Args:
-            why: for people.
-        """
+        """Copy no more, and let updates begin; does not wait for the thread."""
         with self._lock:
             task, self._task = self._task, None
             if task is None:

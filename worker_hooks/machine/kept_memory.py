@@ -198,9 +198,7 @@ class BoardWriter:
 def kept_digest(seed: str, checksum: int) -> str:
     """The digest of a state that was read in the memory of a killed rank.
 
-    Args:
-        seed: of its map.
-        checksum: CRC-32 of the bytes that are alike on all replicas.
+    ``checksum``: CRC-32 of the bytes that are alike on all replicas.
     """
     return f"{KEPT}{seed[:24]}-{checksum:08x}"
 

@@ -52,9 +52,7 @@ class StoredTensor(NamedTuple):
     def read_into(self, tensor: Tensor, *, is_new: bool = False) -> None:
         """Read into a contiguous tensor of this shape and type in host memory.
 
-        Args:
-            tensor: to be filled.
-            is_new: its memory was never used.
+        ``is_new``: its memory was never used.
 
         Raises:
             OSError: a file cannot be read.
@@ -168,11 +166,6 @@ class LoadedState(NamedTuple):
 
 def open_in_memory(folder: Path, manifest: Manifest, rank: int) -> LoadedState:
     """Open a checkpoint in the agent's memory; it stays readable if the agent drops it.
-
-    Args:
-        folder: in which its files are.
-        manifest: its own.
-        rank: that resumes from it.
 
     Raises:
         OSError: the agent has dropped it already.

@@ -30,10 +30,7 @@ class JointState(NamedTuple):
 def is_writer(rank: int, leader: int, notes: Mapping[int, PeerNote]) -> bool:
     """Whether a rank writes what its group holds: the leader's group has the leader for that.
 
-    Args:
-        rank: which.
-        leader: who completes the dump.
-        notes: of all ranks that are there.
+    ``notes``: of all ranks that are there.
     """
     group = next((each for each in _groups(notes) if rank in each), ())
     if not group or leader in group:

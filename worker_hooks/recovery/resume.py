@@ -321,11 +321,7 @@ def restore_for_loop(point: ResumePoint, committed: CommittedState, rank: int) -
 def restore_own_loop(point: ResumePoint, feed: Feed, committed: CommittedState, rank: int) -> None:
     """As :func:`restore_for_loop`, for a loop of the script's own, which reads no loader.
 
-    Args:
-        point: where training continues.
-        feed: stands for the loader; it has the script's own generators.
-        committed: the rank's state.
-        rank: the number of this rank.
+    ``feed``: stands for the loader; it has the script's own generators.
 
     Raises:
         OSError, RuntimeError: as :func:`restore_for_loop`.

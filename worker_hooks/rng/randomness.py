@@ -195,9 +195,7 @@ def private_streams(owners: Mapping[str, object]) -> dict[str, Stream]:
 def derive(mapping: Mapping[str, bytes], rank: int) -> dict[str, bytes]:
     """Randomness for a rank that has none saved; equal arguments give equal states.
 
-    Args:
-        mapping: another rank's states by name.
-        rank: the rank that begins.
+    ``mapping``: another rank's states by name.
 
     Returns:
         New states of those generators in ``mapping`` that are the process's own.

@@ -436,13 +436,7 @@ class Uses:
     def __init__(
         self, body: Iterable[ast.stmt], containers: Collection[str], *, returns: bool = True
     ) -> None:
-        """Read a function.
-
-        Args:
-            body: its statements.
-            containers: names of those that are made in it.
-            returns: whether what is returned counts.
-        """
+        """Read a function. ``containers``: names of those that are made in it."""
         self._containers = containers
         self._returns = returns
         self.steering: set[str] = set()  # flow into more than what is printed
@@ -466,9 +460,7 @@ class Uses:
     def _block(self, body: Iterable[ast.stmt], tests: frozenset[str] = frozenset()) -> bool:
         """Note all uses; whether the block does no more than to print and to assign.
 
-        Args:
-            body: the statements.
-            tests: what decides whether they are executed.
+        ``tests``: what decides whether they are executed.
         """
         quiet = [self._statement(each, tests) for each in body]
         return all(quiet)

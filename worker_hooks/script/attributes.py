@@ -300,10 +300,7 @@ def _made_anew(forward: ast.FunctionDef) -> Counter[str]:
 def _attributes_of(node: ast.AST, first: str, *, is_stored: bool = True) -> Counter[str]:
     """The attributes of the first argument that are used in it.
 
-    Args:
-        node: a syntax tree.
-        first: the argument.
-        is_stored: whether those count that are assigned.
+    ``is_stored``: whether those count that are assigned.
     """
     return Counter(
         each.attr

@@ -58,10 +58,7 @@ def objects_in(
 ) -> tuple[Container | None, list[tuple[str, Any]]]:
     """The container if it holds objects, and these with names: ``meters[loss]``.
 
-    Args:
-        name: the container's.
-        thing: any value.
-        modules: the names of the script's own.
+    ``modules``: the names of the script's own.
     """
     if type(thing) not in CONTAINERS:
         return None, []

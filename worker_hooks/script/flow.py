@@ -128,10 +128,7 @@ class Assignments:
     def atoms(self, node: ast.AST, scope: _Scope, *, is_exact: bool) -> frozenset[Key]:
         """The variables, attributes, functions and places of the state that it consists of.
 
-        Args:
-            node: any node.
-            scope: where it is.
-            is_exact: follow what is only copied and counted, not what is computed from it.
+        ``is_exact``: follow what is only copied and counted, not what is computed from it.
         """
         key = id(node), is_exact
         if key not in self._atoms:

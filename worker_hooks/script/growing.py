@@ -43,10 +43,6 @@ class GrowingText:
     def text(self, value: Any, path: str) -> str | None:
         """As :func:`state_json.encode` and :func:`state_json.dumps`.
 
-        Args:
-            value: a list, or a mapping.
-            path: the value's name.
-
         Returns:
             ``None``: there are tensors in it, or objects; or it cannot be encoded.
         """

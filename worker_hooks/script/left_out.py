@@ -52,12 +52,7 @@ def attributes(thing: Any) -> Mapping[str, Any]:
 
 
 def inner_objects(name: str, registered: Any) -> Iterator[Inner]:
-    """What a registered object consists of, itself first; not the optimizer of a scheduler.
-
-    Args:
-        name: of its piece.
-        registered: the object, no container.
-    """
+    """What a registered object consists of, itself first; not the optimizer of a scheduler."""
     found: dict[int, Any] = {}  # alive, so that their ids stay theirs
     waiting = [(name, registered, 0, False)]
     for path, thing, depth, is_part in waiting:  # which grows

@@ -187,9 +187,7 @@ def _closure(function: FunctionType) -> dict[str, Any]:
 def tree_of(code: CodeType, trees: dict[str, ast.Module]) -> Any:
     """The syntax tree of a function, or of the script's top level; ``None``: not found.
 
-    Args:
-        code: of the function.
-        trees: of whole files, which are looked up and kept here.
+    ``trees``: of whole files, which are looked up and kept here.
     """
     whole = read(code.co_filename, trees)
     if code.co_name == "<module>":

@@ -213,10 +213,7 @@ def pack(value: Any, name: str) -> Packed:
 def unpack(text: Any, tensors: Mapping[str, Tensor], now: Any) -> Any:
     """The value that :func:`pack` took apart, in the present object where it can be changed.
 
-    Args:
-        text: the JSON of it, parsed.
-        tensors: the bytes, by the entries' names.
-        now: the present value.
+    ``tensors``: the bytes, by the entries' names.
 
     Raises:
         ValueError: this is no packed value.

@@ -84,9 +84,7 @@ def contents(of: Collection[Mapping]) -> Contents:
 def taken(known: Contents, others: Collection[int]) -> bool:
     """Whether one of these semaphores is used up: somebody may hold it.
 
-    Args:
-        known: semaphores.
-        others: the addresses of those that do not matter.
+    ``others``: the addresses of those that do not matter.
     """
     return any(
         address not in others and not _VALUE.unpack_from(content)[0] for address, content in known

@@ -227,9 +227,7 @@ class Buffers:
     def fill(self, address: int, slot: int) -> int:
         """Write the buffers in host memory to a record of the page; return the count of bytes.
 
-        Args:
-            address: of the first byte.
-            slot: which record it is.
+        ``address``: of the first byte.
         """
         if not self.nbytes and self._known is not None:
             return 0
@@ -270,9 +268,7 @@ class Buffers:
     def device_copies(self, page: Page, held: Sequence[torch.device]) -> StampedCopies | None:
         """What copies to a page; ``None``: no buffer is on a device.
 
-        Args:
-            page: the rank's own.
-            held: the devices that hold replicated state.
+        ``held``: the devices that hold replicated state.
         """
         if not self.device_nbytes:
             return None
@@ -283,10 +279,7 @@ class Buffers:
     def copy_device(self, copies: StampedCopies, area: DeviceArea, step: int) -> None:
         """Let the device write its buffers to an area of the page, when it comes to that.
 
-        Args:
-            copies: of the page.
-            area: of the page.
-            step: what to mark the bytes with.
+        ``step``: what to mark the bytes with.
         """
         if not self._is_known():
             self._look_up()

@@ -65,9 +65,7 @@ class CommittedState:
     def __init__(self, pieces: Sequence[Piece], extra_facts: Callable[[], dict[str, Any]]) -> None:
         """There is no commit yet.
 
-        Args:
-            pieces: what was registered.
-            extra_facts: returns more facts as JSON, the same on all replicas, to be saved.
+        ``extra_facts``: returns more facts as JSON, the same on all replicas, to be saved.
         """
         self.pieces = tuple(pieces)
         self.private = PrivateState(self.pieces)

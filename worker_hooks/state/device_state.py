@@ -62,9 +62,7 @@ class DeviceState:
     def update_begins(self, step: int, why_changed: Callable[[], str]) -> None:
         """An update is about to be queued.
 
-        Args:
-            step: the newest commit.
-            why_changed: what is not as of this commit any more, as text.
+        ``why_changed``: what is not as of this commit any more, as text.
         """
         self._place = None
         if step not in self._changed:

@@ -234,9 +234,7 @@ class ModulePiece:
     def restore_alike(self, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
         """Put back what is there already; the script has yet to make the rest.
 
-        Args:
-            tensors: the saved ones, of this piece and others.
-            like: this piece's, without data.
+        ``tensors``: the saved ones, of this piece and others.
         """
         for name, parameter in self.tensors().items():
             then = like.get(name)

@@ -244,9 +244,7 @@ class PrivateState:
     def settle(self, step: int, position: Position) -> bool:
         """Only the commit is missing: write all as it will be then.
 
-        Args:
-            step: the one under way.
-            position: where in the data it will be committed.
+        ``position``: where in the data it will be committed.
 
         Returns:
             Whether it is so already.

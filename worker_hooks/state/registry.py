@@ -180,10 +180,6 @@ def is_told_by_tensors(piece: Piece) -> bool:
 def boxes_of(piece: Piece, value: Json) -> dict[str, Box]:
     """Of a piece's tensors that are this rank's part of a distributed one: which part.
 
-    Args:
-        piece: one that is registered.
-        value: its state as JSON.
-
     Raises:
         TypeError: such a part cannot be saved.
     """

@@ -136,10 +136,7 @@ def replica_of(
 def rest_of(replica: Replica, pieces: Sequence[Piece], without: Collection[str]) -> Replica:
     """The part of a rank's state that it holds with other ranks than the rest.
 
-    Args:
-        replica: all of it.
-        pieces: what was registered.
-        without: names of tensors that belong to other parts, as ranks compare them.
+    ``without``: names of tensors that belong to other parts, as ranks compare them.
     """
     label_of = labels(pieces)
     return replica.only(

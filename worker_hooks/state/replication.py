@@ -133,9 +133,7 @@ class Replication:
     def training_begins(self, step: int, why: str) -> None:
         """The script has made its wrappers: report at once if they took the state away.
 
-        Args:
-            step: the newest commit.
-            why: why the state cannot be saved for another reason; empty: there is none.
+        ``why``: why the state cannot be saved for another reason; empty: there is none.
         """
         if problem := self._why_not_saved() or why:
             self._report(step, {}, False, problem, "")
@@ -185,9 +183,7 @@ class Replication:
     def committed(self, step: int, *, compares: bool = True) -> None:
         """A step is complete: report it if it is one of the first, or if parts are new.
 
-        Args:
-            step: the commit.
-            compares: there are other ranks, and an agent that compares them.
+        ``compares``: there are other ranks, and an agent that compares them.
         """
         if self._resumed_rates:
             self._look_for_jumps(step)
@@ -236,10 +232,7 @@ def fingerprint(
 ) -> dict[str, str]:
     """A text for each tensor and small value, but for those that are known already.
 
-    Args:
-        pieces: of the registered state.
-        known: names to leave out.
-        access: how accelerators are to be read.
+    ``access``: how accelerators are to be read.
 
     Raises:
         TypeError: a tensor cannot be saved, such as one that became a DTensor.

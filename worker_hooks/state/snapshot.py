@@ -22,9 +22,7 @@ class UnreadableState(NamedTuple):
 def copied(value: Any, *, clone: bool = True) -> Any:
     """A copy that later changes in place do not affect.
 
-    Args:
-        value: nested containers.
-        clone: copy tensors, too; else the copy refers to the same tensors.
+    ``clone``: copy tensors, too; else the copy refers to the same tensors.
     """
     kind = value.__class__
     if kind in FIXED:

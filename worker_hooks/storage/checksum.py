@@ -147,9 +147,7 @@ def sha256(pieces: list[memoryview]) -> bytes:
 def of_file(path: Path, advance: Callable[[int], None]) -> str:
     """The checksum of a file, in hexadecimal digits.
 
-    Args:
-        path: any file.
-        advance: called with the number of bytes read since the last call.
+    ``advance``: called with the number of bytes read since the last call.
 
     Raises:
         OSError: it cannot be read.

@@ -93,12 +93,7 @@ def commit(layout: DumpLayout, manifest: Manifest, lineage: Collection[str] = ()
     Files that the manifest does not name are removed; each rank of replica groups gets a
     ``group_info.pb``. An existing folder of the final name is
     renamed, not deleted. If another run saved that, which may resume from it, it stays as it is,
-    and the new folder gets a number.
-
-    Args:
-        layout: the folder.
-        manifest: what is in it.
-        lineage: record ids of the runs that this one resumed.
+    and the new folder gets a number. ``lineage``: record ids of the runs that this one resumed.
 
     Raises:
         OSError: nothing was completed.

@@ -118,10 +118,7 @@ def _late_states(
 ) -> Iterable[tuple[int, bytes]]:
     """Where in the payload which states of generators belong.
 
-    Args:
-        who: tells which rank did not reach which commit.
-        mine: that rank's generators.
-        peers: those of ranks that did.
+    ``who``: tells which rank did not reach which commit.
     """
     for name, one in mine.items():
         state = _state(one, [each[name] for each in peers if name in each])

@@ -396,10 +396,7 @@ def files_by_group(folder: Path, manifest: Manifest) -> list[list[tuple[Path, He
 def past(found: Manifest, known: Iterable[str] = (), own: str = "") -> tuple[str, ...]:
     """The runs whose training a run continues that resumes from this checkpoint, newest first.
 
-    Args:
-        found: the checkpoint.
-        known: more of them.
-        own: the run's own record id: it resumes from this checkpoint again.
+    ``own``: the run's own record id: it resumes from this checkpoint again.
     """
     runs = dict.fromkeys((found.record_id, *found.lineage, *known))
     return tuple(run for run in runs if run not in {"", own})[:_LINEAGE]

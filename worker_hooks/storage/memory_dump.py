@@ -37,9 +37,7 @@ class HeldDump:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         """Open the files.
 
-        Args:
-            folder: in which the manifest's files are; their maker's, or :data:`HERE`.
-            manifest: the dump's.
+        ``folder``: in which the manifest's files are; their maker's, or :data:`HERE`.
 
         Raises:
             OSError: one does not exist any more, or no descriptor is left.

@@ -59,12 +59,7 @@ def add_to(folder: Path, manifest: Manifest, advance: Callable[[int], None]) -> 
 
 
 def metadata(of_part: Mapping[str, str], manifest: Manifest | None) -> dict[str, str]:
-    """The metadata of the merged file.
-
-    Args:
-        of_part: of one of the files.
-        manifest: the checkpoint's, if it has one.
-    """
+    """The metadata of the merged file. ``manifest``: the checkpoint's, if it has one."""
     left_out = {SHARDING, "DCP_VERSION"}  # the file holds no parts any more
     facts = {}
     if manifest is not None:

@@ -438,11 +438,7 @@ def is_of_mesh(saved: SavedPlacements, like: Any) -> bool:
 
 
 def restored(part: SavedPart, like: Any) -> Tensor:
-    """A distributed tensor again.
-
-    Args:
-        part: the rank's.
-        like: a distributed tensor of the same mesh.
+    """A distributed tensor again. ``like``: a distributed tensor of the same mesh.
 
     Raises:
         ValueError: this version of torch does not know these placements.

@@ -350,9 +350,7 @@ def _header(
 def sharding(cuts: Sequence[TensorCut], entries: Sequence[Entry]) -> str:
     """Where the tensors of a file belong, as torch's reader wants it: JSON.
 
-    Args:
-        cuts: what the file has of the state.
-        entries: all tensors of the file.
+    ``cuts``: what the file has of the state.
     """
     places = {
         entry.name: {OFFSETS: [0] * len(safetensors_file.stored(entry).shape)} for entry in entries

@@ -80,14 +80,7 @@ class DataLoop:
     ) -> None:
         """Begin before the first epoch.
 
-        Args:
-            training: what callbacks are given.
-            committed: the rank's state.
-            guard: the line to the agent.
-            exit_control: asked for requests to exit.
-            callbacks: of the script.
-            observers: of a drill.
-            registered: the objects that were given to ``TrainState``, by name.
+        ``registered``: the objects that were given to ``TrainState``, by name.
         """
         self._training = training
         self._committed = committed

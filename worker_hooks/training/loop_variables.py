@@ -90,9 +90,7 @@ class LoopVariables:
     def begin_epoch(self, frame: FrameType | None, saved: SavedVariables | None = None) -> None:
         """Keep what the script makes its loaders from, until the epoch is over.
 
-        Args:
-            frame: waits for the epoch's number.
-            saved: where training continues within the epoch: as it began, this was put back.
+        ``saved``: where training continues within the epoch: as it began, this was put back.
         """
         self._before.clear()
         # first: what changes is what is not as the script sets it

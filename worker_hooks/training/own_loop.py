@@ -33,11 +33,7 @@ class OwnLoop:
         self._told: set[tuple[str, int]] = set()
 
     def begins_anew(self, frame: FrameType) -> list[str]:
-        """A step ends: what begins anew when training is entered again; each is told once.
-
-        Args:
-            frame: asks whether to exit.
-        """
+        """A step ends: what begins anew when training is entered again; each is told once."""
         loaders, self._loaders = self._loaders, None
         if loaders is not None and loaders.have_advanced():
             self._has_loader = True  # its loop is none to be named, too

@@ -48,13 +48,7 @@ class UpdateWatch:
     def __init__(
         self, optimizer: torch.optim.Optimizer, index: int, listener: UpdateListener
     ) -> None:
-        """Register the hooks.
-
-        Args:
-            optimizer: called in the main thread, or not protected.
-            index: its piece.
-            listener: told of its updates.
-        """
+        """Register the hooks. ``optimizer``: called in the main thread, or not protected."""
         self._optimizer, self._index, self._listener = optimizer, index, listener
         self._name = type(optimizer).__name__
         self._main = threading.main_thread().ident
