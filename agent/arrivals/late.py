@@ -86,8 +86,7 @@ class LateGuests:
     def close(self, farewell: Refused | None) -> None:
         """Answer nobody any more.
 
-        Args:
-            farewell: for the spare nodes; ``None``: they are to ask once more.
+        ``farewell``: for the spare nodes; ``None``: they are to ask once more.
         """
         self._loop.remove_reader(self._listener)
         for guest in tuple(self._spares):

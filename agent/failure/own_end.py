@@ -23,8 +23,7 @@ def own_end(line: str) -> str:
 def own_end_in(log: str) -> str:
     """The same of a log, cut to what messages quote.
 
-    Args:
-        log: the file that the process wrote its errors to; empty: it has none.
+    ``log``: the file that the process wrote its errors to; empty: it has none.
     """
     if not log:
         return ""

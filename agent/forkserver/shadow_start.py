@@ -14,8 +14,7 @@ TORCH = "torch"
 def begin(root: str) -> None:
     """Make shadows, if this worker is to: now, or once torch has been imported.
 
-    Args:
-        root: the folder of our packages, which is not on the script's path.
+    ``root``: the folder of our packages, which is not on the script's path.
     """
     every = os.environ.get(SHADOWS, "")
     if not every or os.environ.get(HOOKS) is None:

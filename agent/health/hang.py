@@ -147,10 +147,7 @@ class HangDetector:
     ) -> None:
         """Only take in observations of the ranks that train.
 
-        Args:
-            seen: one a rank.
-            now_s: monotonic.
-            others: the ranks that do not train any more.
+        ``now_s``: monotonic. ``others``: the ranks that do not train any more.
         """
         self._have_left = others.are_there
         are_stopped = all(each.state == STOPPED for each in seen)

@@ -39,11 +39,7 @@ class UpdateClearances:
     ) -> None:
         """No rank waits for anything before :meth:`open`.
 
-        Args:
-            links: to all ranks.
-            ranks: how many there are in the job.
-            here: those of this node.
-            journal: what is written about the run.
+        ``ranks``: how many there are in the job. ``journal``: what is written about the run.
         """
         self._links = links
         self._count = ranks

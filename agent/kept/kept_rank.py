@@ -32,9 +32,7 @@ class KeptRank:
     def __init__(self, keeper: int, board: int) -> None:
         """Open the memory.
 
-        Args:
-            keeper: the process id of the keeper.
-            board: the address of the rank's board.
+        ``keeper``: the process id of the keeper. ``board``: the address of the rank's board.
 
         Raises:
             OSError: there is no such process, or its memory may not be read.

@@ -68,8 +68,7 @@ class JobToken:
     def make(self, patience_s: float = PATIENCE_S) -> None:
         """Make one, if it is for the nodes to do so and they share the folder: this is node 0.
 
-        Args:
-            patience_s: until another node must have shown that it sees the folder.
+        ``patience_s``: until another node must have shown that it sees the folder.
         """
         if self._folder is None or self.read():  # that of a node 0 that was killed
             return

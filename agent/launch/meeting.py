@@ -367,10 +367,7 @@ def join_one(
 ) -> Met:
     """Take part in the job whose nodes meet at its MASTER_ADDR: this is none of them yet.
 
-    Args:
-        side: this node's.
-        started: its forkserver is at work already.
-        is_once: whether to dial only once.
+    ``started``: its forkserver is at work already. ``is_once``: whether to dial only once.
 
     Raises:
         UsageError: the request is wrong.

@@ -66,9 +66,7 @@ class Search:
     def look(self, doors: Doors, now_s: float) -> int | None:
         """The node to join, :data:`LEAD`, or ``None``: look again.
 
-        Args:
-            doors: what came of knocking at the candidates'.
-            now_s: monotonic.
+        ``doors``: what came of knocking at the candidates'. ``now_s``: monotonic.
 
         Raises:
             AloneError: this node does not go on alone.

@@ -72,9 +72,7 @@ def listen_in_reserve(host: str) -> socket.socket | None:
     """Where another node than the first could be found if it had to take the first one's part.
 
     A free port: who listens at the one where the nodes meet is taken for the first node.
-
-    Args:
-        host: the first node's; one that is this machine alone's is not left.
+    ``host``: the first node's; one that is this machine alone's is not left.
     """
     with contextlib.suppress(OSError):
         if host == "localhost" or is_loopback(host):

@@ -31,12 +31,7 @@ def prune(
 ) -> bool:
     """Delete the oldest checkpoints of a folder, and the remains of earlier deletions.
 
-    Args:
-        folder: holds the checkpoints.
-        items: what it holds.
-        rule: what stays.
-        is_dry: only print what would be deleted.
-        is_sure: do not ask.
+    ``is_dry``: only print what would be deleted. ``is_sure``: do not ask.
 
     Returns:
         False if no checkpoint is complete, so that nothing may be deleted.

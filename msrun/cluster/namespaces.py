@@ -34,8 +34,7 @@ WAYS_OUT = (
 def refusal(path: str = PATH) -> str:
     """Why no cluster can be made here and what to do, in a sentence; empty: one can be.
 
-    Args:
-        path: where the programs are looked for.
+    ``path``: where the programs are looked for.
     """
     missing = [name for name in NEEDED if not shutil.which(name, path=path)]
     if missing:

@@ -291,8 +291,7 @@ class FitProtection:
     def note_results(self, *, is_commit: bool) -> None:
         """Keep the sums of what the script logs in this epoch, which are each rank's own.
 
-        Args:
-            is_commit: the batch is over: what was logged behind backward is not known yet.
+        ``is_commit``: the batch is over: what was logged behind backward is not known yet.
         """
         results = self._epoch_loop._results  # noqa: SLF001
         present = [each for each in results.values() if not each.has_reset]

@@ -87,8 +87,7 @@ class AuditSchedule:
     def places(self, names: Iterable[str]) -> dict[str, float]:
         """What to look at in the step that begins: names of tensors, and a place in each.
 
-        Args:
-            names: of all tensors that may be looked at.
+        ``names``: of all tensors that may be looked at.
         """
         cost_s = LOOKS * self._tensor_s
         there = set(names)

@@ -138,8 +138,7 @@ class ChangeObserver:
     def begin(self, share: float) -> None:
         """From now on copy what changes elsewhere, and audit within this share of the time.
 
-        Args:
-            share: 0: no audit; what versions do not show is not noticed.
+        ``share``: 0: no audit; what versions do not show is not noticed.
         """
         if not self._is_begun:
             is_known = self._is_audited

@@ -115,8 +115,7 @@ class AsyncWriter:
     def wait(self, check: Callable[[], None] = lambda: None) -> WrittenParts | None:
         """Wait for the result of the order; ``None``: there is no order.
 
-        Args:
-            check: called regularly; if it raises, the wait ends and the order stays.
+        ``check``: called regularly; if it raises, the wait ends and the order stays.
 
         Raises:
             CheckpointError: the checkpoint could not be saved.

@@ -40,9 +40,7 @@ class WrittenParts(NamedTuple):
 def finalize(order: SaveOrder, advance: Advance) -> WrittenParts:
     """Complete the checkpoint that all ranks write their parts of.
 
-    Args:
-        order: rank 0's.
-        advance: called on progress, and while other ranks are awaited.
+    ``order``: rank 0's. ``advance``: called on progress, and while other ranks are awaited.
 
     Raises:
         CheckpointError: it cannot be completed; what was written is removed.

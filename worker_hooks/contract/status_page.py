@@ -436,11 +436,7 @@ class Page:
     ) -> bytes | None:
         """The bytes that a device has written, as of a commit, or of the step in progress.
 
-        Args:
-            step: of either.
-            is_commit: which of the two.
-            start: the first byte that is wanted.
-            stop: the byte behind the last one.
+        ``start``: the first byte that is wanted. ``stop``: the byte behind the last one.
 
         Returns:
             ``None``: the device has not come to it, or has gone on.

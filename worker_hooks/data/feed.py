@@ -190,8 +190,7 @@ class Feed:
     def restore_others(self, begun: Collection[str]) -> None:
         """Let those loaders, and no others, have their workers; no random number is drawn.
 
-        Args:
-            begun: what :meth:`begun` returned at the commit that training continues from.
+        ``begun``: what :meth:`begun` returned at the commit that training continues from.
         """
         for name, loader in self._others.items():
             iterator: Any = loader._iterator  # noqa: SLF001
@@ -206,8 +205,7 @@ class Feed:
     def begin(self, epoch: int | None) -> None:
         """Begin an epoch: tell the samplers, and keep the randomness with which it begins.
 
-        Args:
-            epoch: as the script counts; ``None``: the script has told the samplers itself.
+        ``epoch``: as the script counts; ``None``: the script has told the samplers itself.
         """
         self._prepare()
         for thing in {id(part): part for part in parts_of(self._loader).values()}.values():

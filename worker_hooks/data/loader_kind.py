@@ -79,10 +79,7 @@ def other_loaders(owners: Mapping[str, object]) -> dict[str, object]:
     """The parts of the loaders that a script holds.
 
     While one loader hands out batches, the generators of the others stay as they are: a new process
-    must have them, too.
-
-    Args:
-        owners: what has the script's variables as attributes, by a prefix.
+    must have them, too. ``owners``: what has the script's variables as attributes, by a prefix.
     """
     return {
         f"{name}.{part}": each

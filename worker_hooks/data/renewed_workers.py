@@ -61,8 +61,7 @@ _guarded_by = ""
 def watch(guarded_by: str) -> None:
     """See iterators with workers from now on.
 
-    Args:
-        guarded_by: the module of scripts whose loaders are not looked at.
+    ``guarded_by``: the module of scripts whose loaders are not looked at.
     """
     global _constructor, _guarded_by
     kind = getattr(dataloader, "_MultiProcessingDataLoaderIter", None)

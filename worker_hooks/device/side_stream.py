@@ -83,8 +83,7 @@ class SideStream:
     def sums(self, table: torch.Tensor) -> torch.Tensor | None:
         """The sums of the rows of a table of int64, and behind them those of its columns.
 
-        Args:
-            table: in memory of the device that holds what is to be read.
+        ``table``: in memory of the device that holds what is to be read.
 
         Returns:
             A copy of them in host memory; ``None``: they do not come.

@@ -71,8 +71,7 @@ class DeviceTimeline:
     def __init__(self, leave: Callable[[], tuple[Mark, ...]]) -> None:
         """Nothing is queued.
 
-        Args:
-            leave: puts a mark at the end of each device's queue; does not wait.
+        ``leave``: puts a mark at the end of each device's queue; does not wait.
         """
         self._leave = leave
         # replaced as a whole, so that the listener reads one that is consistent
@@ -96,8 +95,7 @@ class DeviceTimeline:
     def begin_update(self, step: int) -> None:
         """An update of the step under way is about to be queued.
 
-        Args:
-            step: the number that it will be committed under.
+        ``step``: the number that it will be committed under.
         """
         entries = self._entries
         if entries and entries[-1].kind is MarkKind.END:  # the step's next optimizer: torn again
@@ -159,8 +157,7 @@ class DeviceTimeline:
     def is_busy(self, wait: Callable[[], None]) -> bool:
         """Whether devices have yet to do what was queued before this call.
 
-        Args:
-            wait: waits for what is queued on a device that waits for nobody.
+        ``wait``: waits for what is queued on a device that waits for nobody.
 
         Raises:
             DeviceFailedError: a device does nothing more.

@@ -40,9 +40,7 @@ def why_peers_end_it(environ: Mapping[str, str]) -> str:
     """Why torch's watchdog may act on a peer's death before msrun, and what helps, as text.
 
     Empty: it does not, or there is none.
-
-    Args:
-        environ: of this process; a group was made with it, or will be.
+    ``environ``: of this process; a group was made with it, or will be.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or accelerator.type != "cuda":  # ROCm's name, too
@@ -85,8 +83,7 @@ def await_abort(aborting: threading.Thread | None, within_s: float = ABORT_S) ->
 def abort_together(backends: Sequence[Any]) -> None:
     """Abort these, as one group where they can; errors are ignored: such a one is broken already.
 
-    Args:
-        backends: torch's, the group that was made last first.
+    ``backends``: torch's, the group that was made last first.
     """
     with contextlib.ExitStack() as groups:
         kinds = {type(each): each for each in backends if hasattr(each, "_group_start")}

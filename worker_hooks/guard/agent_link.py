@@ -28,8 +28,7 @@ class AgentLink:
     def __init__(self, name: str) -> None:
         """Connect to the agent's socket.
 
-        Args:
-            name: in Linux's abstract namespace, without the leading NUL.
+        ``name``: in Linux's abstract namespace, without the leading NUL.
 
         Raises:
             OSError: no agent listens there.

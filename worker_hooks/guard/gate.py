@@ -91,11 +91,7 @@ class Gate:
     )
 
     def __init__(self, step: Callable[[], int] = lambda: 0) -> None:
-        """Open.
-
-        Args:
-            step: the newest commit; called by either thread.
-        """
+        """Open. ``step``: the newest commit; called by either thread."""
         self._step = step
         self.reset()
 
@@ -302,8 +298,7 @@ class Gate:
     def wait_until(self, is_ready: Callable[[], bool]) -> None:
         """Wait for an accelerator in front of an update; nothing is torn meanwhile.
 
-        Args:
-            is_ready: whether the wait is over; never waits itself.
+        ``is_ready``: whether the wait is over; never waits itself.
 
         Raises:
             EjectedError: the main thread must return from the training function.
@@ -470,8 +465,7 @@ class Gate:
     def end_copy(self, step: int | None = None) -> bool:
         """The copy is done, or given up: updates may begin. Any thread may call this.
 
-        Args:
-            step: the one that was copied, if any.
+        ``step``: the one that was copied, if any.
 
         Returns:
             Whether no other step was committed meanwhile.

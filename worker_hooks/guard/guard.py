@@ -266,8 +266,7 @@ class Guard:
     def promise_nothing(self, why: str) -> None:
         """As :meth:`distrust`, for a reason that shows at the first commit, and have msrun say so.
 
-        Args:
-            why: empty: there is no reason.
+        ``why``: empty: there is no reason.
 
         Raises:
             SystemExit: the script is not to train so, because of ``--strict``, exit code 2.

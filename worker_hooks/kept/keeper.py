@@ -42,10 +42,7 @@ _NUMBER, _SYSCALL = b"\xb8", b"\x0f\x05"  # mov eax, 32 bits; syscall
 
 
 def start_keeper(agent: int) -> int:
-    """Start one; its process id.
-
-    Args:
-        agent: the process id of who may read the memory.
+    """Start one; its process id. ``agent``: the process id of who may read the memory.
 
     Raises:
         OSError: the kernel, or its policy, does not allow it.

@@ -34,11 +34,7 @@ class _Read(NamedTuple):
 def read_into(memory: memoryview, address: int, runs: Iterable[Run], *, is_new: bool) -> int:
     """Fill memory by parts of files.
 
-    Args:
-        memory: to be filled.
-        address: of the memory.
-        runs: where its bytes are, in order.
-        is_new: nothing has used the memory before.
+    ``runs``: where its bytes are, in order. ``is_new``: nothing has used the memory before.
 
     Returns:
         How many bytes there were.

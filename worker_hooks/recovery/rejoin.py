@@ -83,8 +83,7 @@ class Membership:
     def leave(self, users: Sequence[ref[Any]]) -> tuple[Rejoin, bool]:
         """Leave the broken groups, as the agent ordered; the training function was left.
 
-        Args:
-            users: DDPs that were made with these groups.
+        ``users``: DDPs that were made with these groups.
 
         Returns:
             The order, and whether an update was under way.

@@ -42,8 +42,7 @@ class Randomness:
     def __init__(self, streams: Mapping[str, Stream] | None = None) -> None:
         """Find the present generators, without initialising a device.
 
-        Args:
-            streams: generators by name, instead of the process's own.
+        ``streams``: generators by name, instead of the process's own.
         """
         self._is_global = streams is None
         self._streams = process_streams() if streams is None else dict(streams)
@@ -178,8 +177,7 @@ def process_streams() -> dict[str, Stream]:
 def private_streams(owners: Mapping[str, object]) -> dict[str, Stream]:
     """The generators among the attributes of some objects, each once.
 
-    Args:
-        owners: the objects, by the prefix of their generators' names; may be ``None``.
+    ``owners``: the objects, by the prefix of their generators' names; may be ``None``.
     """
     streams: dict[str, Stream] = {}
     seen = {id(torch.default_generator), id(random.getstate.__self__)}  # type: ignore[attr-defined]

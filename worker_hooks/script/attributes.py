@@ -108,11 +108,7 @@ class Assigned(NamedTuple):
 
 
 def read(sources: Iterable[tuple[str, str]]) -> Assigned:
-    """Read sources.
-
-    Args:
-        sources: by names of modules; one that is not Python is left out.
-    """
+    """Read sources. ``sources``: by names of modules; one that is not Python is left out."""
     reader = _Reader()
     for module, text in sources:
         try:

@@ -126,8 +126,7 @@ class ScriptValues:
     def find(self, entry: Callable[..., Any] | FrameType | None) -> None:
         """Find the script's variables; from now on those that change are kept.
 
-        Args:
-            entry: the training function, or the frame in which the script trains.
+        ``entry``: the training function, or the frame in which the script trains.
         """
         self.is_found, self._entry = True, entry
         self.findings = source.look_at(entry)
@@ -166,8 +165,7 @@ class ScriptValues:
     def changes_of_data(self, *, is_first: bool) -> list[str]:
         """Sentences on what changes and begins anew: samplers and data sets, growing containers.
 
-        Args:
-            is_first: this is the first step of a loop.
+        ``is_first``: this is the first step of a loop.
         """
         grown = [GROWS.format(name) for name in self._grown]
         grown += [ITERATES.format(name) for name in self._advancing]

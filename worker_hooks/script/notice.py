@@ -18,8 +18,7 @@ MOST = 6  # variables in one sentence
 def sentences(named: Sequence[Named]) -> Iterator[tuple[str, bool]]:
     """Sentences for people, and whether weights may depend on it: then ``--strict`` refuses.
 
-    Args:
-        named: variables that the training loop carries and nothing keeps.
+    ``named``: variables that the training loop carries and nothing keeps.
     """
     printed = [each for each in named if each.is_only_printed]
     if printed:

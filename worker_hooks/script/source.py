@@ -63,8 +63,7 @@ class _Part(NamedTuple):
 def look_at(entry: Callable[..., Any] | FrameType | None) -> SourceFindings:
     """Find what loops carry, in the training function and in what it calls.
 
-    Args:
-        entry: the training function, or the frame in which the script trains.
+    ``entry``: the training function, or the frame in which the script trains.
 
     Returns:
         Nothing if the source cannot be read.

@@ -147,8 +147,7 @@ class Unregistered:
     def committed(self, is_kept: Callable[[str], bool]) -> list[str]:
         """A step is committed; sentences on what has changed, each once.
 
-        Args:
-            is_kept: tells for the name of a variable whether its value is saved.
+        ``is_kept``: tells for the name of a variable whether its value is saved.
         """
         self._commits += 1
         is_due = not self._commits & (self._commits - 1)

@@ -134,8 +134,7 @@ class Variable:
     def look(self, excluded: Collection[int] = ()) -> bool:
         """Whether it has changed since it was seen last.
 
-        Args:
-            excluded: the ids of objects that are saved otherwise.
+        ``excluded``: the ids of objects that are saved otherwise.
 
         Raises:
             TypeError: it cannot be saved.
@@ -386,8 +385,7 @@ class DataObject:
     def changed(self, *, is_first: bool) -> list[str]:
         """Full names of the plain attributes that have changed since the last call.
 
-        Args:
-            is_first: of a loop; what the script has set before it is no change.
+        ``is_first``: of a loop; what the script has set before it is no change.
         """
         tag = 0 if self._version is None else self._version.value
         if tag and tag == self._tag:

@@ -36,9 +36,7 @@ def let_go(others: Collection[int] = ()) -> None:
     """Point each connection at nothing without telling its peer: it is the process's.
 
     Otherwise the peers of a process that dies would not notice, as its copy has it open still.
-
-    Args:
-        others: pipes that are such connections, too.
+    ``others``: pipes that are such connections, too.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for fd in map(int, os.listdir("/proc/self/fd")):

@@ -148,8 +148,7 @@ class CommittedState:
     def has_new_structure(self, *, is_committed: bool) -> bool:
         """Whether something has other parameters, modules or groups than when this was asked last.
 
-        Args:
-            is_committed: this is asked right behind a commit, which has looked for them.
+        ``is_committed``: this is asked right behind a commit, which has looked for them.
         """
         if not is_committed:
             live_tensors(self.pieces)
@@ -235,8 +234,7 @@ class CommittedState:
     def leave_loop(self, wait: Callable[[], object]) -> None:
         """A loop is over; its last step is committed.
 
-        Args:
-            wait: waits while this rank's state may be read.
+        ``wait``: waits while this rank's state may be read.
         """
         if self._commit is None:
             return

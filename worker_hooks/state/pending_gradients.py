@@ -38,8 +38,7 @@ class PendingGradients:
     def committed(self, updates: Sequence[int]) -> None:
         """A commit: find gradients that are left.
 
-        Args:
-            updates: of each piece, how many its optimizer has made in the step.
+        ``updates``: of each piece, how many its optimizer has made in the step.
         """
         self.why = ""
         for index in self._trained:

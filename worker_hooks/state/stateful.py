@@ -76,8 +76,7 @@ class ObjectPiece:
     def small(self, title: str) -> tuple[Json, dict[str, Tensor]] | None:
         """The present state as JSON and tensors; ``None``: these are large, or not in host memory.
 
-        Args:
-            title: what the names of the tensors begin with.
+        ``title``: what the names of the tensors begin with.
 
         Raises:
             TypeError: something cannot be saved without pickle.

@@ -38,8 +38,7 @@ class Blocks:
     def __init__(self, sink: Callable[[list[memoryview]], None] | None = None) -> None:
         """Begin.
 
-        Args:
-            sink: called with each block, a list of its pieces, by the thread that adds.
+        ``sink``: called with each block, a list of its pieces, by the thread that adds.
         """
         self.nbytes = 0  # of the stream so far
         self._sink = sink

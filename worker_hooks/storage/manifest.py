@@ -164,8 +164,7 @@ def is_in_memory(path: Path) -> bool:
 def read(place: Path) -> Manifest:
     """The manifest of a checkpoint; whether the files fit it is not checked.
 
-    Args:
-        place: the folder; of a checkpoint in memory the manifest itself.
+    ``place``: the folder; of a checkpoint in memory the manifest itself.
 
     Raises:
         ValueError: there is none, or it is not one of ours; the message says which.

@@ -63,8 +63,7 @@ def add_tensor(
 def side_streams(tensors: Iterable[torch.Tensor]) -> dict[torch.device, SideStream]:
     """One for each accelerator that has tensors to be summed up. Training must have begun there.
 
-    Args:
-        tensors: those that will be read, or others as large.
+    ``tensors``: those that will be read, or others as large.
     """
     largest: dict[torch.device, torch.Tensor] = {}
     for tensor in tensors:

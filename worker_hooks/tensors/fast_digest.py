@@ -76,8 +76,7 @@ class FastDigest:
     def digest(self, seed: str) -> str:
         """The text that replicas compare.
 
-        Args:
-            seed: hexadecimal sha256 of what the sums do not cover.
+        ``seed``: hexadecimal sha256 of what the sums do not cover.
         """
         return f"quick-{seed[:24]}-{self._found:08x}-{self._found_columns:08x}"
 

@@ -23,11 +23,7 @@ class Reader:
     """Reads tensors of one device or several; nobody may change them meanwhile."""
 
     def __init__(self, access: DeviceAccess = HOST) -> None:
-        """Begin.
-
-        Args:
-            access: how accelerators are to be read.
-        """
+        """Begin. ``access``: how accelerators are to be read."""
         self._access = access
         self._is_there: dict[torch.device, bool] = {}
         self._streams: dict[torch.device, torch.Stream] = {}

@@ -254,8 +254,7 @@ class DataLoop:
     def end(self, *, is_again: bool) -> None:
         """Make the end of training a commit; no step follows it.
 
-        Args:
-            is_again: training had ended before; what the script changed since is no step.
+        ``is_again``: training had ended before; what the script changed since is no step.
         """
         point, self._resume_point = self._resume_point, None
         is_due = self.tracker.has_updated or (not is_again and self._committed.is_touched())
@@ -456,8 +455,7 @@ class DataLoop:
     def _say_unprotected(self, sentences: Iterable[tuple[str, bool]]) -> None:
         """Have msrun say what cannot be restored.
 
-        Args:
-            sentences: and whether weights may depend on it.
+        ``sentences``: and whether weights may depend on it.
 
         Raises:
             SystemExit: the script is refused, because of --strict; not after the first commit.

@@ -23,8 +23,7 @@ class OwnLoop:
     def __init__(self, is_ignored: Callable[[str], bool]) -> None:
         """The first step begins.
 
-        Args:
-            is_ignored: whether the script has said that a name does not matter.
+        ``is_ignored``: whether the script has said that a name does not matter.
         """
         self._is_ignored = is_ignored
         self._loaders: UnfedLoaders | None = UnfedLoaders()

@@ -107,8 +107,7 @@ def _first_uses(instructions: Iterable[dis.Instruction]) -> tuple[set[str], set[
 def consumers(frame: FrameType) -> list[Any]:
     """What asks this generator for its items: objects of Python's own that keep a count.
 
-    Args:
-        frame: of the generator, which has just been asked for its first item.
+    ``frame``: of the generator, which has just been asked for its first item.
     """
     chain = {id(each) for each in _generators(frame)}
 

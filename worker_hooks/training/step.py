@@ -136,9 +136,7 @@ class StepTracker:
         alone, and would count other steps than its peers; that belongs to the step that follows,
         unless it is the update that a whole loop was for. And while gradients wait for an
         optimizer, a commit would lose them at a resume.
-
-        Args:
-            is_between: a loop is over, and the next has yet to hand out a batch.
+        ``is_between``: a loop is over, and the next has yet to hand out a batch.
         """
         if self.has_updated:
             return True

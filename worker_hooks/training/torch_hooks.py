@@ -66,10 +66,7 @@ def is_left_regularly(frame: FrameType | None) -> bool:
     """Whether a loop's iterator is dropped by ``break`` or ``return``, not by an exception.
 
     In both cases its generator is closed. But an exception leaves its frame at the instruction that
-    raised it.
-
-    Args:
-        frame: where the iterator is dropped. Generators around it are skipped.
+    raised it. ``frame``: where the iterator is dropped. Generators around it are skipped.
     """
     while frame is not None:
         if frame.f_code.co_code[frame.f_lasti] in _DROPS:
