@@ -23,7 +23,6 @@ def after(
     Args:
         account: the one before it.
         before: the job before it.
-        event: what happened.
         decision: the job after it, and what is done.
         now_s: monotonic.
         at: the same moment in seconds since the epoch.

@@ -40,12 +40,9 @@ class LateGuests:
         """Take the parts; nobody is answered before :meth:`attach`.
 
         Args:
-            listener: where nodes meet.
-            version: this msrun's.
             token: the job's; empty: none.
             judge: decides about a node at an address that has proved to belong to the job.
             admitted: takes the line to a node that has got a place, and its rank.
-            security: of the connections.
         """
         self._security = security
         listener.setblocking(False)

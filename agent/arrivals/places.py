@@ -56,7 +56,6 @@ class LostPlaces:
 
         Args:
             facts: of all nodes, by their ranks.
-            nproc: its workers.
             name: of its worker; one that was started again has its own place before another's.
             node_rank: the only place that it takes, if that is given.
         """
@@ -84,9 +83,7 @@ def relation(survived: SurvivedStep, jobs: Iterable[str], program: str, newest: 
     """What such a node is.
 
     Args:
-        survived: what it says.
         jobs: this job, and those that it resumed.
-        program: this job's.
         newest: the newest step that a rank of it has committed.
     """
     if survived.job in {*jobs}:

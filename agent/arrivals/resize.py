@@ -57,9 +57,7 @@ class Resize:
 
         Args:
             is_done: it has come to its end.
-            is_saved: its newest step is.
             asked: the first reason why it was asked to exit; empty: it was not.
-            is_stopped_by_signal: somebody has stopped it.
         """
         is_ours = asked in {"", self.request}
         is_to_end = is_done or is_stopped_by_signal

@@ -55,7 +55,6 @@ class MemorySender:
         Args:
             call_soon: the loop's method that another thread may call.
             progressed: takes the dump's id as bytes leave.
-            security: of connections between nodes.
         """
         self._security = security
         self._call_soon = call_soon
@@ -74,8 +73,6 @@ class MemorySender:
         """Begin; what to order these nodes.
 
         Args:
-            dump_id: of the checkpoint.
-            path: its manifest's.
             manifest: its files are descriptors of this process.
             done: takes why it failed once all nodes have answered; empty: all have it.
             nodes: that are to have it, with their ranks.
@@ -190,8 +187,6 @@ class MemoryKeeper:
         Args:
             host: address of the controller's node.
             call_soon: the loop's method that another thread may call.
-            tell: tells the controller's node.
-            security: of connections between nodes.
         """
         self._security = security
         self._host = host
@@ -273,7 +268,6 @@ class MemoryInboxes:
             progressed: takes the dump's id as bytes come.
             taken: takes the dump's id, the path of a file in memory here, and the descriptor of one
                 in its place.
-            security: of connections between nodes.
         """
         self._security = security
         self._call_soon = call_soon
@@ -332,7 +326,6 @@ class MemoryGiver:
 
         Args:
             host: address of the controller's node.
-            security: of connections between nodes.
         """
         self._host = host
         self._security = security
@@ -371,7 +364,6 @@ class MemoryGiver:
         """Whether a rank has written for the controller's node; then it goes there, in a thread.
 
         Args:
-            written: as the rank says.
             call_soon: the loop's method that another thread may call.
             tell: takes the same once the controller's node has all of it, or why it has not.
         """

@@ -39,7 +39,6 @@ class Replies:
 
         Args:
             links: carry the orders; a rank that sends an impossible answer is dropped.
-            post: decides on an event.
             note: takes the reason why a place failed.
         """
         self._links = links

@@ -92,7 +92,6 @@ class Target(Protocol):
 
         Args:
             shard: all but its size and checksum; the place may give it another name.
-            head: the safetensors header.
             chunks: the tensors' bytes.
             advance: called as the file grows.
 

@@ -101,7 +101,6 @@ def gather(end: WorkerEnd, oom_kills: int = 0, oom_elsewhere: int = 0) -> Eviden
     """Read what ``end`` left; never raises.
 
     Args:
-        end: the worker's end.
         oom_kills: how far the kernel's counter rose during this attempt.
         oom_elsewhere: how far it rose for other cgroups of this machine.
     """

@@ -36,7 +36,6 @@ class PostMortem:
         """Nothing is examined yet.
 
         Args:
-            facts: of the run.
             counters: the kernel's counters when it began.
             xids: what NVIDIA's driver reported since then.
         """
@@ -132,7 +131,6 @@ class PostMortem:
         Args:
             reason: the controller's; reported if no process failed by itself.
             environ: of msrun; under another launcher its error file is written, too.
-            journal: gets both.
             closing: what is saved of the job; ``None``: there was nothing to save.
         """
         if self._report is None:

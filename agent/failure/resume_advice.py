@@ -62,8 +62,6 @@ def resume_advice(
     Args:
         saved: the checkpoint folder that is known to be the newest, if any.
         lost: why the newest step is not in it, as text.
-        record: of the run.
-        environ: msrun's environment.
         is_away: the command was typed in another folder than the run's.
         gave_up: why restarts were left unused, as text.
         not_replaced: why ranks were not replaced that could have been, as text.

@@ -33,7 +33,6 @@ def fork_adopted(count: int, introduce: Callable[[int], None]) -> int | tuple[Ad
     """Fork ``count`` processes: return the results here, and in each child its index.
 
     Args:
-        count: how many.
         introduce: called in each child with its index; it waits until the child is the agent's,
             and tells the agent, or does not return.
     """

@@ -32,7 +32,6 @@ def serve(fd: int, host: str, port: int) -> None:
     Args:
         fd: a listening socket; connections may be waiting.
         host: the address the socket is bound to.
-        port: its port.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public by its docs
 

@@ -78,11 +78,7 @@ class HealthMonitor:
 
         Args:
             hang_s: a rank without progress for so long hangs; 0: never; ``None``: by its pace.
-            pages: the ranks' status pages.
-            links: to the ranks.
-            processes: the ranks'.
             worker: a rank's, in the present attempt.
-            services: of the agent.
         """
         self._hang_s = hang_s
         self._pages = pages

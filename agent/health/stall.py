@@ -107,7 +107,6 @@ def observe(before: Stall | None, seen: Observation, now_s: float, from_s: float
     Args:
         before: as of the look before; ``None``: there was none.
         seen: the observation of this look.
-        now_s: its time.
         from_s: nothing before this time counts.
     """
     since_s = max(from_s, seen.beat.at_ns * NS)

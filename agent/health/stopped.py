@@ -42,12 +42,9 @@ class StoppedRanks:
         """Watch nothing yet.
 
         Args:
-            ranks: of all nodes.
-            processes: theirs.
             worker: a rank's, in the present attempt.
             finished: ranks that may exit, because their training is over; it changes.
             wake: sends SIGCONT to a rank.
-            services: of the agent.
         """
         self._ranks = tuple(ranks)
         self._processes = processes

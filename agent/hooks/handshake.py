@@ -47,9 +47,7 @@ class Handshake:
             spec: the times that ranks have to know.
             record_id: the run's: a restart resumes unasked from what the run itself saved.
             fallback: where dumps go when the script's folder cannot be written.
-            links: carry the answers.
             kept: remembers where the run saves, and what it began from; does file work.
-            services: of the agent.
         """
         # what an earlier run saved after the step that this one began from is not its past
         self._own = frozenset({record_id})
@@ -79,7 +77,6 @@ class Handshake:
         """An attempt begins.
 
         Args:
-            attempt: its number.
             resume: the checkpoint that it resumes from, or empty.
             memory: where that is while it is being written; empty: it is written.
         """

@@ -86,7 +86,6 @@ class RankLinks:
         """Listen on ``loop``.
 
         Args:
-            loop: the agent's.
             heard: takes a message and the descriptors beside it, which are its own then.
             lost: takes the rank and the process of a link that the other end closed, or that had
                 to be closed.

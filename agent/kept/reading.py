@@ -33,7 +33,6 @@ class KeptReading:
             found: what dead ranks hold of the step.
             action: what to make of it.
             pages: of all ranks; they hold the private state.
-            every: all ranks.
         """
         self._found = found
         of = action.holders or (tuple(every),)

@@ -89,8 +89,6 @@ def tls_context(
     """For connections of which both sides show a certificate of the authority.
 
     Args:
-        config: where the certificates are.
-        environ: msrun's, with passwords.
         say: takes a sentence about what expires soon.
         is_server: this is the controller's node, which the others dial.
 

@@ -39,7 +39,6 @@ class JobToken:
 
         Args:
             cluster: says where the token is, or which name one has that the nodes make.
-            environ: msrun's environment.
             known: the one that they have made, if this node has been in the job.
 
         Raises:

@@ -164,9 +164,6 @@ def own_side(
     """Put it together.
 
     Args:
-        spec: the job.
-        environ: msrun's environment.
-        version: of msrun.
         say: prints one sentence for people.
         door: where this node listens; ``None``: nowhere.
         is_first: the others come to it.
@@ -249,7 +246,6 @@ def gather_all(
     """Wait for the other nodes: this is the controller's.
 
     Args:
-        side: this node's.
         timeout_s: for how long; ``None``: for ever.
         succession: this node takes the part of a lost one.
         early: its forkserver is at work.

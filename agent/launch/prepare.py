@@ -67,8 +67,6 @@ def prepare(
     """Check the request against the machine, take the port and the folder.
 
     Args:
-        spec: the job.
-        environ: msrun's environment.
         listener: where the workers meet; ``None``: at MASTER_ADDR and MASTER_PORT, on this node.
 
     Raises:

@@ -132,10 +132,6 @@ def plan_ranks(
     """The orders of one attempt, by local rank.
 
     Args:
-        spec: the job.
-        layout: its files.
-        attempt: its number.
-        inherited: msrun's environment.
         bindings: CPUs of each local rank; empty: none are bound.
         resumes: it resumes from a checkpoint.
         devices: what its ranks see, if devices are planned; empty: as at the job's start.

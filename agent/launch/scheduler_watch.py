@@ -88,7 +88,6 @@ class SchedulerWatch:
         """Begin.
 
         Args:
-            look_at: what is looked at.
             loop: on which the others are called.
             found: takes the line to it.
             too_late: takes why the ranks here cannot train on, as a sentence, and whether that is

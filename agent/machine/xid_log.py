@@ -99,7 +99,6 @@ class XidLog:
 
         Args:
             began_s: the run's start on the monotonic clock.
-            path: the kernel's log.
             knows_pids: whether pids in it are those of this process's namespace; ``None``: look.
         """
         self._began_s = began_s

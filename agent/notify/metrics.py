@@ -36,10 +36,6 @@ def families(
     """All of them, with the run's name as a label; what is not known has no sample.
 
     Args:
-        facts: of the run.
-        job: its present state.
-        workers: its ranks.
-        account: what failures cost.
         hung: ranks that have hung since the job began.
         now: seconds since the epoch.
         by_rank: with those that each rank has.

@@ -35,8 +35,6 @@ def notices(
 
     Args:
         before: the job before the decision.
-        event: what happened.
-        decision: what follows from it.
         known: the account before it.
         account: the one after it.
     """

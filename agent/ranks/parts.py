@@ -86,7 +86,6 @@ def parts_of(
     """The parts of a state.
 
     Args:
-        count: of all ranks.
         groups: ranks that hold the same of everything; none: all do.
         cuts: the names of what not all ranks hold the same, with the ranks that do.
         values: those names of which nothing can be left out, as they are no tensors.

@@ -56,7 +56,6 @@ class Shadows:
 
         Args:
             hooks: the name of the agent's socket for hooks.
-            ranks: all of the job's.
             journal: what is written about the run.
 
         Raises:
@@ -87,9 +86,7 @@ class Shadows:
         """Listen on ``loop``.
 
         Args:
-            loop: the agent's.
             answer: called once for each rank that was to be woken.
-            post: takes what happened.
             attempt: the number of the present one.
         """
         self._loop, self._answer, self._post, self._attempt = loop, answer, post, attempt

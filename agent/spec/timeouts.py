@@ -121,7 +121,6 @@ def exit_times(
     """How long a graceful exit may take until the step is saved, in seconds.
 
     Args:
-        ladder: the other times.
         grace: the time given for all requests; ``None``: none was.
         freeze: the time given for ranks to freeze.
         scheduler: the time that the cluster is said to give msrun after its signal.

@@ -74,11 +74,6 @@ class AllNodes:
         """Take the nodes; nothing is heard of the others before :meth:`attach`.
 
         Args:
-            own: the controller's node.
-            others: the others.
-            hooks: of all ranks.
-            controller: decides for all.
-            met: how they met.
             say: prints one sentence for people.
         """
         assert met.door is not None

@@ -51,16 +51,11 @@ def guarding(
     """All of them, for a whole job.
 
     Args:
-        spec: the job.
         fallback: where dumps go when the script's folder cannot be written.
-        links: to the ranks.
-        pages: the ranks' status pages.
-        processes: the ranks'.
         worker: a rank's, in the present attempt.
         finished: ranks that may exit, because their training is over; it changes.
         wake: sends SIGCONT to a rank.
         kept: remembers where the run saves, and what it began from; does file work.
-        services: shared by all.
     """
     handshake = Handshake(spec.dump, spec.saves_as, fallback, links, kept, services)
     dumps = DumpExecutor(spec, fallback, links, pages, handshake, services)

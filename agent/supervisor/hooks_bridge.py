@@ -72,9 +72,7 @@ class HooksBridge:
         """Take the parts; nothing is heard before :meth:`attach`.
 
         Args:
-            spec: the job.
             fallback: where dumps go when the script's folder cannot be written.
-            listener: where hooks connect to.
             journal: what is written about the run.
             say: prints one sentence for people.
             kept: remembers where the run saves, and what it began from; does file work.
@@ -223,7 +221,6 @@ class HooksBridge:
         """The job is in this state now.
 
         Args:
-            state: the job's.
             holders: whose state any other rank may save.
         """
         self._state = state

@@ -93,11 +93,8 @@ class HooksRelay:
         """Take the parts; nothing is heard before :meth:`attach`.
 
         Args:
-            spec: the job.
-            listener: where hooks connect to.
             journal: what is written about the run.
             kept: remembers where the run saves, for a resume that is begun on this node.
-            send: tells the controller's node.
             giver: brings it what ranks write to memory.
         """
         self._giver = giver

@@ -85,7 +85,6 @@ class JobController:
         """Take the parts; nothing begins before :meth:`begin`.
 
         Args:
-            spec: the job.
             journal: what is written about the run.
             notifier: tells programs outside of it.
             say: prints one sentence for people.

@@ -78,18 +78,15 @@ class RemoteController:
         """Take the parts; nothing is heard before :meth:`begin`.
 
         Args:
-            link: to the controller's node.
             hooks: of the ranks of this node.
             evidence: finds what ended workers left, as JSON.
             show_status: writes the state of the whole job for those who ask on this node.
             say: prints one sentence for people.
             grace_s: for ranks to exit, if the controller's node is gone.
-            host: address of that node.
             lost: called once that node is lost, with why, the newest step of a rank here, and
                 whether ranks here save their state: whether this node takes part in what follows.
             look: begins to look for that node's msrun if it has ended. ``None``: ranks do not
                 train without it.
-            security: of connections to it.
             keep: how many checkpoints stay beside one that was copied; 0: all.
         """
         self._look = look
@@ -245,7 +242,6 @@ class RemoteController:
         """The ranks cannot train on.
 
         Args:
-            why: as text.
             certain: it is not only that another worker's msrun has ended, which it may have done
                 with the training: a rank that is in no step is let alone then.
         """

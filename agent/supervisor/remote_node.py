@@ -341,7 +341,6 @@ class RemoteNode:
         """No rank is started here any more of those that wait for a node, or for the memory.
 
         Args:
-            why: as text.
             is_lost: no other node has come in the place of this one.
         """
         waiting, self._waiting = self._waiting, None
@@ -355,7 +354,6 @@ class RemoteNode:
         """The node is lost, and with it its ranks.
 
         Args:
-            why: as text.
             say: prints one sentence for people.
         """
         self.lost_why = why

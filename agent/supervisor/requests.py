@@ -26,7 +26,6 @@ class Requests:
         """Take the parts; no request is taken before :meth:`attach`, but files are watched.
 
         Args:
-            spec: the job.
             notes: the folder where ``msrun stop`` leaves its notes.
             began_s: when the run began, in seconds since the epoch.
             say: prints one sentence for people.
@@ -43,8 +42,6 @@ class Requests:
         """Listen on ``loop``.
 
         Args:
-            loop: the agent's.
-            post: decides on an event.
             attempt: the number of the present attempt.
         """
         self._loop = loop

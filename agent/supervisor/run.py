@@ -49,10 +49,6 @@ def run(
     """Run a job whose forkserver is at work to its end.
 
     Args:
-        prepared: the run.
-        ignited: its forkserver.
-        environ: msrun's environment.
-        console: where people read.
         met: the other nodes; ``None``: there are none.
     """
     if met is not None and prepared.spec.is_controlled:

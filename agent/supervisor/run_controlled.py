@@ -185,7 +185,6 @@ class NextJob:
         Args:
             loss: of the line to it.
             reached: the newest step that a rank here has committed.
-            saves: ranks here save it.
             nodes: that take part in the job; none: those that began it.
             attempt: the newest that is known here.
         """
@@ -209,7 +208,6 @@ class NextJob:
 
         Args:
             controller: as this node knew it.
-            parts: of the run.
             newest: the newest step that a rank here had committed when it ended.
         """
         if not controller.goes_on:

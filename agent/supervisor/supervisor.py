@@ -60,7 +60,6 @@ class Supervisor:
         """Take the parts; nothing starts before :meth:`run`.
 
         Args:
-            spec: the job.
             plan: the orders of an attempt, by its number, whether it resumes from a checkpoint,
                 and the devices that its ranks see.
             starter: its forkserver was started already, and imports while the agent does.
@@ -104,7 +103,6 @@ class Supervisor:
         """Act for this controller until the job is over.
 
         Args:
-            controller: who decides.
             agent: what the hooks talk to, if they are those of all nodes' ranks.
         """
         loop, self._controller = self.loop, controller

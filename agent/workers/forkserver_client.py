@@ -56,7 +56,6 @@ class ForkserverClient:
         Args:
             warmth: what it preloads; ``None``: nothing, it starts fresh interpreters.
             environ: the part of the workers' environment that is the same for all.
-            record_id: the run's.
             log: where its own output goes; ``None``: to msrun's streams.
             is_ours: fresh workers run the interpreter that runs msrun.
         """

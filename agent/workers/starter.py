@@ -72,7 +72,6 @@ class Starter:
         """Listen on ``loop``.
 
         Args:
-            loop: the agent's.
             answer: called once for every ordered worker, alive or not.
             refuse: called if workers that run can never meet.
         """

@@ -42,8 +42,6 @@ class StoreClient:
         """Take the parts.
 
         Args:
-            listener: where workers connect.
-            loop: the agent's.
             order: called when a worker has connected and there is no store host.
             give_up: called with the reason if none could be started in an attempt.
         """

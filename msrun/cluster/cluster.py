@@ -24,9 +24,7 @@ class Cluster:
         """Nothing is started yet.
 
         Args:
-            count: of nodes.
             folder: for what nodes have for themselves and what programs write; all nodes see it.
-            environ: of all programs.
             as_root: with this machine's users, for daemons that change theirs.
         """
         self.folder, self._environ, self._as_root = folder, environ, as_root

@@ -66,7 +66,6 @@ class ClusterNode:
         Args:
             index: of the node, from 0 on.
             folder: of the cluster; the node's own is in it, and other nodes see it, too.
-            environ: of its programs.
         """
         self.index, self.shared = index, folder
         self._environ = environ

@@ -112,10 +112,7 @@ class Switch:
 
         Args:
             words: its words and its environment, by the descriptor that takes the program's pid.
-            cwd: its folder.
             stdout: gets what the program writes; by default a file of its own.
-            stderr: the same.
-            stdin: its standard input.
 
         Raises:
             ClusterError: there is no program.

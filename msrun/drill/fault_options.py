@@ -55,7 +55,6 @@ def read_words(words: str, deed: str) -> FaultOrder:
     """The drill that an option describes: ``rank=3,step=50,phase=backward``.
 
     Args:
-        words: the option's value.
         deed: the option: ``kill``, ``stop``, ``graceful``, ``preempt``, ``cut`` or ``poweroff``.
 
     Raises:

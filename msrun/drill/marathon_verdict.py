@@ -144,7 +144,6 @@ def read_answers(
     """What msrun did after each strike and before the next one.
 
     Args:
-        strikes: in their order.
         events: of all runs, with wall-clock times.
         exits: of msruns before the last.
         losses: steps, each with the moment that they were begun again (monotonic).

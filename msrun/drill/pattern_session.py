@@ -27,8 +27,6 @@ def drill(names: str, number: int | None, options: DrillOptions, environ: Mappin
     Args:
         names: of patterns, with commas; or "all".
         number: of random drills; ``None``: a death in each phase of each pattern.
-        options: of the command line.
-        environ: msrun's.
 
     Returns:
         1 if any result is wrong, else 0.

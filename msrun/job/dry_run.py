@@ -65,8 +65,6 @@ def make_plan(
     """The plan of a job's first attempt.
 
     Args:
-        spec: the job.
-        environ: msrun's environment.
         bound: CPUs of each local rank; empty: none are bound.
         records_folder: where the run's record would be.
 

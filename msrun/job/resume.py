@@ -78,9 +78,7 @@ def resumed_command(
 
     Args:
         name: a run or a folder with checkpoints; empty for the newest run.
-        line: the typed command line.
         script: the script that is typed or named in a file.
-        environ: msrun's environment.
         is_requeued: the engine that ran it starts it once more: it is over, wherever it was, and
             begins anew if it came to no checkpoint.
 

@@ -17,7 +17,6 @@ def plan_devices(
     Args:
         ranks: of this node, by local rank.
         spares: how many devices are to wait for successors; 0: nothing is planned.
-        environ: msrun's environment.
         given_up: devices that failed in the runs that this one resumes.
 
     Raises:

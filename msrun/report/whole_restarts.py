@@ -28,7 +28,6 @@ def whole_restarts(
     Args:
         steps: that the incidents interrupted, counted from 1.
         start_s: from the start of the ranks until all train.
-        step_s: of one step.
     """
     found = []
     for interval in INTERVALS:

@@ -22,7 +22,6 @@ def chosen(environ: Mapping[str, str], name: str | None, command: str) -> Record
     """The run called ``name``; without a name the newest of this folder, a living one first.
 
     Args:
-        environ: msrun's environment.
         name: a run id, a record id, or its unique beginning.
         command: what the user typed before it, ``msrun status``.
 

@@ -34,7 +34,6 @@ def stop(
     """Stop the run called ``name`` and print how it ended.
 
     Args:
-        environ: msrun's environment.
         name: a run; ``None`` for the only one that is alive.
         timeout_s: how long to wait; ``None``: as long as the run's own timeouts allow.
         note: how patient the run shall be.

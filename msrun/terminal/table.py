@@ -76,8 +76,6 @@ def table(
     """A table as text, without trailing blanks.
 
     Args:
-        columns: their titles.
-        rows: cells.
         styled: the column whose cells get a colour.
         style: the colour of such a cell.
         wrapped: columns that a narrow terminal wraps first.

@@ -33,7 +33,6 @@ def top(environ: Mapping[str, str], name: str | None, interval_s: float, *, once
     """Show a run until it ends or the user quits; of an ended run print one sentence.
 
     Args:
-        environ: msrun's environment.
         name: a run; ``None`` for the newest of this folder, a living one first.
         interval_s: time from one frame to the next.
         once: only one frame, as into a pipe.

@@ -77,8 +77,6 @@ def judge(
 
     Args:
         faults: those of the drill, those of ranks first.
-        reference: the undisturbed run.
-        history: the disturbed run.
         exit_code: of its last msrun; ``None``: it was cancelled.
         departures: how each msrun ended, in order.
         left: processes that outlived the job.

@@ -30,7 +30,6 @@ class Baseline:
         """Look at them.
 
         Args:
-            tensors: by name.
             places: the tensors to look at, and for each the place of its sample; ``None``: look at
                 all of every tensor.
         """

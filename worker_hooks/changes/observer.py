@@ -295,7 +295,6 @@ class ChangeObserver:
         """A loop is over: copies of what the script may change until the next.
 
         Args:
-            held: of the newest commit.
             names: of the tensors that may be saved from copies.
             weights: of these, those that are not of optimizers.
         """

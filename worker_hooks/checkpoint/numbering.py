@@ -33,7 +33,6 @@ def choose_prefix(
     """The prefix to save under. Only rank 0 needs it.
 
     Args:
-        directory: where checkpoints are.
         prefix: the one that the user gave.
         record_id: of this run; empty without msrun.
         resumed: the folder that this training resumed from; ``None``: it began anew.

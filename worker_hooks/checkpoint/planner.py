@@ -65,7 +65,6 @@ def plan_checkpoint(
     """What a rank contributes to a checkpoint.
 
     Args:
-        committed: the rank's.
         step: the newest commit, or the next one if only the commit is missing.
         part: which part of the state, of how many; ``None``: another rank writes it.
         appended: the user's own data, as JSON.

@@ -50,7 +50,6 @@ def compare_ranks(
     Args:
         layout: of the checkpoint that all ranks are about to write.
         ranks: this rank, and how many there are.
-        texts: this rank's fingerprint.
         check: called while others are awaited; may raise, to give up.
         stall_s: how long others are awaited.
 

@@ -87,7 +87,6 @@ def bundled(
     last``.
 
     Args:
-        texts: by name.
         labels: the names to go by, of those that have others.
         most: how many there may be.
     """

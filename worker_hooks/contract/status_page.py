@@ -369,9 +369,7 @@ class Page:
 
         Args:
             step: global step, counted from 1.
-            epoch: as the script counts.
             batch: batches consumed in this epoch.
-            meta: JSON.
             fill: called with the address to which it writes the payload.
             seen: called with the same once it is written, but does not count yet: it does from
                 then on, be this done, or raise what it may.
@@ -530,8 +528,6 @@ def create(
     """Make a page in anonymous shared memory; return its file descriptor.
 
     Args:
-        rank: whose page it is.
-        attempt: the rank's present attempt.
         entries: what a record's payload holds.
         meta_bytes: room for a record's JSON.
         device_bytes: so many of a payload, at its end, are written by a device.

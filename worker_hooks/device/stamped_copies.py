@@ -125,8 +125,6 @@ class StampedCopies:
         """Copy the bytes of a step to an area of the page.
 
         Args:
-            area: of the page.
-            step: its number.
             gathered: what is always copied, in the order of the page, from its first byte.
             singles: returns what else is copied; called if a copy is possible.
             is_here: all of it is on this device; otherwise the copy waits.

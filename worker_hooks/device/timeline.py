@@ -116,7 +116,6 @@ class DeviceTimeline:
         """A step was committed; or, if nothing is queued yet, training begins at this one.
 
         Args:
-            step: its number.
             is_as_updated: nothing of the state was changed behind the update. What was queued there
                 may wait for a dead peer, such as an all-reduce of the loss for the log.
         """

@@ -57,7 +57,6 @@ def find_all(
     of it, with any wrapper of ``torch.compile`` in between.
 
     Args:
-        modules: the registered ones.
         among: all DDPs; ``None``: search all objects of the process, which takes up to 20 ms.
         is_over: include those whose process group is gone.
     """

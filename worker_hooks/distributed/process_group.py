@@ -50,7 +50,6 @@ def not_replaceable_why(
     """Why the group that exists when training begins could not be left and made again.
 
     Args:
-        env: who this process is.
         modules: returns the registered ones, to find DDPs around them.
         repeatable: how many collectives a new rank could repeat alone, by the name of their group.
 

@@ -137,9 +137,6 @@ def inspect(
     The stack of the calling listener is left out.
 
     Args:
-        rank: who answers.
-        attempt: in which attempt.
-        order: what is answered.
         is_device_busy: an accelerator has not done what was queued. After so long it waits in a
             collective, whatever call of the script waits for it: ``loss.item()``, ``print(loss)``.
     """

@@ -61,9 +61,7 @@ class FaultInjector(StepObserver):
         """Prepare.
 
         Args:
-            layout: where strikes are marked.
             faults: the rank's own, by their index.
-            attempt: the present one.
             orders: where others may appear.
             is_threaded: the process may have a thread; else the kernel sends signals in time.
         """

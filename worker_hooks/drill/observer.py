@@ -35,7 +35,6 @@ class StepObserver:
         """The callbacks' ``end`` is over.
 
         Args:
-            step: the last commit.
             digest: of the replicated state as of that commit.
             private_digest: of what the rank has for itself.
         """

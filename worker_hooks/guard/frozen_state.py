@@ -64,8 +64,6 @@ class FrozenState:
         """Save it as of the order's step.
 
         Args:
-            env: who this rank is.
-            order: what to save.
             grace_s: how long an update may take on a device that no freeze has looked at.
             advance: called with each count of bytes that are done; may raise, to give up.
 

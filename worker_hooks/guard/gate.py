@@ -443,7 +443,6 @@ class Gate:
         """Have the state copied as of this commit, before the next update.
 
         Args:
-            step: the commit.
             begin: called once by the main thread, under the gate's lock, with whether it is there;
                 then no update begins before :meth:`end_copy`. Otherwise it has passed the commit.
                 A signal that raises there may have it called again.

@@ -82,9 +82,6 @@ class Guard:
         """Prepare; :meth:`greet` connects.
 
         Args:
-            env: who this process is.
-            source: the state.
-            options: what the training wants.
             before_dump: called in the listener before the state is digested or written.
             when_agent_died: called in the listener; saves the state and ends the process.
         """

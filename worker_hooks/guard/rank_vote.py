@@ -29,8 +29,6 @@ class RankVote:
 
         Args:
             gate: waits in front of updates.
-            source: knows the newest commit.
-            peers: of this node.
             tell: tells msrun the step whose update needs nothing more of this rank; may raise
                 ``OSError``.
             say: prints a sentence for people.

@@ -72,8 +72,6 @@ def save(
 
     Args:
         source: its state does not change meanwhile.
-        env: who this rank is.
-        order: what to do.
         frozen_version: the state's version if it was torn but complete.
         advance: called with each count of bytes that are done; may raise, to give up.
 

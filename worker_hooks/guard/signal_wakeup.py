@@ -99,7 +99,6 @@ class SignalCatcher:
         """Catch them. Called in the main thread.
 
         Args:
-            numbers: the signals.
             heard: called with each signal, as Python calls a handler: in the main thread, perhaps
                 much later.
 

@@ -95,7 +95,6 @@ class StateCopier:
 
         Args:
             gate: between this and the main thread.
-            source: the state.
             send: called with each answer; never raises.
             why_not: why no step may be copied at present; empty: steps may.
         """

@@ -50,8 +50,6 @@ class UpdateClearance:
         """Take part from now on.
 
         Args:
-            board: of this node.
-            rank: which one this is.
             tell: tells msrun the step that the rank is ready to update; may raise ``OSError``.
             say: prints a sentence for people.
             is_cut: ranks hold different parts of the state.
@@ -93,7 +91,6 @@ class UpdateClearance:
         """Wait until the update of the step is cleared, if it needs that.
 
         Args:
-            step: the one under way.
             check: whether to wait no longer; called between looks, and may raise.
             is_held: whether the rank is frozen or held, which has deadlines of its own.
         """

@@ -78,7 +78,6 @@ class UpdateVote:
         """Wait until all have voted for the step, if it needs that.
 
         Args:
-            step: the one under way.
             check: whether to wait no longer; called between looks, and may raise.
             is_held: whether the rank is frozen or held, which has deadlines of its own.
         """

@@ -93,7 +93,6 @@ class StateMapper:
         """Start the keeper; nothing is noted yet.
 
         Args:
-            pieces: what was registered.
             why_unsafe: returns why no step of this training may be saved, and why none may be read
                 in live memory; empty: some may.
             say: tells people, once for each reason, why what lies there cannot be read.

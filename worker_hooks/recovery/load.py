@@ -181,8 +181,6 @@ def open_dump(folder: Path, manifest: Manifest, variants: tuple[int, ...] = (0,)
     """Open a verified dump; tensors are read when they are accessed.
 
     Args:
-        folder: the dump's.
-        manifest: the dump's.
         variants: which states, if there are several; none has anything that another one has
             differently.
 
@@ -254,8 +252,6 @@ def restore(
     """Restore the replicated state, bit for bit; nothing is changed if it does not fit.
 
     Args:
-        pieces: what is registered.
-        saved: the dump.
         is_live: large tensors are known to be as saved, and are not read.
         is_all: these are all registered pieces.
         may_follow: names of pieces that may lack something yet: of these what is there is restored.

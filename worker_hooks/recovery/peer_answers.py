@@ -52,7 +52,6 @@ def joined(
     Args:
         answers: the notes of the ranks that have written or digested, the leader's included.
         leader: the rank that completes the dump.
-        count: of all ranks.
         why_unknown: why the leader does not know who holds the same. If nobody does, all ranks must
             have answered, and hold the same.
     """

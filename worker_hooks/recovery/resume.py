@@ -134,9 +134,7 @@ def restore_replicated(
     """Restore the replicated state of a verified checkpoint.
 
     Args:
-        pieces: what is registered.
         folder: the checkpoint's; if it is in memory, the file of its manifest.
-        env: who this process is.
         live: the step that the registered tensors are whole as of, and their digest; if the
             checkpoint has the same, they are not read.
         saved_in: the folder to which a checkpoint in memory is being written, as all ranks restart.
@@ -262,9 +260,7 @@ def open_data(
 
     Args:
         point: where training continues; ``None``: the loop begins.
-        feed: of the loop's loader.
         epoch: as the script counts; ``None``: the script itself tells its samplers.
-        committed: the rank's state.
         rank: the number of this rank.
 
     Raises:

@@ -74,7 +74,6 @@ def analyse(
     """Look at one function or at a script's top level.
 
     Args:
-        scope: its syntax tree.
         commits: names of functions with a loop of commits in them.
         classes: names of the script's own classes, whose objects have methods that change them.
         is_entry: training is over when the function returns.
@@ -237,7 +236,6 @@ def _is_commit(node: ast.AST, commits: Collection[str], made_of: Collection[str]
     """Whether this is a loop in which steps are committed.
 
     Args:
-        node: any node.
         commits: names of functions with such a loop.
         made_of: names of what hands out batches.
     """

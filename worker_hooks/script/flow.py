@@ -342,8 +342,6 @@ class Flow:
         """Follow all assignments.
 
         Args:
-            script: the sources.
-            places: attributes of the state.
             is_exact: as in :meth:`Assignments.atoms`.
             without: loops whose items are not followed.
             known: more that depends on how far training is.

@@ -108,7 +108,6 @@ class Unregistered:
 
         Args:
             groups: where the script keeps values; these are followed, and saved.
-            frames: around the loop.
             is_ignored: tells for a name whether the script said that it is no state.
 
         Returns:

@@ -38,7 +38,6 @@ class Interval:
 
         Args:
             step: the one behind which it was made.
-            now_s: when it was complete.
             fork_s: what it took until then; ``None``: unknown, as this is the copy.
         """
         if self._cut_step:

@@ -49,8 +49,6 @@ def foreign(
 
     Args:
         threads: all of the process: their names by their kernel ids.
-        python: those of Python.
-        main: the main one.
         pools: whose pool a thread without a name of its own is of.
         of_torch: at most so many are of torch's pool.
     """

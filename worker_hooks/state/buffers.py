@@ -125,7 +125,6 @@ class _DeviceConstant:
         """Find out whether its version counts all changes.
 
         Args:
-            slots: of two areas.
             read: returns bytes of one of the areas, if they are there.
         """
         versions = {self.written.get(slot) for slot in slots}

@@ -175,8 +175,6 @@ class PrivateState:
         If buffers are on a device, this waits for it.
 
         Args:
-            rank: whose page it is.
-            attempt: the rank's present attempt.
             source: the loader that is read now.
             meta: JSON of the size to expect.
             held: the devices that hold replicated state; they lag behind the commits.
@@ -268,7 +266,6 @@ class PrivateState:
         Args:
             step: the commit's, or the one under way.
             position: where in the data it is.
-            is_commit: which of the two.
             noted: called with the buffers in host memory as written, before the record counts.
         """
         page, copies = self.page, self._copies

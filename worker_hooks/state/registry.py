@@ -128,7 +128,6 @@ def restore_alike(
         piece: one that does not fit.
         tensors: the saved ones, of all pieces.
         like: those of this piece, without data.
-        value: of this piece.
     """
     match piece:
         case ModulePiece():
@@ -151,7 +150,6 @@ def as_now(piece: Piece, value: Json, shape_of: Callable[[str], tuple[int, ...]]
     with this rank's parts of distributed tensors.
 
     Args:
-        piece: one that is registered.
         value: its state as JSON, as another rank saved it, perhaps.
         shape_of: returns the shape of a whole saved tensor.
     """

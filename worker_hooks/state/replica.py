@@ -98,7 +98,6 @@ def replica_of(
     """The state of these pieces that replicas hold the same, and what else is written with it.
 
     Args:
-        pieces: what was registered.
         snapshots: their small state, in the same order.
         copies: by name, of tensors that are not read where they lie.
         own: what only this rank has.

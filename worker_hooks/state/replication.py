@@ -70,7 +70,6 @@ class Replication:
         """Nothing is reported before the first commit.
 
         Args:
-            pieces: of the registered state.
             report: sends it to the agent.
             distrust: takes the reason why no save of this state is ever worth anything.
             own_values: returns texts of values of the script's own that would be unknown if this

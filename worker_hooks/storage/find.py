@@ -101,7 +101,6 @@ def search_of_run(
     Other runs may save into the same folders: another script, or the same with other arguments.
 
     Args:
-        folders: they hold checkpoints.
         lineage: record ids: the run, then those that it resumed, the newest first.
         until: the step that it resumed from; what runs before it saved later is not its own.
         verify: what it takes to be trusted.

@@ -53,7 +53,6 @@ def tell(path: str, rank: int, ranks: Sequence[int]) -> None:
 
     Args:
         path: the variable; empty: it is not set.
-        rank: whose file it is.
         ranks: its group; none: it is not known.
     """
     if not path or not ranks:
@@ -70,8 +69,6 @@ def publish(path: str, rank: int, ranks: Sequence[int]) -> None:
     Args:
         path: the variable; all ranks of a job may have the same, so that a folder ``rank_{r}`` is
             put in front of the file's name, unless the path has it already.
-        rank: whose file it is.
-        ranks: its group.
 
     Raises:
         OSError: it cannot be written.

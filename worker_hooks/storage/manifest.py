@@ -262,8 +262,6 @@ def verify(
     """What is wrong with the folder's files; empty if they are what the manifest says.
 
     Args:
-        folder: the checkpoint.
-        manifest: its manifest.
         advance: called with the number of bytes read, by several threads.
         quick: check existence and sizes only.
     """

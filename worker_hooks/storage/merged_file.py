@@ -30,8 +30,6 @@ def add_to(folder: Path, manifest: Manifest, advance: Callable[[int], None]) -> 
     No manifest names it: it can be made again.
 
     Args:
-        folder: the checkpoint.
-        manifest: the checkpoint's.
         advance: called with the number of bytes that reached the disk since the last call; may
             raise to give up.
 
@@ -87,7 +85,6 @@ def write(
     Args:
         path: in a folder that exists; who completes the folder also syncs it.
         wholes: of :func:`in_order`.
-        told: the file's metadata.
         advance: called with the number of bytes that reached the disk since the last call; may
             raise to give up.
 

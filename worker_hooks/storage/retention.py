@@ -52,7 +52,6 @@ def of_lineage(
     """Those that this run or its past saved. Pure.
 
     Args:
-        found: complete checkpoints.
         runs: record ids of this run, and of those that it resumed.
         until: the step that this run began from. What those saved of later steps is another
             course of training, to which somebody may want to return.
@@ -81,7 +80,6 @@ def chosen(
     """The checkpoints that a rule deletes, the oldest first. Pure.
 
     Args:
-        found: complete checkpoints.
         keep_max: how many of the newest stay; 0: no such rule.
         per_minutes: one stays for each interval of this length, and the newest; used only if
             ``keep_max`` is 0. 0: no such rule. Without any rule nothing is deleted.
@@ -112,7 +110,6 @@ def oldest_first(
     runs of no known lineage, and for the same step again, the time of saving does.
 
     Args:
-        found: complete checkpoints.
         lineage: record ids of runs that resumed each other, the newest first.
         last: it was just saved; what its run saved of later steps was given up.
     """

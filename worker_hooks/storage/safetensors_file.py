@@ -181,7 +181,6 @@ def read_header(path: Path, at: int = 0, nbytes: int | None = None) -> Header:
     """The header of a file on the disk.
 
     Args:
-        path: the file.
         at: where it begins there, if it is in another one.
         nbytes: its size; ``None``: up to the other one's end.
 

@@ -43,7 +43,6 @@ def write(
 
     Args:
         path: in a folder that exists; who completes the folder also syncs it.
-        head: the file's header.
         seed: what the digest covers besides the bytes, as for :func:`digest_of`.
         state: all of the state's bytes, and whether they belong to the part.
         buffers: the file's last bytes; the digest does not cover them.

@@ -87,7 +87,6 @@ def joined(
     """The tensors that several files hold together, by name.
 
     Args:
-        files: with their headers.
         has_replicas: the same part in two files is the same state, as a manifest promises; else
             it is an error.
         others: those of the files whose tensors belong to other ranks, but for distributed ones;

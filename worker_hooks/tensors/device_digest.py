@@ -35,7 +35,6 @@ def add_tensor(
     """Continue a digest by all of a tensor.
 
     Args:
-        found: the digest.
         tensor: on any device, in any layout.
         reader: reads what the device does not sum up.
         advance: called with each count of bytes that are done; may raise, to give up.

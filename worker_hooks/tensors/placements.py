@@ -157,9 +157,7 @@ def spans_of(
     """Which indices of a tensor's dimensions a place in a mesh has. Pure.
 
     Args:
-        shape: of the whole tensor.
         mesh_shape: how many ranks each dimension of the mesh has.
-        coordinate: the place.
         placements: what torch's DTensor says of each dimension of the mesh.
 
     Returns:

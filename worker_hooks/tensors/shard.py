@@ -235,7 +235,6 @@ def write(
         path: in an existing folder; the completion of the dump includes that folder's fsync.
         replica: does not change meanwhile.
         part: from 0.
-        parts: how many ranks write.
         advance: called with each count of bytes that are done; may raise, to give up.
 
     Raises:
@@ -266,7 +265,6 @@ def write_quick(
         path: of an empty file in memory.
         replica: does not change meanwhile.
         part: from 0.
-        parts: how many ranks write.
         advance: called with each count of bytes that are done; may raise, to give up.
 
     Raises:
@@ -373,7 +371,6 @@ def seed_of(entries: str, boxes: str, rest: str) -> str:
 
     Args:
         entries: of :func:`seed_texts`.
-        boxes: of the same.
         rest: the state that is no tensor: a JSON string, which has JSON inside.
     """
     told = ", ".join(filter(None, (entries, rest, boxes)))

@@ -291,7 +291,6 @@ def with_places(
     """The same with other parts of distributed tensors.
 
     Args:
-        value: encoded.
         place_of: given a tensor's name and which part of it is named (``None``: it is whole),
             returns which one is to be.
     """

@@ -328,7 +328,6 @@ class LoopVariables:
         """Put the values of a checkpoint into the frames around a loop.
 
         Args:
-            saved: the checkpoint's.
             frame: waits for the loop's first batch.
             loop: one that was over, or ``EPOCH_BEGIN``; ``None``: it is the one that continues.
 

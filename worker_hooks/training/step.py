@@ -43,12 +43,10 @@ class StepTracker:
         """Track nothing before :meth:`watch`.
 
         Args:
-            committed: records what happens.
             gate: asked before each update.
             position: where in the data the rank is.
             observers: see the drill; ordinary training has none.
             unsafe: called with the reason when a step is seen that cannot be protected.
-            say: tells the user.
         """
         self.phase = Phase.IDLE
         self.has_updated = False
