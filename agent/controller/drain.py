@@ -20,14 +20,12 @@ from agent.controller.replication import (
     is_kept_next,
     kept_state,
     parts_in,
-    pools_of,
     seat_of,
     unsaved_copy,
 )
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState, RankState
 from agent.ranks.rank_set import RankSet
-from agent.ranks.said import of_part
 from agent.text.wording import describe_exit
 from worker_hooks.contract import protocol
 from worker_hooks.contract.peer_lost import says_peer_lost, with_consequence
@@ -158,13 +156,11 @@ def absorb_digests(job: Job, answers: Iterable[protocol.Digested]) -> tuple[Job,
         return job, 0
     most = len(known.digesting) - (not known.writing)
     taken: dict[int, str] = {}
-    pools = pools_of(job)
     for answer in islice(answers, most):
-        seat = seat_of(job, answer)
-        digest = of_part(answer.digest, seat, pools)
+        seat, digest = seat_of(job, answer), answer.digest
         is_due = answer.dump_id == known.id and answer.round >= known.since
         is_new = seat in known.digesting and seat not in taken
-        if not (is_due and is_new and known.digests.get(seat, digest).startswith(answer.digest)):
+        if not (is_due and is_new and known.digests.get(seat, digest) == digest):
             break
         taken[seat] = digest
     digesting, digests = known.digesting - RankSet(taken), known.digests.with_all(taken)

@@ -28,7 +28,6 @@ from agent.controller.replication import (
     enough,
     has_all,
     has_writers,
-    has_written,
     held_too_early,
     holders,
     is_stuck,
@@ -38,6 +37,7 @@ from agent.controller.replication import (
     seat_of,
     shared_out,
     sides_of_copy,
+    states_in,
     voters_of,
     why_no_holder,
     why_not_covered,
@@ -48,7 +48,7 @@ from agent.controller.restart_policy import decide_restart
 from agent.controller.states import Condition, JobState
 from agent.ranks.rank_map import RankMap
 from agent.ranks.rank_set import RankSet
-from agent.ranks.said import Said, of_part, said_by, sides_of
+from agent.ranks.said import Said, said_by, sides_of
 from agent.text.wording import described, listed
 from worker_hooks.contract import protocol
 
@@ -177,9 +177,8 @@ def note_lost_step(job: Job) -> Job:
 
 def note_answer(job: Job, event: protocol.Written | protocol.Digested) -> Turn:
     """While dumping: a rank wrote a part, or says what it holds."""
-    dump, seat = job.present_dump(), seat_of(job, event)
-    digest = of_part(event.digest, seat, pools_of(job))
-    if not dump.digests.get(seat, digest).startswith(event.digest):  # parts may be known since
+    dump, seat, digest = job.present_dump(), seat_of(job, event), event.digest
+    if dump.digests.get(seat, digest) != digest:
         return drop_writers(job, dump, (event.rank,), CHANGED)
     dump = dump._replace(digests=dump.digests.set(seat, digest), digesting=dump.digesting - {seat})
     if isinstance(event, protocol.Digested):
@@ -187,7 +186,7 @@ def note_answer(job: Job, event: protocol.Written | protocol.Digested) -> Turn:
     dump = dump._replace(writing=dump.writing - {seat})
     alike = next(group for group in dump.groups if seat in group)
     if dump.writing.isdisjoint(alike) and all(dump.digests[each] == digest for each in alike):
-        dump = dump._replace(written={**dump.written, digest: alike})
+        dump = dump._replace(written=(*dump.written, alike))
     return advance(job, dump)
 
 
@@ -236,18 +235,18 @@ def drop_writers(job: Job, dump: DumpProgress, ranks: Iterable[int], why: str) -
 
 def reassign(job: Job, dump: DumpProgress) -> Turn:
     """A write order has failed: its other writers write everything, or else other holders do."""
-    pools, able = pools_of(job), writable(job, dump)
+    pools, able, states = pools_of(job), writable(job, dump), states_in(job, dump)
     if len(pools) > 1:  # who has written is not asked again: that would replace its file
-        able = tuple(rank for rank in able if dump.digests.get(rank) not in dump.written)
+        able = tuple(rank for rank in able if not states.has_written((rank,)))
     writers: list[int] = []
     left_of = shared_out((rank for rank in dump.writers if rank in {*able}), pools)
     others_of = chosen(job, dump, shared_out(able, pools))
     for pool, left, others in zip(pools, left_of, others_of, strict=True):
-        if has_written(dump, pool) and dump.writing.isdisjoint(pool):
+        if states.has_written(pool) and dump.writing.isdisjoint(pool):
             continue
         # with several pools those of the others go on meanwhile
         again = left or (others if len(pools) > 1 else ())
-        if not again and len(pools) > 1 and not has_written(dump, pool):
+        if not again and len(pools) > 1 and not states.has_written(pool):
             return _lose(job, dump)
         writers += again
     if not writers:
@@ -276,7 +275,8 @@ def advance(job: Job, dump: DumpProgress) -> Turn:
 
 def _compare(job: Job, dump: DumpProgress) -> Turn:
     """All digests are known: what those of a group agree on must be written, else all of it."""
-    found = [said_by(dump.digests, group) for group in voters_of(job)]
+    states = states_in(job, dump)
+    found = [said_by(states, group) for group in voters_of(job)]
     is_trial = job.since_restart.trial is not None and job.alive() and not dump.has_waited
     if any(len(each.ranked) > 1 for each in found) and is_trial:
         # those that were replaced may be the majority, and be wrong: the ranks' fingerprints tell
@@ -293,7 +293,7 @@ def _settle(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
     is_disputed = any(said.ranked and not said.is_settled for said in found)
     if dump.place == do.MEMORY and is_disputed:
         return leave_memory(job, dump, "the replicas differ without a majority")
-    lost = [said for said in found if not any(each in dump.written for each in said.wanted)]
+    lost = [said for said in found if said.written.keys().isdisjoint(said.wanted)]
     if not lost:
         return _commit(job, dump, found)
     silent = [rank for rank in able if rank not in dump.digests]
@@ -322,7 +322,7 @@ def _next_writers(
         for digest in said.wanted:
             ranks = said.by_digest[digest]
             alike = tuple(sorted(able.keys() & ranks, key=able.__getitem__))
-            if alike and digest not in dump.written:
+            if alike and digest not in said.written:
                 writers += enough(job, dump, alike) if said.is_settled else alike[:1]
                 said_so = listed(parts_in(job).ranks_of(ranks))
                 why = why or f"what {said_so} said to hold is not written yet"
@@ -352,7 +352,7 @@ def _to_memory(dump: DumpProgress) -> DumpProgress:
         place=do.MEMORY,
         digesting=RankSet(),
         digests=RankMap(),
-        written={},
+        written=(),
         is_slow=False,
         since=dump.round + 1,
     )
@@ -370,7 +370,8 @@ def _first_writers(job: Job, dump: DumpProgress) -> tuple[int, ...]:
     """Those of each replica group whose state is not written yet; of all, if none is known."""
     pools = pools_of(job)
     of = list(zip(pools, shared_out(writable(job, dump), pools), strict=True))
-    left = [able for pool, able in of if not has_written(dump, pool)] or [able for _, able in of]
+    has_written = states_in(job, dump).has_written
+    left = [able for pool, able in of if not has_written(pool)] or [able for _, able in of]
     return tuple(seat for each in chosen(job, dump, left) for seat in each)
 
 
@@ -430,7 +431,7 @@ def _leave_place(job: Job, dump: DumpProgress, why: str) -> Turn:
 
 
 def _next_place(dump: DumpProgress, why: str) -> DumpProgress:
-    return dump._replace(place=dump.place + 1, full=(*dump.full, why), written={}, is_slow=False)
+    return dump._replace(place=dump.place + 1, full=(*dump.full, why), written=(), is_slow=False)
 
 
 def leave_memory(job: Job, dump: DumpProgress, why: str) -> Turn:
@@ -443,7 +444,7 @@ def leave_memory(job: Job, dump: DumpProgress, why: str) -> Turn:
         failed=RankMap(),
         digesting=RankSet(),
         digests=RankMap(),
-        written={},
+        written=(),
         is_slow=False,
         has_left_memory=True,
         since=dump.round + 1,
@@ -467,13 +468,9 @@ def leave_memory(job: Job, dump: DumpProgress, why: str) -> Turn:
 def _commit(job: Job, dump: DumpProgress, found: Sequence[Said]) -> Turn:
     """Everything is written that there are parts of."""
     ranks_of = parts_in(job).ranks_of
-    kept = {
-        digest: said.by_digest[digest]
-        for said in found
-        for digest in said.wanted
-        if digest in dump.written
-    }
-    variants = tuple(dump.written[digest] for digest in kept)
+    found_by = {digest: said for said in found for digest in said.wanted if digest in said.written}
+    kept = {digest: said.by_digest[digest] for digest, said in found_by.items()}
+    variants = tuple(said.written[digest] for digest, said in found_by.items())
     lone = next(iter(kept)) if len(variants) == 1 else None
     differ = (
         seat

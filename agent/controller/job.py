@@ -44,7 +44,7 @@ class DumpProgress(NamedTuple):
     writing: RankSet = RankSet()  # those that have not finished
     digesting: RankSet = RankSet()  # asked for a digest, not answered
     digests: RankMap[str] = RankMap()
-    written: Mapping[str, tuple[int, ...]] = _EMPTY  # in this place, by digest
+    written: Groups = ()  # who wrote one state together, to the end, in this place
     failed: RankMap[str] = RankMap()  # ranks that are never asked again; why
     is_slow: bool = False  # a writer was stuck in this place
     stuck: RankSet = RankSet()  # ranks that wrote or read too slowly

@@ -38,6 +38,7 @@ from agent.controller.states import JobState, RankState
 from agent.ranks.parts import Groups, Parts, parts_of
 from agent.ranks.rank_map import RankMap
 from agent.ranks.rank_set import RankSet
+from agent.ranks.said import States, states_of
 from agent.spec.job_spec import CopyMode
 from agent.text.wording import described, listed, ranged
 from worker_hooks.contract import protocol
@@ -546,14 +547,14 @@ def why_not_whole(
     return described((rank, fact(rank)) for rank in (job.ranks if ranks is None else ranks))
 
 
-def has_written(dump: DumpProgress, pool: Iterable[int]) -> bool:
-    """Whether what a rank of these holds is complete."""
-    return any(dump.digests.get(rank) in dump.written for rank in pool)
+def states_in(job: Job, dump: DumpProgress) -> States:
+    """Which states the seats said to hold, and which of these are complete in the dump's place."""
+    return states_of(dump.digests, dump.written, pools_of(job))
 
 
 def has_all(job: Job, dump: DumpProgress) -> bool:
     """Whether a whole state is complete, be it that of a minority."""
-    return all(has_written(dump, pool) for pool in pools_of(job))
+    return all(map(states_in(job, dump).has_written, pools_of(job)))
 
 
 def chosen(

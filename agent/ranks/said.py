@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from agent.ranks.parts import Groups
@@ -16,6 +16,7 @@ class Said(NamedTuple):
     by_digest: Mapping[str, tuple[int, ...]]
     ranked: tuple[str, ...]  # the digests, that of the most ranks first
     is_settled: bool  # that one is right: it is of the majority
+    written: Mapping[str, tuple[int, ...]]  # those of the digests that are, and by whom
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -23,27 +24,53 @@ class Said(NamedTuple):
         return self.ranked[:1] if self.is_settled else self.ranked
 
 
-def said_by(digests: RankMap[str], group: tuple[int, ...]) -> Said:
+class States(NamedTuple):
+    """Which states the seats said to hold, and which of these are written.
+
+    A digest leaves out what may differ by rank: an object of the script's, by which ranks were
+    divided. So equal ones of two parts are not one state.
+    """
+
+    by_seat: Mapping[int, str]  # digests, each as that of what the seat's part holds
+    written: Mapping[str, tuple[int, ...]]  # by whom
+
+    def has_written(self, seats: Iterable[int]) -> bool:
+        """Whether what one of these holds is written."""
+        return any(self.by_seat.get(seat) in self.written for seat in seats)
+
+
+def states_of(digests: RankMap[str], writers: Groups, parts: Groups) -> States:
+    """What the digests say, as far as is known by now which seats share a part.
+
+    Args:
+        digests: by seat.
+        writers: who wrote together, to the end; of two parts they wrote neither's state.
+        parts: the seats of each.
+    """
+    by_seat: Mapping[int, str] = digests
+    if len(parts) > 1:
+        by_seat = {
+            seat: f"{digests[seat]} of {part[0]}"
+            for part in parts
+            for seat in part
+            if seat in digests
+        }
+    found = {by_seat[alike[0]]: alike for alike in writers if len({*map(by_seat.get, alike)}) == 1}
+    return States(by_seat, found)
+
+
+def said_by(states: States, group: tuple[int, ...]) -> Said:
     """What these seats have said so far, of all that have."""
     found: dict[str, list[int]] = {}
     for rank in group:
-        if (digest := digests.get(rank)) is not None:
+        if (digest := states.by_seat.get(rank)) is not None:
             found.setdefault(digest, []).append(rank)
     by_digest = {digest: tuple(ranks) for digest, ranks in found.items()}
     ranked = sorted(by_digest, key=lambda each: (-len(by_digest[each]), by_digest[each][0]))
     count = sum(map(len, by_digest.values()))
     is_settled = bool(ranked) and 2 * len(by_digest[ranked[0]]) > count
-    return Said(group, by_digest, tuple(ranked), is_settled)
-
-
-def of_part(digest: str, seat: int, parts: Groups) -> str:
-    """A digest as what the seat's part holds; equal ones of two parts are not one state.
-
-    It leaves out what may differ by rank: an object of the script's, by which ranks were divided.
-    """
-    if len(parts) == 1:
-        return digest
-    return f"{digest} of {next(part[0] for part in parts if seat in part)}"
+    written = {digest: states.written[digest] for digest in ranked if digest in states.written}
+    return Said(group, by_digest, tuple(ranked), is_settled, written)
 
 
 def sides_of(kept: Mapping[str, tuple[int, ...]], found: Sequence[Said]) -> Groups:

@@ -3,6 +3,8 @@
 Rows as in `replacements.py`.
 """
 
+from signal import SIGTERM
+
 from support.histories.dumps import (
     done,
     froze,
@@ -15,7 +17,7 @@ from support.histories.dumps import (
     unable,
     wrote,
 )
-from support.histories.plain import gone, late, no_start, rules, up
+from support.histories.plain import ask, gone, late, no_start, rules, up
 from support.histories.replacements import JOIN, KILL_S, MEMORY, PROGRESS, STOP, rejoins, starts
 from support.histories.same import compares, says
 from worker_hooks.contract import protocol
@@ -48,6 +50,17 @@ DUMPING = [
     *FROZEN,
     (froze(3), "dumping", f"save 5 by 0/3 digest 2; {PROGRESS}", "step 5 is the newest"),
 ]
+STAYING = [  # a graceful exit, before the last rank has said what it holds
+    *running(4),
+    *cut()[:-1],
+    (ask(SIGTERM), "holding", "hold 1: 0,1,2,3; deadline holding 20", "SIGTERM"),
+    *((protocol.Standing(rank, 0, 1, 6), "holding") for rank in range(3)),
+    (protocol.Standing(3, 0, 1, 6), "holding", "proceed to 6: 0,1,2,3", "step 6 is the last"),
+    *((froze(rank, 6), "holding") for rank in range(3)),
+    (froze(3, 6), "dumping", f"save 6 by 0 digest 1,2,3; {PROGRESS}", "every rank stays"),
+]
+LAST_REPORT = [(event, "dumping") for event, _ in cut()[-1:]]
+COMMIT_6 = "commit 6 by {}; deadline committing 20"
 COMMIT = "commit 5 by 0/3; deadline committing 20"
 COMMIT_TO_MEMORY = "commit 5 by 0/3 memory; deadline committing 20"
 REPLACING = [
@@ -116,6 +129,43 @@ HISTORIES = [
             (wrote(0, "a"), "dumping", PROGRESS),
             (holds(2, "a"), "dumping", PROGRESS),
             (wrote(3, "a"), "committing", COMMIT, "rank 0 and rank 3"),
+        ],
+    ),
+    (
+        "who holds the same is known only when one has written: its group has one state",
+        FOUR,
+        [
+            *STAYING,
+            (wrote(0, "a"), "dumping", PROGRESS),
+            *LAST_REPORT,
+            *((holds(rank, digest), "dumping", PROGRESS) for rank, digest in ((1, "b"), (2, "a"))),
+            (holds(3, "b"), "dumping", f"save 6 by 1; {PROGRESS}", "what ranks 1, 3 said to hold"),
+            (wrote(1, "b", 1), "committing", COMMIT_6.format("0/1"), "rank 0 and rank 1"),
+        ],
+    ),
+    (
+        "the same where both groups have one digest",
+        FOUR,
+        [
+            *STAYING,
+            (wrote(0, "a"), "dumping", PROGRESS),
+            *LAST_REPORT,
+            *((holds(rank, "a"), "dumping", PROGRESS) for rank in (1, 2)),
+            (holds(3, "a"), "dumping", f"save 6 by 1; {PROGRESS}", "what ranks 1, 3 said to hold"),
+            (wrote(1, "a", 1), "committing", COMMIT_6.format("0/1"), "rank 0 and rank 1"),
+        ],
+    ),
+    (
+        "what was shared out among ranks of two groups is neither's state, and is written again",
+        FOUR._replace(dump=FOUR.dump._replace(split=True)),
+        [
+            *STAYING[:-1],
+            (froze(3, 6), "dumping", f"save 6 by 0,1,2,3; {PROGRESS}", "every rank stays"),
+            *((wrote(rank, "a"), "dumping", PROGRESS) for rank in range(3)),
+            *LAST_REPORT,
+            (wrote(3, "a"), "dumping", f"save 6 by 0,2/1,3; {PROGRESS}", "is not written yet"),
+            *((wrote(rank, "a", 1), "dumping", PROGRESS) for rank in (0, 2, 1)),
+            (wrote(3, "a", 1), "committing", COMMIT_6.format("0,2/1,3"), "ranks 0, 2 and ranks"),
         ],
     ),
     (

@@ -168,7 +168,7 @@ def replacing_the_lone(job):
 def writing_again(job, event):
     """A group that is complete is ordered to write again when a writer of another one fails."""
     if isinstance(event, protocol.SaveFailed) and job.state is JobState.DUMPING:
-        job = job._replace(dump=job.dump._replace(written={}))
+        job = job._replace(dump=job.dump._replace(written=()))
     return decide(job, event)
 
 
