@@ -234,9 +234,9 @@ def give_up(job: Job, event: ev.Event, actions: tuple[do.Action, ...] = ()) -> D
     """
     copy, kept = unsaved_copy(job), kept_state(job)
     if job.state is JobState.COMMITTING:
-        kept = None
-        is_state = isinstance(event, ev.CommitFailed) and event.is_state
-        if not is_state or job.present_dump().is_copy:  # no better place is known
+        tried, is_state = job.present_dump(), isinstance(event, ev.CommitFailed) and event.is_state
+        kept = kept_state(job, tried.step) if tried.is_kept and is_state else None
+        if not is_state or tried.is_copy:  # no better place is known
             copy = None
     elif is_kept_next(job):  # an older copy is there later, too
         return _kill_to_keep(job, event, actions)

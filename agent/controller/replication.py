@@ -217,17 +217,19 @@ def unsaved_copy(job: Job) -> MemoryState | None:
     return None if is_doubtful or {*parts} != {*groups} else copy
 
 
-def kept_state(job: Job) -> MemoryState | None:
+def kept_state(job: Job, before: int | None = None) -> MemoryState | None:
     """The newest state that the memory of killed ranks holds, if no checkpoint is as new.
 
     As long as one rank lives it may save it, or train on; so then there is none.
+    ``before``: only of a step before this one, which could not be read.
     """
     kept = job.now.kept
     if not kept or job.alive() or _why_not_read(job):
         return None
     parts = shared_out(sorted(kept), replica_groups(job))
     held = [{step for rank in part for step in kept[rank]} for part in parts]
-    step = max(set.intersection(*held), default=NEVER)
+    steps = (step for step in set.intersection(*held) if before is None or step < before)
+    step = max(steps, default=NEVER)
     if job.is_saved(step):
         return None
     writers = [next(rank for rank in part if step in kept[rank]) for part in parts]

@@ -330,12 +330,12 @@ class DumpExecutor:
             if self._dump is not dump:
                 return  # it was abandoned, and is closed with others
             self._dump = None
-            kept.drop_dead()
-            if isinstance(result, Exception):
+            if isinstance(result, Exception):  # a step before may lie there, too
                 why = f"what killed ranks have left in memory cannot be read: {_describe(result)}"
                 dump.target.close()
                 self._post(ev.CommitFailed(action.dump_id, why, is_place=False, is_state=True))
                 return
+            kept.drop_dead()
             self._keep(dump)
             self._flush(action)
 

@@ -66,6 +66,7 @@ SILENT = late("freezing"), "stopping", f"abandon; KILL 0; {STOP}", "did not answ
 HANGS = hangs(0), "freezing", f"freeze 1: 0; {FREEZE_S}", "rank 0 made no progress"
 FIRST = killed(1, 7, 6), "freezing", f"freeze 1: 0; {FREEZE_S}", "rank 1 was killed"
 BOTH = [*training(2), FIRST, (killed(0, 7, 6), "committing", instead(), "step 7 is the newest in")]
+BEFORE = unread(), "committing", f"abandon; {read(6)}", "step 6 is the newest in the memory of"
 KILLS = "KILL {}; " + STOP
 KEEPERS = [(keeps(rank), "running") for rank in range(4)]
 OWN = [
@@ -95,11 +96,17 @@ HISTORIES = [
     ("a copy that is as new was compared already", TWO, [*training(2), (copied(7), "running"), FIRST, (killed(0, 7, 6), "committing", copies.instead(7), "step 7 is the newest copy")]),
     ("an older copy is none", TWO, [*training(2), (copied(5), "running"), FIRST, (killed(0, 7, 6), "committing", instead(), "step 7 is the newest in")]),
     ("it cannot be read: the older copy is saved", TWO, [
-        *training(2), (copied(5), "running"), FIRST, (killed(0, 7, 6), "committing", instead(), "step 7 is the newest in"),
+        *training(2), (copied(5), "running"), (killed(1, 7), *FIRST[1:]), (killed(0, 7), "committing", instead(), "step 7 is the newest in"),
         (unread(), "committing", copies.instead(5), "that of rank 0 is gone"), (saved(3), "starting", f"forget; {AGAIN_FROM}", "step 5 is saved in /d, from a copy")]),
-    ("it cannot be read, and there is no copy", TWO, [*BOTH, (unread(), "starting", f"forget; abandon; {AGAIN}", "that of rank 0 is gone")]),
+    ("it cannot be read, and there is no copy", TWO, [*BOTH, BEFORE, (unread(3), "starting", f"forget; abandon; {AGAIN}", "step 7 is not saved")]),
+    ("it cannot be read: the step before", TWO, [*BOTH, BEFORE, (saved(3), "starting", f"forget; {AGAIN_FROM}", "step 6 is saved in /d, from the memory of killed ranks (step 7 is not saved")]),
+    ("neither can be read: the copy", TWO, [
+        *training(2), (copied(5), "running"), FIRST, BOTH[-1], BEFORE, (unread(3), "committing", copies.instead(5), "step 5 is the newest copy"), (saved(4), "starting", f"forget; {AGAIN_FROM}", "step 5 is saved in /d, from a copy")]),
+    ("the step before is that of the copy", TWO, [*training(2), (copied(6), "running"), FIRST, BOTH[-1], (unread(), "committing", copies.instead(6), "step 6 is the newest copy")]),
+    ("the step before is not that of all parts", THREE, [*NOW_ALL, (killed(2, 7, 5), "committing", read(7, "0/1/2"), "step 7"), (unread(), "starting", f"forget; abandon; {AGAIN}", "step 7 is not saved")]),
+    ("to write it fails for what it is: it was read, and is not read again", TWO, [*BOTH, (ev.CommitFailed(2, "no manifest", is_place=False), "starting", f"forget; abandon; {AGAIN}", "no manifest")]),
     ("it cannot be read, and the copy cannot be written", TWO, [
-        *training(2), (copied(5), "running"), FIRST, (killed(0, 7, 6), "committing", instead(), ""), (unread(), "committing", copies.instead(5), ""), (unread(3), "starting", f"forget; abandon; {AGAIN}", "nor is the copy of step 5")]),
+        *training(2), (copied(5), "running"), (killed(1, 7), *FIRST[1:]), (killed(0, 7), "committing", instead(), ""), (unread(), "committing", copies.instead(5), ""), (unread(3), "starting", f"forget; abandon; {AGAIN}", "nor is the copy of step 5")]),
     ("a full folder: it goes to the other one", TWO, [*BOTH, (copies.unsaved(), "committing", f"commit 7 by 0 place 1 kept; {COMMITS}", "no space left"), (saved(), "starting", f"forget; {AGAIN_FROM}", "step 7 is saved")]),
     ("reading is stuck: that is the end of it", TWO, [*BOTH, (late("committing"), "starting", f"forget; abandon; {AGAIN}", "made no progress in 20 s")]),
     ("no rank has left a whole step", TWO, [*training(2), (killed(1, at=7), "freezing", f"freeze 1: 0; {FREEZE_S}", "rank 1"), (killed(0, at=7), "starting", f"abandon; {AGAIN}", "step 7 is not saved")]),

@@ -35,6 +35,8 @@ class KeptMemory:
         self.costs = costs
         self.is_asked = costs.random() < 0.5  # else it is kept if that is cheap
         self.cost_s = costs.choice((0.0002, 0.0002, 0.0008, 0.003))  # in steps of 0.1 s
+        self.reads = Random(f"kept reads {seed}")
+        self.unread = self.reads.choice((0.0, 0.3, 0.6))
         self.is_over = False
 
     def begin(self) -> None:
@@ -61,6 +63,10 @@ class KeptMemory:
         drawn = self.rng.random()
         newest = step if drawn < 0.8 else step - 1
         return () if drawn > 0.95 else tuple(max(newest - back, 0) for back in range(2))
+
+    def cannot_read(self, action: do.CommitDump) -> bool:
+        """Whether what was left of this step turns out to be gone, or not the same in all."""
+        return action.is_kept and self.reads.random() < self.unread
 
 
 def is_end(action: do.Action) -> bool:
@@ -89,6 +95,7 @@ class KeptWatch:
         self.left: dict[int, tuple[int, ...]] = {}
         self.is_killing = False
         self.order: do.CommitDump | None = None
+        self.unread: int | None = None  # a step that could not be read, nor could newer ones
 
     def heard(self, before: Job, event: ev.Event) -> None:
         self.before = before.state
@@ -100,15 +107,30 @@ class KeptWatch:
             (self.keepers.add if is_kept else self.keepers.discard)(event.rank)
         if isinstance(event, protocol.NotesMeasured) and event.attempt == self.watch.attempt:
             self.measured(event)
+        is_next = self.is_unread(event)
         is_read = self.before in TRAINING or (self.is_killing and self.before is JobState.STOPPING)
+        is_read |= is_next
         if self.before in TRAINING and now is JobState.STOPPING and self.is_silent_lost():
             self.broken(f"{event}, and nobody reads what {self.silent()} hold")
         if not (is_read and now in OVER) or self.watch.stop.is_now or self.watch.dump.full:
             return
         if self.order is None and (due := self.due()):
             self.broken(f"{now} at {event}, and step {due} is not read in the memory of the dead")
-        if self.is_killing and (copy := self.watch.copies.due()):
+        if (self.is_killing or is_next) and (copy := self.watch.copies.due()):
             self.broken(f"{now} at {event}, and {copy} is not saved")
+
+    def is_unread(self, event: ev.Event) -> bool:
+        """Whether the step that was to be read is not there, after all."""
+        order = self.order
+        is_answer = isinstance(event, ev.CommitFailed) and event.is_state and order is not None
+        if (
+            not is_answer
+            or event.dump_id != order.dump_id
+            or self.before is not JobState.COMMITTING
+        ):
+            return False
+        self.unread, self.order = order.step, None
+        return True
 
     def measured(self, event: protocol.NotesMeasured) -> None:
         """All ranks end their notes together, as soon as one of the job's steps is held up."""
@@ -177,7 +199,8 @@ class KeptWatch:
             {step for rank in group for step in self.left.get(rank, ())}
             for group in watch.same.alike()
         ]
-        step = max(set.intersection(*held), default=0)
+        steps = set.intersection(*held)
+        step = max((each for each in steps if self.unread is None or each < self.unread), default=0)
         return step if step > max(watch.dump.saved, 0) else 0
 
     def check(self, action: do.CommitDump) -> None:

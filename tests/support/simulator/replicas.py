@@ -400,6 +400,10 @@ class Replicas:
         if disk.committing is not action:  # given up before the rename
             return
         disk.committing = None
+        if self.kept.cannot_read(action):
+            why = "that of rank 0 is gone"
+            node.post(ev.CommitFailed(action.dump_id, why, is_place=False, is_state=True))
+            return
         if rng.random() < self.climate.no_commit:
             node.post(ev.CommitFailed(action.dump_id, "no space left", rng.random() < 0.7))
             return

@@ -18,6 +18,7 @@ from agent.controller.drain import write_copy
 from agent.controller.job import MemoryState
 from agent.controller.replication import kept_state
 from agent.controller.states import JobState, RankState
+from agent.ranks.rank_map import RankMap
 from agent.ranks.rank_set import RankSet
 from worker_hooks.contract import protocol
 
@@ -129,7 +130,22 @@ def ending_cheap_notes(job, event):
     return decide(job, event)
 
 
+def reading_no_step_before(job, event):
+    if isinstance(event, ev.CommitFailed) and event.is_state and job.present_dump().is_kept:
+        job = job._replace(now=job.now._replace(kept=RankMap()))
+    return decide(job, event)
+
+
+def reading_the_same_step_again(job, event):
+    if not isinstance(event, ev.CommitFailed) or not event.is_state:
+        return decide(job, event)
+    tried = job.present_dump()
+    return decide(job._replace(dump=tried._replace(step=tried.step + tried.is_kept)), event)
+
+
 BROKEN = [
+    (reading_no_step_before, "is not read in the memory of the dead"),
+    (reading_the_same_step_again, "is left"),
     (ending_notes_amid_a_death, "after NotesMeasured|is freed"),
     (ending_notes_of_one_rank, "that is dear"),
     (ending_cheap_notes, "but notes are cheap"),

@@ -10,6 +10,7 @@ import json
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.checkpoints import NAME, saved
@@ -23,7 +24,7 @@ from agent.dump.flush import MemoryFlush
 from agent.dump.folder import FolderTarget
 from agent.dump.memory import MemoryTarget
 from agent.dump.summary import dump_summary
-from agent.dump.target import AbandonedError, SavedDump
+from agent.dump.target import AbandonedError, LostStateError, SavedDump
 from agent.hooks.status_pages import StatusPages
 from worker_hooks.contract import protocol, status_page
 from worker_hooks.contract.layout import DumpLayout
@@ -487,3 +488,44 @@ def test_ranks_hear_of_the_newest_step_when_they_are_frozen(tmp_path, pages, ste
     desk = Desk(pages, tmp_path)
     desk.saving.freeze(do.FreezeRanks((1,), 1, "", step))
     assert desk.lines.sent == [(1, protocol.Freeze(1, 10.0, newest))]
+
+
+class LeftMemory:
+    """What killed ranks have left, of which some steps cannot be read."""
+
+    def __init__(self, pages, unread):
+        self.pages, self.unread, self.freed = pages, unread, 0
+
+    def reading(self, action, _pages, _every):
+        memory, draft = begun(self.pages, (0, 1, 2))
+        save = do.SaveRanks(action.dump_id, STEP, (0,), (), do.MEMORY, "")
+
+        def run(order, _advance):
+            if action.step in self.unread:
+                raise LostStateError("that of ranks 0, 1 is not the same")
+            draft.write_private(lambda _: None)
+            shard = written(memory.place_of(0), 0)
+            return draft.commit(order._replace(written={0: shard}))
+
+        return SimpleNamespace(save=save, target=memory, draft=draft, run=run)
+
+    def held_nbytes(self):
+        return 0
+
+    def drop_dead(self):
+        self.freed += 1
+
+
+def test_memory_of_killed_ranks_is_there_until_a_step_of_it_was_read(pages, tmp_path):
+    desk = Desk(pages, tmp_path)
+    left = desk.saving.kept = LeftMemory(pages, {STEP + 1})
+    why = "what killed ranks have left in memory cannot be read: that of ranks 0, 1 is not the same"
+    for dump, step, freed in ((2, STEP + 1, 0), (3, STEP, 1)):
+        order = do.CommitDump(dump, step, 0, ((0,),), (), "why", from_memory=True, is_kept=True)
+        desk.saving.commit(order)
+        desk.files.work()
+        assert left.freed == freed
+    first, second = (each for each in desk.posted if not isinstance(each, ev.DumpProgressed))
+    assert first == ev.CommitFailed(2, why, is_place=False, is_state=True)
+    assert isinstance(second, ev.DumpCommitted)
+    desk.saving.forget()
