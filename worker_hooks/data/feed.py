@@ -22,6 +22,7 @@ from worker_hooks.data.loader_kind import (
     SkipMethod,
     batch_size_of,
     is_plain,
+    iterator_of,
     keep_workers,
     length_of,
     load_state,
@@ -185,7 +186,7 @@ class Feed:
         Each was given a seed by the process's generator then, which it does not ask for again.
         """
         pairs = self._others.items()
-        return [name for name, each in pairs if each._iterator is not None]  # noqa: SLF001
+        return [name for name, each in pairs if iterator_of(each) is not None]
 
     def restore_others(self, begun: Collection[str]) -> None:
         """Let those loaders, and no others, have their workers; no random number is drawn.
@@ -193,7 +194,7 @@ class Feed:
         ``begun``: what :meth:`begun` returned at the commit that training continues from.
         """
         for name, loader in self._others.items():
-            iterator: Any = loader._iterator  # noqa: SLF001
+            iterator = iterator_of(loader)
             if name in begun and iterator is None:
                 before = self._streams.capture()
                 iter(loader)
@@ -334,7 +335,7 @@ class Feed:
 
     def _persistent_iterator(self) -> Any | None:
         """The loader's iterator if its workers outlive an epoch, and it exists."""
-        return self._loader._iterator if self._is_persistent else None  # noqa: SLF001
+        return iterator_of(self._loader) if self._is_persistent else None
 
     def _reopen(
         self, consumed: int, meta: Mapping[str, Any], saved: Mapping[str, bytes]

@@ -84,7 +84,7 @@ def other_loaders(owners: Mapping[str, object]) -> dict[str, object]:
     return {
         f"{name}.{part}": each
         for name, loader in _loaders(owners)
-        for part, each in (parts_of(loader) | dataset_owners(loader.dataset)).items()
+        for part, each in (parts_of(loader) | dataset_owners(_part(loader, "dataset"))).items()
     }
 
 
@@ -98,8 +98,18 @@ def keep_workers(owners: Mapping[str, object], but: object) -> dict[str, DataLoa
     return {
         name: loader
         for name, loader in _loaders(owners)
-        if loader is not but and loader.persistent_workers and loader.num_workers
+        if loader is not but
+        and getattr(loader, "persistent_workers", False)
+        and getattr(loader, "num_workers", 0)
     }
+
+
+def iterator_of(loader: object) -> Any | None:
+    """The iterator that a DataLoader keeps; ``None``: it has none, or this torch has no such name.
+
+    Of a torch that lacks it the first line of the run has said that nothing is promised.
+    """
+    return getattr(loader, "_iterator", None)
 
 
 def _loaders(owners: Mapping[str, object]) -> Iterator[tuple[str, DataLoader[Any]]]:

@@ -564,3 +564,33 @@ def test_a_return_to_a_loader_that_kept_its_workers_is_said_once():
     for loader in (plain, kept, other):
         values.read_from(loader)
         assert values.changes_of_data(is_first=True) == []
+
+
+class Wrapped(DataLoader):
+    """A loader of another library's, which has none of torch's attributes."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def test_a_script_may_hold_a_loader_without_torchs_attributes():
+    loader = DataLoader(range(4))
+    feed = Feed(loader)
+    feed.owners = lambda: {"script.": SimpleNamespace(wrapped=Wrapped([1]), loader=loader)}
+    feed.begin(None)
+    assert len(list(feed.open())) == 4
+
+
+def test_without_the_iterators_name_training_goes_on():
+    """A torch that lacks it: the first line has said that nothing is promised."""
+    other = DataLoader(range(4), num_workers=1, persistent_workers=True)
+    del other._iterator
+    feed = Feed(DataLoader(range(4)))
+    feed.owners = lambda: {"script.": SimpleNamespace(other=other)}
+    feed.begin(None)
+    feed.restore_others(())
+    assert feed.begun() == []
+    assert len(list(feed.open())) == 4
