@@ -254,6 +254,8 @@ class ScriptValues:
         Returns:
             Whether that is all: no value has yet to change that usually does before the commit.
         """
+        if self._objects.is_changing(getattr(self._entry, "__code__", self._entry)):
+            return False
         if self.late and self._is_under_way:
             seen = self._changed
             self.look(is_commit=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import marshal
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -17,6 +19,9 @@ from worker_hooks.script.watch import TOUCHED, Variable
 from worker_hooks.tensors import state_json
 from worker_hooks.tensors.state_json import Json
 from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
+
+PAUSE = 15
+"""For so many looks, two in a step, an object is left alone that was found to be large."""
 
 
 class OwnValues:
@@ -77,6 +82,9 @@ class ObjectStates(Protocol):
     def load(self, name: str, state: Any) -> None:
         """Put a state back."""
 
+    def is_of(self, name: str, thing: object) -> bool:
+        """Whether this is the object, or one that it holds as an attribute."""
+
 
 class RegisteredObjects:
     """The states of registered objects, of which each rank keeps its own as long as it is small.
@@ -90,6 +98,7 @@ class RegisteredObjects:
         names = [] if states is None else states.names()
         found = (Variable(f"{REGISTERED}{each}", {}, each) for each in names)
         self.variables = {each.name: each for each in found}
+        self._paused: dict[str, int] = {}  # large ones -> for how many looks they are left alone
 
     @property
     def kept(self) -> set[str]:
@@ -106,8 +115,36 @@ class RegisteredObjects:
         self.variables = {n: each for n, each in self.variables.items() if not is_ignored(n)}
 
     def changed(self) -> list[Variable]:
-        """Those that have changed since this was asked last, packed."""
-        return [each for each in self.variables.values() if self._look(each)]
+        """Those that have changed since this was asked last, packed.
+
+        One that was large is not looked at again at once: to find that out takes long.
+        """
+        return [each for each in self.variables.values() if self._is_due(each) and self._look(each)]
+
+    def _is_due(self, variable: Variable) -> bool:
+        left = self._paused.pop(variable.name, 0)
+        if left:
+            self._paused[variable.name] = left - 1
+        return not left
+
+    def is_changing(self, entry: object) -> bool:
+        """Whether the main thread is in a method of one of them, which may be half done.
+
+        Args:
+            entry: the code or the frame that trains; it may be a method of such an object itself.
+        """
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+        while self.variables and frame is not None and frame is not entry is not frame.f_code:
+            if names := frame.f_code.co_varnames[: frame.f_code.co_argcount]:
+                first = frame.f_locals.get(names[0])
+                if any(self._is_of(each, first) for each in self.variables.values()):
+                    return True
+            frame = frame.f_back
+        return False
+
+    def _is_of(self, variable: Variable, thing: object) -> bool:
+        assert self._states is not None
+        return self._states.is_of(variable.key, thing)
 
     def _look(self, variable: Variable) -> bool:
         assert self._states is not None
@@ -123,6 +160,8 @@ class RegisteredObjects:
             variable.mark = mark
             text = "" if mark is None else state_json.dumps(value)
             is_large = len(text) > 2 * values.LARGE_BYTES or mark is None
+            if is_large:
+                self._paused[variable.name] = PAUSE
             variable.packed = None if is_large else Packed(text, entries, b"".join(contents))
         except Exception:  # noqa: BLE001  the script's own code; the commit says what it raises
             variable.mark = variable.packed = None

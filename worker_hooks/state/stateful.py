@@ -89,6 +89,11 @@ class ObjectPiece:
         is_small = sum(tensor.nbytes for tensor in tensors) <= SMALL_BYTES
         return state_json.encode(state, title) if are_here and is_small else None
 
+    def is_of(self, thing: object) -> bool:
+        """Whether this is the object, or one that it holds as an attribute."""
+        held = getattr(self._thing, "__dict__", {})
+        return thing is self._thing or any(each is thing for each in held.values())
+
     def load(self, state: Any) -> None:
         """Put a state back with ``load_state_dict``."""
         self._held = self._tensors = None
@@ -127,6 +132,10 @@ class RankObjects:
     def small(self, name: str, title: str) -> tuple[Json, dict[str, Tensor]] | None:
         """As :meth:`ObjectPiece.small`."""
         return self._pieces[name].small(title)
+
+    def is_of(self, name: str, thing: object) -> bool:
+        """Whether this is the object, or one that it holds as an attribute."""
+        return self._pieces[name].is_of(thing)
 
     def load(self, name: str, state: Any) -> None:
         """Put a state back."""

@@ -1,6 +1,7 @@
 """What is saved of a script's values, and what comes back in the process and in another one."""
 
 import sys
+from threading import Thread
 from types import ModuleType
 
 import pytest
@@ -10,17 +11,18 @@ from torch.distributed.tensor import DTensor, Shard
 
 from worker_hooks.script.kept import ScriptValues
 from worker_hooks.script.values import Script
+from worker_hooks.state.stateful import ObjectPiece, RankObjects
 
 
 class Rank:
     """A process with a script as its ``__main__``; its values are globals."""
 
-    def __init__(self, monkeypatch, tmp_path, **values):
+    def __init__(self, monkeypatch, tmp_path, objects=None, **values):
         self.main = ModuleType("__main__")
         self.main.__file__ = str(tmp_path / "train.py")
         vars(self.main).update(values)
         monkeypatch.setitem(sys.modules, "__main__", self.main)
-        self.values = ScriptValues()
+        self.values = ScriptValues(objects=objects)
         self.values.find(None)
 
     def __getattr__(self, name):
@@ -171,6 +173,99 @@ def test_a_step_is_complete_when_all_has_changed_that_usually_does_after_backwar
     assert (one.saved().record.values, one.saved().record.is_settled) == ({"n": 2}, True)
     one.commit()
     assert not one.under_way().record.is_settled
+
+
+class Meter:
+    """Its sum is that of all ranks: one of them may die while it is taken."""
+
+    def __init__(self):
+        self.count = self.total = 0
+        self.inner = None
+
+    def update(self, all_reduce=lambda: None):
+        self.count += 1
+        all_reduce()
+        self.total += 1
+
+    def average(self, update):
+        update()
+
+    def state_dict(self):
+        return {"count": self.count, "total": self.total}
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+
+def registered(meter):
+    return RankObjects([ObjectPiece("meter", meter)])
+
+
+@pytest.mark.parametrize("calls", ["object", "held", "function"])
+def test_an_object_that_a_collective_cuts_in_half_is_not_settled(rank, calls):
+    meter, own, seen = Meter(), Meter(), []
+    one = rank(objects=registered(meter))
+    one.values.begin()
+    for _ in range(2):
+        one.under_way()
+        meter.update()
+        one.commit()
+    one.under_way()
+
+    def settle():
+        thread = Thread(target=lambda: seen.append(one.values.settle()))
+        thread.start()
+        thread.join()
+
+    if calls == "object":
+        meter.update(settle)
+    elif calls == "held":  # it has a part of the state
+        meter.inner, meter.count = own, 3
+        own.update(settle)
+    else:
+        meter.count = 3
+        Meter().update(settle)
+    meter.count, meter.total = 3, 3
+    settle()
+    assert seen == [calls == "function", True]
+
+
+def test_an_object_whose_method_trains_settles(rank):
+    meter, seen = Meter(), []
+    one = rank(objects=registered(meter))
+
+    def step():
+        one.under_way()
+        meter.count += 1
+        thread = Thread(target=lambda: seen.append(one.values.settle()))
+        thread.start()
+        thread.join()
+        one.commit()
+
+    one.values.find(meter.average)
+    one.values.begin()
+    meter.average(step)
+    meter.average(step)
+    assert seen == [True, True]
+
+
+def test_a_large_object_is_not_made_text_at_each_look(rank):
+    meter, asked = Meter(), []
+    meter.total = ["x" * 100] * 2000
+    meter.state_dict = lambda: asked.append(1) or {"count": meter.count, "total": meter.total}
+    one = rank(objects=registered(meter))
+    one.values.begin()
+    for _ in range(32):
+        meter.count += 1
+        one.under_way()
+        assert one.commit().record.values == {}
+    assert len(asked) <= 6
+    meter.total = 0
+    for _ in range(10):
+        one.under_way()
+        meter.count += 1
+        values = one.commit().record.values
+    assert set(values) == {"state.registered.meter"}
 
 
 def test_what_changes_and_is_large_is_said_once(rank, caplog):
