@@ -214,7 +214,8 @@ OPTIONS: tuple[Option, ...] = (
            unset="--is_recover=1 if the script's sources name is_recover, else nothing",
            origin=_OUR),
     _flag("strict", _S.RECOVERY,
-          "Refuse to train if a variable of the training loop cannot be restored after a failure.",
+          "Refuse to train if a variable of the training loop cannot be restored after a failure; "
+          "what shows behind the first commit is said only.",
           origin=_OUR),
     Option("dump-fallback", _S.RECOVERY,
            "Folder for a dump when the script's own checkpoint folder cannot be written.",
