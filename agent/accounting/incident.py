@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
@@ -12,7 +11,6 @@ from agent.controller.job import NEVER, Job
 from agent.controller.states import JobState, RankState
 from worker_hooks.contract import protocol
 
-_SUBJECT = re.compile(r"rank \d+ ")
 TELLS_STEP = ev.WorkerExited | protocol.Registered | protocol.Frozen
 """What says how far a rank has come."""
 
@@ -56,11 +54,6 @@ class Incident(NamedTuple):
     def cause(self) -> str:
         """Why, in one line."""
         return "; ".join(dict.fromkeys(self.causes.values())).replace("\n", " ")
-
-    @property
-    def verb(self) -> str:
-        """The same without the rank, if that is the only one: ``was killed by SIGKILL``."""
-        return _SUBJECT.sub("", self.cause, count=1) if len(self.ranks) == 1 else self.cause
 
     @property
     def step(self) -> int | None:

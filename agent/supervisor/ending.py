@@ -10,18 +10,15 @@ from agent.controller import actions as do
 from agent.controller.job import Job
 from agent.controller.restart_policy import why_not_saved
 from agent.controller.states import JobState
-from agent.workers.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnding:
-    """How a job ended, and the last attempt's workers."""
+    """How a job ended."""
 
     state: JobState
     exit_code: int
     reason: str
-    attempt: int
-    workers: tuple[Worker, ...]
     saved: str | None = None  # the newest checkpoint folder, if any is known
     lost: str = ""  # why the newest step is not in it
     has_hooks: bool = False  # some rank's state could be saved
@@ -33,15 +30,13 @@ class RunEnding:
     signals: int = 0  # how often it was asked by a signal
 
     @staticmethod
-    def of(action: do.Finish, job: Job, workers: tuple[Worker, ...], account: Account) -> RunEnding:
+    def of(action: do.Finish, job: Job, account: Account) -> RunEnding:
         """The end of ``job`` that was decided."""
         was_to_replace = job.policy.replace.is_on and job.now.failure
         return RunEnding(
             state=action.state,
             exit_code=action.exit_code,
             reason=action.reason,
-            attempt=job.attempt,
-            workers=workers,
             saved=job.on_disk,
             lost=why_not_saved(job),
             has_hooks=job.has_hooks,

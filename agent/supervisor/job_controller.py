@@ -300,8 +300,7 @@ class JobController:
             case do.GiveUpDevices():
                 self._give_up(action)
             case do.Finish():
-                workers = self._node.workers()
-                self._ending = RunEnding.of(action, self._job, workers, self._account)
+                self._ending = RunEnding.of(action, self._job, self._account)
                 for timer in self._reminders:
                     timer.cancel()
                 self._node.finish()

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from msrun.cluster.namespaces import PATH
 from msrun.cluster.program import NodeProgram, kill, only_child
 from msrun.cluster.switch import Switch
 
@@ -45,15 +43,6 @@ mount -t tmpfs tmpfs /dev/shm
 mount -t sysfs sysfs /sys || true
 echo up
 exec env --ignore-signal=CHLD cat
-"""
-ALL = 100  # percent
-LOSS = """
-table inet fault {{
-  chain input {{
-    type filter hook input priority 0;
-    iifname "eth0" {share} drop;
-  }}
-}}
 """
 
 
@@ -181,23 +170,6 @@ class ClusterNode:
         self._wired.tool("ip", "link", "delete", self._port)
         self._wired.tool("ip", "netns", "delete", self.name)
 
-    def loss(self, percent: float) -> None:
-        """Drop so much of what comes in over its cable, at random."""
-        self._nft("table inet fault\ndelete table inet fault\n")
-        share = f"numgen random mod 1000 < {round(percent * 10)}" if percent < ALL else ""
-        self._nft(LOSS.format(share=share))
-
-    def rate(self, limit: str) -> None:
-        """Limit what it sends, to ``100mbit`` for example."""
-        words = ("replace", "dev", "eth0", "root", "tbf", "rate", limit)
-        self._tc(*words, "burst", "64kb", "latency", "50ms")
-
-    def calm(self) -> None:
-        """No loss and no limit."""
-        if shutil.which("nft", path=PATH):
-            self._nft("table inet fault\ndelete table inet fault\n")
-        self._tc("replace", "dev", "eth0", "root", "noqueue")
-
     def processes(self) -> dict[int, int]:
         """Pid as seen from outside -> pid on the node; without the node's first, and zombies."""
         if not self.init:
@@ -217,9 +189,3 @@ class ClusterNode:
     def _wired(self) -> Switch:
         assert self._switch is not None, f"{self.name} is in no switch"
         return self._switch
-
-    def _tc(self, *words: str) -> None:
-        self._wired.tool("tc", "-n", self.name, "qdisc", *words)
-
-    def _nft(self, rules: str) -> None:
-        self._wired.tool("nsenter", f"--net=/run/netns/{self.name}", "nft", "-f", "-", said=rules)

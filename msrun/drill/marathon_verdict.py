@@ -91,15 +91,6 @@ class MarathonAnswer(NamedTuple):
     exits: tuple[MarathonExit, ...] = ()  # after each of them the job was resumed
     lost: int = 0  # steps
 
-    @property
-    def words(self) -> str:
-        """As text; empty: nothing was needed."""
-        done = [f"replaced {','.join(map(str, self.replaced))}"] if self.replaced else []
-        done += [f"{len(self.restarts)}x restarted"] if self.restarts else []
-        done += [f"{len(self.exits)}x resumed"] if self.exits else []
-        done += [f"{self.lost} steps lost"] if self.lost else []
-        return ", ".join(done)
-
 
 @dataclass(frozen=True, slots=True)
 class MarathonEnd:

@@ -50,7 +50,6 @@ class Pattern(NamedTuple):
     """A script of the catalogue."""
 
     name: str
-    what: str  # its description
     ranks: int
     is_slow: bool
     path: Path
@@ -61,8 +60,7 @@ class Pattern(NamedTuple):
         text = ast.get_docstring(ast.parse(path.read_text())) or ""
         ranks = re.search(r"^Ranks: (\d+)", text, re.MULTILINE)
         is_slow = re.search(r"^Slow\b", text, re.MULTILINE) is not None
-        what = text.partition("\n\n")[0].replace("\n", " ")
-        return Pattern(path.stem, what, int(ranks[1]) if ranks else RANKS, is_slow, path)
+        return Pattern(path.stem, int(ranks[1]) if ranks else RANKS, is_slow, path)
 
 
 class PatternDeath(NamedTuple):

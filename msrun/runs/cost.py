@@ -40,7 +40,6 @@ class Cost(NamedTuple):
     """The share of the time that was training, and what was lost; ``None``: not known."""
 
     share: float | None
-    training_s: float | None
     wall_s: float
     lost_s: float | None
     lost_steps: int | None
@@ -72,7 +71,6 @@ def read_cost(fields: Mapping[str, Any]) -> Cost | None:
         return None
     return Cost(
         share=float_or_none(said["share"]),
-        training_s=float_or_none(said["training_s"]),
         wall_s=float(said["wall_s"]),
         lost_s=float_or_none(said["lost_s"]),
         lost_steps=int_or_none(said["lost_steps"]),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support import bad_cables
 from support.cluster import Cluster
 from support.jobs import WORKERS, Launcher, marked, poll
 
@@ -227,17 +228,17 @@ def test_lost_packets_are_sent_again(nodes: Nodes) -> None:
     cluster = nodes(2)
     door, caller = linked(cluster.nodes[0], cluster.nodes[1])
     with tools():
-        cluster.nodes[0].loss(50)
+        bad_cables.lose(cluster, 0, 50)
     for number in range(60):
         talk(caller, door, f"line {number};")
         if retransmitted(cluster.nodes[1]):
             break
     else:
         pytest.fail("60 lines arrived, half of all packets lost, and none was sent twice")
-    cluster.nodes[0].loss(100)
+    bad_cables.lose(cluster, 0, 100)
     dead = peer(cluster.nodes[1], "call", "node0", 7001)
     assert (dead.wait(), dead.output()) == (0, "TimeoutError\n")
-    cluster.nodes[0].calm()
+    bad_cables.mend(cluster, 0)
     talk(*linked(cluster.nodes[0], cluster.nodes[1], 7002), "clear")
 
 
@@ -250,7 +251,7 @@ def test_a_limited_node_sends_no_faster(nodes: Nodes) -> None:
         "print(n, time.monotonic() - began)"
     )
     with tools():
-        cluster.nodes[1].rate("4mbit")
+        bad_cables.limit(cluster, 1, "4mbit")
     door = cluster.nodes[0].run([sys.executable, "-c", takes])
     door.await_output("listens")
     assert cluster.nodes[1].run([sys.executable, "-c", sends]).wait() == 0
@@ -258,7 +259,7 @@ def test_a_limited_node_sends_no_faster(nodes: Nodes) -> None:
     size, seconds = door.output().split()[1:]
     assert int(size) == 512 << 10
     assert float(seconds) > (512 - 64 - 64) * 8192 / 4e6  # less the burst and what came first
-    cluster.nodes[1].calm()
+    bad_cables.mend(cluster, 1)
 
 
 def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,6 +278,7 @@ KINDS = ("net", "pid", "uts", "mnt", "user")
 KEEPER = """
 import json, os, signal, sys
 from pathlib import Path
+from support import bad_cables
 from support.cluster import Cluster
 with Cluster(3, Path(sys.argv[1]), sys.argv[2]) as cluster:
     pids = [cluster.switch.pid] + [node.pid for node in cluster.nodes]

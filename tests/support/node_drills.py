@@ -26,6 +26,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[:0] = map(str, (Path(__file__).parents[2], Path(__file__).parents[1]))
 
+from support import bad_cables
 from support.cluster import Cluster
 from support.jobs import PYTHON, poll
 from support.node_jobs import (
@@ -185,7 +186,7 @@ def stop_an_msrun(drill: Drill) -> None:
 def lose_packets(drill: Drill) -> None:
     node = drill.node(0)
     drill.note(f"node {node} loses 5 % of its packets, and a rank is killed")
-    drill.jobs.cluster.nodes[node].loss(5)
+    bad_cables.lose(drill.jobs.cluster, node, 5)
     ranks(drill)
 
 

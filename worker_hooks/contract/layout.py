@@ -215,11 +215,6 @@ class CheckpointLayout(NamedTuple):
         return f"rank_{rank}/{self.name}.safetensors"
 
     @staticmethod
-    def private(rank: int) -> str:
-        """A rank's private state, relative to the folder."""
-        return DumpLayout.private(rank)
-
-    @staticmethod
     def part(rank: int) -> str:
         """A rank's report of the files it has written, relative to the unfinished folder."""
         return f"rank_{rank}.part.json"

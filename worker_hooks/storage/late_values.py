@@ -81,11 +81,7 @@ def completed(
 ) -> dict[int, CommitRecord]:
     """The records with the variables of all ranks as of the commit of ``step``.
 
-    Args:
-        records: by rank; that of a rank that died before the commit is not one of a commit.
-        earlier: returns a rank's record of an earlier commit, if it is still there.
-        entries: by rank: what the payload of its record holds.
-        step: those of another step stay as they are.
+    The arguments are those of :func:`late_entries.completed`.
 
     Raises:
         UnknownStateError: some rank's cannot be known, and training depends on them.

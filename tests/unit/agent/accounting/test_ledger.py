@@ -96,7 +96,7 @@ def test_a_replaced_rank_costs_the_time_until_all_have_joined_and_no_step():
     one = heard(THREE, *REPLACED)
     found = the(one)
     assert (found.kind, found.ranks, found.answer) == (FailureKind.KILLED, {1}, Answer.REPLACED)
-    assert found.cause == "rank 1 was killed by SIGKILL" and found.verb == "was killed by SIGKILL"
+    assert found.cause == "rank 1 was killed by SIGKILL"
     stood_s = len(REPLACED) - len(DIED)
     assert (found.lost_s, found.lost_steps, found.step) == (stood_s, 0, 6)
     assert found.at == EPOCH + len(DIED)
@@ -127,7 +127,6 @@ def test_more_deaths_before_all_are_back_are_one_incident_of_all_ranks():
     found = the(one)
     assert found.ranks == {0, 1}
     assert found.cause == "rank 1 was killed by SIGKILL; rank 0 was killed by SIGSEGV"
-    assert found.verb == found.cause
 
 
 def test_an_exception_that_a_death_explains_is_no_incident_of_its_own():

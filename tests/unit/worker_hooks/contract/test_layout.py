@@ -54,7 +54,6 @@ BROKEN = PERIODIC._replace(prefix="a-1", is_breakpoint=True, record_id="")
         (PERIODIC.unfinished, "/c/CKP-2_50.rec_tmp"),
         (PERIODIC.place.folder, "/c/CKP-2_50"),
         (PERIODIC.shard(3), "rank_3/CKP-2_50.safetensors"),
-        (PERIODIC.private(3), "rank_3/private_rank_3.safetensors"),
         (PERIODIC.part(3), "rank_3.part.json"),
         (BROKEN.folder, "/c/a-1-2_50_breakpoint"),
         (BROKEN.unfinished, "/c/a-1-2_50_breakpoint_tmp"),
