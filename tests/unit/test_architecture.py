@@ -19,7 +19,7 @@ STAIRS = {  # a package may import those before it in its folder, and those of t
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
     "worker_hooks.rng": "generators randomness",
-    "worker_hooks.distributed": "abort communicators cut_tensors ddp_reducers ddp_release kept_groups pipelines process_group rehearsal stacks store_connection",
+    "worker_hooks.distributed": "abort communicators cut_tensors ddp_reducers ddp_release kept_groups module_flags pipelines process_group rehearsal stacks store_connection",
     "worker_hooks.shadows": "cuts image page",
     "worker_hooks.state": "committed_state device_state mismatch module private registry replication scaler snapshot",
     "worker_hooks.kept": "by_default state_mapper tensor_chain",

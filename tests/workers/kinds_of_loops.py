@@ -357,6 +357,25 @@ def catches(job):
         sys.exit(3)
 
 
+def thawed(job):
+    """Layers that learn from the second epoch on, as do no statistics any more; DDP is made anew."""
+    small, loader = Small(job), split()
+    first, norm = small.net[0], small.net[1]
+    first.requires_grad_(requires_grad=False)
+
+    def train(state):
+        model = DistributedDataParallel(small.net)
+        for epoch in state.epochs(EPOCHS):
+            if epoch == 1:
+                first.requires_grad_(requires_grad=True)
+                model = DistributedDataParallel(small.net)
+                norm.eval()
+            for x, y in state.batches(loader):
+                small.update(model, x, y)
+
+    job.run(train)
+
+
 def fetched_ahead(job):
     """The next batch is drawn before the update, as nanoGPT does it, in a loop of the script's own."""
     net, data = network(nn.Dropout(0.1)), samples()
@@ -393,6 +412,7 @@ KINDS = {
         early_before,
         own_epochs,
         weights_by_epoch,
+        thawed,
         fetched_ahead,
         swapped,
         bare,

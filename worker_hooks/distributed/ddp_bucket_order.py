@@ -38,6 +38,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from worker_hooks.distributed.module_flags import REDUCED
+
 log = logging.getLogger("msrun")
 
 _orders: WeakKeyDictionary[DistributedDataParallel, list[int]] = WeakKeyDictionary()
@@ -66,7 +68,7 @@ def find_all(
             places.setdefault(id(parameter), len(places))
     found: list[tuple[int, DistributedDataParallel]] = []
     for one in _living() if among is None else among:
-        if is_over or _is_alive(one):
+        if is_over or (_is_alive(one) and not REDUCED.is_superseded(one)):
             shared = [places[id(p)] for p in one.parameters() if id(p) in places]
             if shared:
                 found.append((min(shared), one))
@@ -228,7 +230,9 @@ def _reduced(ddp: DistributedDataParallel, count: int) -> tuple[list[Tensor], li
     found: tuple[list[Tensor], list[bool]] = private._build_params_for_reducer()
     if len(found[0]) == count:
         return found
-    idle = [each for each in ddp.module.parameters() if not each.requires_grad]
+    idle = [
+        p for p in ddp.module.parameters() if not p.requires_grad and REDUCED.wanted(p) is not False
+    ]
     try:
         for each in idle:
             each.requires_grad_(True)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import distributed
 
 from worker_hooks.distributed import ddp_bucket_order
+from worker_hooks.distributed.module_flags import REDUCED
 
 JOINED = (
     "with join() ranks that have fewer batches stop before the others, so steps are not in common"
@@ -33,8 +34,13 @@ class Reducers:
         self.is_expecting = False  # the first step after a resume is still to come
         self._new: ddp_bucket_order.NewDDPs | None = None  # if there was no DDP before
         self._has_uneven_ranks = False  # and that was said
-        self.has_learned = False
-        """Whether nothing is left to :meth:`learn`: the order is final."""
+        self._is_final = False
+        self._made = 0  # DDPs in this process, when they were looked up
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether nothing is left to :meth:`learn`: the order is final, and there is no new DDP."""
+        return self._is_final and self._made == REDUCED.count
 
     def orders(self) -> list[list[int] | None]:
         """The orders from which the layouts of the next step follow. Any thread may call this."""
@@ -49,7 +55,7 @@ class Reducers:
             Those that still exist. None of them reduces gradients any more.
         """
         found, self._found = self._found, None
-        self.has_learned = False
+        self._is_final = False
         new = self._forget_new()
         if found is None:
             found = ddp_bucket_order.find_all(self._modules(), new, is_over=True)
@@ -73,8 +79,8 @@ class Reducers:
         trust(())
         new = self._forget_new()
         if self._expected:
-            self._found = ddp_bucket_order.find_all(self._modules(), new)
-            self.has_learned = False
+            self._found, self._made = ddp_bucket_order.find_all(self._modules(), new), REDUCED.count
+            self._is_final = False
             for one, order in zip(self._found, self._expected, strict=False):
                 ddp_bucket_order.rehearse(one, order)
         self.is_expecting = False
@@ -85,13 +91,13 @@ class Reducers:
         Returns:
             Why a resumed training could not reduce in this order, said once; empty: it can.
         """
-        if self._found is None:
-            self._found = ddp_bucket_order.find_all(self._modules())
+        if self._found is None or self._made != REDUCED.count:
+            self._found, self._made = ddp_bucket_order.find_all(self._modules()), REDUCED.count
         whys = [ddp_bucket_order.learn(one) for one in self._found]
         if not self._has_uneven_ranks and any(map(_is_joined, self._found)):
             self._has_uneven_ranks = True
             whys.append(JOINED)
-        self.has_learned = all(map(ddp_bucket_order.is_settled, self._found))
+        self._is_final = all(map(ddp_bucket_order.is_settled, self._found))
         return next(filter(None, whys), "")
 
     def _forget_new(self) -> list[Any] | None:

@@ -23,6 +23,7 @@ from worker_hooks.distributed import (
     store_connection,
 )
 from worker_hooks.distributed.kept_groups import KeptGroups
+from worker_hooks.distributed.module_flags import REDUCED, ModuleFlags
 from worker_hooks.guard.guard import Guard
 from worker_hooks.tensors import placements
 
@@ -40,6 +41,7 @@ class Membership:
         self._group: process_group.GroupRecord | None = None
         self._kept: KeptGroups | None = None
         guard.not_replaceable_why = process_group.OUTSIDE
+        REDUCED.watch()
         if guard.is_on:
             ddp_release.install()  # where the worker's own start could not: behind a shell script
 
@@ -91,6 +93,7 @@ class Membership:
         order, was_torn = self._guard.rejoin()
         os.environ.update(rejoined(order.attempt, order.port))
         left = self._leave_groups()
+        REDUCED.forget()
         if self._flags is not None:
             self._flags.restore()
         is_collected = _are_held(users, left) or self._uses_accelerators()
@@ -139,23 +142,3 @@ def _are_held(users: Sequence[ref[Any]], left: Sequence[Any]) -> bool:
         return True
     *counts, alone = (sys.getrefcount(each) for each in [*left, object()])
     return any(count > alone + 1 for count in counts)
-
-
-class ModuleFlags:
-    """The flags ``training`` and ``requires_grad`` of some modules."""
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        """Record the flags of these modules and of all inside them."""
-        inside = [each for module in modules for each in module.modules()]
-        self._training = [(each, each.training) for each in inside]
-        self._trained = [
-            (one, one.requires_grad) for each in inside for one in each.parameters(recurse=False)
-        ]
-
-    def restore(self) -> None:
-        """Restore the recorded flags, for example after an interrupted validation."""
-        for module, is_training in self._training:
-            module.training = is_training
-        for parameter, is_trained in self._trained:
-            if parameter.requires_grad != is_trained:
-                parameter.requires_grad_(is_trained)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from worker_hooks.distributed.module_flags import Flags
 from worker_hooks.script.analysis import MUTATORS
 from worker_hooks.script.containers import CONTAINERS, Container, objects_in
 from worker_hooks.script.values import FIXED, is_generator
@@ -315,6 +316,8 @@ class AttributeFinder:
         """``registered`` returns modules and optimizers with names."""
         self._registered = registered
         self._assigned: Assigned | None = None
+        self.is_in_loop = False
+        """Values are restored for a loop, before which the script has made its DDPs."""
 
     def walk(self) -> Walk:
         """Begin with what is registered."""
@@ -325,6 +328,9 @@ class AttributeFinder:
         walk = Walk(self._assigned, {each.__name__ for each in modules})
         for name, thing in self._registered():
             walk.things += walk.meet(f"{REGISTERED}.{name}", thing)
+            if isinstance(thing, torch.nn.Module):
+                flags = Flags(thing, lambda: self.is_in_loop)
+                walk.groups.append(Group(f"{REGISTERED}.{name}.flags.", flags))
         return walk
 
 

@@ -424,6 +424,7 @@ class ScriptValues:
             is_last: training begins; else they will be restored once more.
             has_objects: registered objects are restored, too.
         """
+        self._finder.is_in_loop = is_last
         if self.is_found:
             self._follow_objects()  # some may have been made since training began
         found = {

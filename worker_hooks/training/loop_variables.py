@@ -19,6 +19,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from worker_hooks.contract.fingerprint import LATE, RESULT
 from worker_hooks.recovery.resume import SavedVariables
@@ -371,6 +372,8 @@ class LoopVariables:
         """It is not kept here; ``None``: for want of room."""
         key, kind = (named.name, named.file, named.line), ""
         is_left = named.name in self._script.ignored or self._script.is_registered(value)
+        if isinstance(value, DistributedDataParallel):  # which the script makes anew
+            is_left |= self._script.is_registered(value.module)
         if key in self._lost or is_left:
             return
         try:

@@ -12,7 +12,7 @@ from torch.nn.parallel import distributed
 from worker_hooks.contract.env import meeting_point, rejoined
 from worker_hooks.data.feed_cache import FeedCache
 from worker_hooks.distributed import abort, ddp_reducers
-from worker_hooks.recovery.rejoin import ModuleFlags
+from worker_hooks.distributed.module_flags import ModuleFlags
 from worker_hooks.state.scaler import ScalerPiece
 
 

@@ -373,6 +373,7 @@ def test_a_model_without_assigned_attributes_is_not_looked_at(rank):
         "script.state.own.",
         "script.state.shared.",
         "script.",
+        "script.TrainState.net.flags.",
     }
 
 
