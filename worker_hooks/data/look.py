@@ -151,6 +151,10 @@ def _parts(thing: Any) -> Iterator[tuple[str, object]]:
     attributes = getattr(thing, "__dict__", None)
     if isinstance(attributes, dict):
         yield from ((f".{name}", each) for name, each in list(attributes.items()))
+    for kind in type(thing).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            yield f".{name}", getattr(thing, name, None)
 
 
 def _items(thing: Any) -> Iterator[tuple[str, object]]:

@@ -67,7 +67,7 @@ class ScriptValues:
         self._from_peer: set[str] = set()  # values that are restored from another rank's
         self.late: set[str] = set()  # what has changed between a step's backward and its commit
         self._registered: list[object] = []  # alive, so that their ids stay theirs
-        self._excluded: set[int] = set()
+        self.excluded: set[int] = set()
         self._groups = [Group(OWN, vars(self.own)), Group(SHARED, vars(self.shared))]
         self._versioned: list[Group] = []  # those whose dict has a version,
         self._versions: list[ctypes.c_uint64] = []  # where that is,
@@ -104,7 +104,7 @@ class ScriptValues:
         while waiting:
             each = waiting.pop()
             self._registered.append(each)
-            self._excluded.add(id(each))
+            self.excluded.add(id(each))
             if isinstance(each, dict):
                 waiting += each.values()
             elif isinstance(each, list | tuple):
@@ -119,7 +119,7 @@ class ScriptValues:
 
     def is_registered(self, thing: object) -> bool:
         """Whether this object is saved otherwise."""
-        return id(thing) in self._excluded or any(
+        return id(thing) in self.excluded or any(
             each.thing is thing and each.is_small for each in self._containers.values()
         )
 
@@ -134,7 +134,7 @@ class ScriptValues:
             found, self._containers = self._found()
             for group in found:
                 for variable in group.scan(self._is_skipped):
-                    variable.begin(self._excluded)
+                    variable.begin(self.excluded)
         except Exception as error:  # noqa: BLE001  modules and objects of any kind
             log.warning("the script's own variables are not saved: %r", error)
             return
@@ -144,7 +144,7 @@ class ScriptValues:
     def _found(self) -> tuple[list[Group], dict[str, Container]]:
         """Where the script keeps values at present, and its containers of objects."""
         walk = self._finder.walk()
-        groups = groups_of(self._entry, self._excluded, walk.things, walk.meet)
+        groups = groups_of(self._entry, self.excluded, walk.things, walk.meet)
         self._own_modules = walk.modules
         new = {name for name in walk.iterators if not self._is_skipped(name)} - self.large
         self.large |= new
@@ -510,7 +510,7 @@ class ScriptValues:
     def _look(self, variable: Variable) -> bool:
         was_container = variable.mark is not None and type(variable.value) in CONTAINERS
         try:
-            return variable.look(self._excluded)
+            return variable.look(self.excluded)
         except Exception as error:
             if variable.name.startswith((OWN, SHARED)) and not values.is_generator(variable.value):
                 raise TypeError(f"{variable.name} cannot be saved: {error}") from error

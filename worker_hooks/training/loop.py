@@ -29,7 +29,6 @@ from worker_hooks.recovery import resume
 from worker_hooks.recovery.resume import ResumePoint
 from worker_hooks.script import notice, source
 from worker_hooks.script.source import Named
-from worker_hooks.script.unregistered import Unregistered
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.registry import saved_state, scripts_tensors
 from worker_hooks.state.replication import Replication
@@ -40,6 +39,7 @@ from worker_hooks.training.script_frames import advance, consumers, frames_of_sc
 from worker_hooks.training.step import StepTracker
 from worker_hooks.training.torch_hooks import is_left_regularly
 from worker_hooks.training.uncounted import UncountedSteps
+from worker_hooks.training.unkept import Unkept
 
 log = logging.getLogger("msrun")
 Batch = TypeVar("Batch")
@@ -109,7 +109,7 @@ class DataLoop:
         self.batches_per_epoch: int | None = None
         self._counts_epochs = False  # begin_epoch() is in use
         self._variables = LoopVariables(self._registered, committed.private.script)
-        self._unregistered: Unregistered | None = None  # from the first loop of the run on
+        self._unkept: Unkept | None = None  # from the first loop of the run on
         self._own_loop: OwnLoop | None = None  # if this rank says what begins anew in it
         self._objects = dict(registered or {})
         self._has_committed = False  # a step of this run
@@ -414,14 +414,12 @@ class DataLoop:
                 log.warning(notice.COUNTS_ANEW, self.batch)
         self._variables.capture(is_last=True)
         self._say_lost(self._variables.lost())
-        if self._unregistered is None and self._may_say:
+        if self._unkept is None and self._may_say:
             fed = {} if self._feed is None else {"loader": self._feed.saved_objects}
             state_of = partial(saved_state, self._committed.pieces)
-            self._unregistered = Unregistered(self._objects | fed, state_of)
             script = self._committed.private.script
-            frames = frames_of_script(frame)
-            told = self._unregistered.begin(script.groups, frames, script.is_ignored)
-            self._say_unprotected((each, True) for each in told)
+            self._unkept = Unkept(self._objects | fed, state_of, script)
+            self._say_unprotected((e, True) for e in self._unkept.begin(frames_of_script(frame)))
 
     def _find_script(self, train: Callable[..., Any] | None = None) -> None:
         """Find what the script keeps for itself."""
@@ -446,9 +444,10 @@ class DataLoop:
 
     def _say_changes(self) -> None:
         """Say what has changed, and is saved nowhere."""
-        told = self._committed.private.script.changes_of_data(is_first=self.batch <= 1)
-        if self._unregistered is not None:
-            told += self._unregistered.committed(self._variables.is_kept)
+        is_first = self.batch <= 1
+        told = self._committed.private.script.changes_of_data(is_first=is_first)
+        if self._unkept is not None:
+            told += self._unkept.committed(self._variables.is_kept, is_first=is_first)
         if told:
             self._say_unprotected((each, True) for each in told)
 

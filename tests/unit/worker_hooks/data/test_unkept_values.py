@@ -1,0 +1,145 @@
+"""What changes in training and is kept nowhere is named; what is kept, or made anew, is not."""
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from worker_hooks.data import unkept_values
+from worker_hooks.data.unkept_values import UnkeptValues
+from worker_hooks.script.kept import ScriptValues
+
+
+class Script:
+    """A process whose ``__main__`` has a source; ``step`` is run in each step."""
+
+    def __init__(self, monkeypatch, path, source):
+        path.write_text(source)
+        self.main = ModuleType("__main__")
+        self.main.__file__ = str(path)
+        monkeypatch.setitem(sys.modules, "__main__", self.main)
+        exec(compile(source, str(path), "exec"), vars(self.main))
+        registered = {"net": self.main.net} if hasattr(self.main, "net") else {}
+        self.values = ScriptValues(registered.items)
+        self.values.exclude(registered.values())
+        self.values.find(vars(self.main).get("train"))
+        self.values.begin()
+        self.watch = UnkeptValues(self.values)
+
+    def step(self, statement="step()", *, is_first=False):
+        exec(statement, vars(self.main))
+        self.values.look(is_commit=True)
+        return [each.split("`")[1] for each in self.watch.committed(is_first=is_first)]
+
+
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    return lambda source: Script(monkeypatch, tmp_path / "train.py", source)
+
+
+CHANGING = {
+    "an array that is filled in place": ("rows = np.zeros((20000, 8))", "rows[7] += 1", "rows"),
+    "one of an object": (
+        "replay = SimpleNamespace(rows=np.zeros((20000, 8)), at=0)",
+        "replay.rows[replay.at] = 1; replay.at += 1",
+        "replay.rows",
+    ),
+    "an object that hands out items": (
+        "class Bank:\n    def __getitem__(self, at): return at\nbank = Bank(); bank.count = 0",
+        "bank.count += 1",
+        "bank",
+    ),
+    "an object with slots": (
+        "class Small:\n    __slots__ = ('n',)\nsmall = Small()\nsmall.n = 0",
+        "small.n += 1",
+        "small",
+    ),
+    "a dict of an own class": ("class Bag(dict): pass\nbag = Bag(n=0)", "bag['n'] += 1", "bag"),
+    "a large deque that is full": (
+        "big = deque(range(9000), maxlen=9000)",
+        "big.append(-len(big))",
+        "big",
+    ),
+    "a count": ("count = itertools.count()", "next(count)", "count"),
+    "a generator": ("stages = (n for n in range(9))", "next(stages)", "stages"),
+    "an argument's default": (
+        "def seen(x, box=[]):\n    box.append(x)",
+        "seen(1)",
+        "seen(box=...)",
+    ),
+    "a function with arguments": (
+        "add = partial(lambda box: box.append(1), [])",
+        "add()",
+        "add",
+    ),
+    "an object deep in others": (
+        "class A:\n    pass\na = A(); a.b = A(); a.b.c = A(); a.b.c.d = A(); a.b.c.d.n = 0",
+        "a.b.c.d.n += 1",
+        "a.b.c.d",
+    ),
+    "a generator of numpy that cannot be saved": (
+        "rng = np.random.Generator(np.random.SFC64(1)).bit_generator",
+        "rng.random_raw()",
+        "rng",
+    ),
+}
+HEAD = "import itertools\nimport numpy as np\nfrom collections import deque\nfrom functools import partial\nfrom types import SimpleNamespace\n"
+
+
+@pytest.mark.parametrize("what", CHANGING)
+def test_what_nothing_keeps_is_named_as_it_changes(script, what):
+    source, change, name = CHANGING[what]
+    one = script(HEAD + source)
+    assert one.step("pass") == []
+    assert one.step(change) == [name]
+    assert one.step(change) + one.step(change) == []  # it was said
+
+
+def test_what_is_given_another_object_later_is_named(script):
+    one = script(
+        "import enum\nfrom torch import nn\nfrom torch.nn import functional as F\n"
+        "class Phase(enum.Enum):\n    WARM, MAIN = 1, 2\n"
+        "class Trainer:\n    def __init__(self):\n"
+        "        self.criterion, self.reg = nn.MSELoss(), F.l1_loss\n"
+        "        self.phase, self.best = Phase.WARM, None\n"
+        "net, each, trainer = nn.Linear(1, 1), F.relu, Trainer()\n"
+        "def step():\n    global each\n    each = F.tanh if each is F.relu else F.relu\n"
+    )
+    assert [one.step() for _ in range(3)] == [[], [], []]
+    assert one.step(
+        "step(); trainer.criterion, trainer.reg, trainer.phase, trainer.best = "
+        "nn.L1Loss(), F.mse_loss, Phase.MAIN, nn.Linear(1, 1)"
+    ) == ["trainer.criterion", "trainer.reg", "trainer.phase", "trainer.best"]
+
+
+def test_what_is_kept_or_read_or_wraps_what_is_registered_is_not_named(script):
+    one = script(
+        "import torch\nfrom torch import nn\nfrom torch.utils.data import DataLoader, Dataset\n"
+        "class Data(Dataset):\n    def __init__(self): self.reads = 0\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, at):\n        self.reads += 1\n        return torch.ones(1)\n"
+        "class Meter:\n    def __init__(self): self.total, self.history = 0.0, []\n"
+        "net, data, meter, meters = nn.Linear(1, 1), Data(), Meter(), [Meter(), Meter()]\n"
+        "loader, wrapped, counts, lost = DataLoader(data), net, {}, None\n"
+        "def step():\n    global lost, wrapped\n"
+        "    [*loader]; meter.total += 1; meter.history.append(1); meters[0].total += 1\n"
+        "    counts[len(counts)] = 1\n"
+        "    if len(counts) == 3:\n        wrapped = nn.Sequential(net)\n"
+        "    lost = torch.ones(3)\n"
+    )
+    assert [one.step() for _ in range(8)] == [[]] * 8
+
+
+def test_an_ignored_value_is_not_named(script):
+    one = script("import numpy as np\nrows = np.zeros((20000, 8))\n")
+    one.values.ignored.add("rows")
+    assert one.step("rows[0] += 1") == []
+
+
+def test_it_is_looked_at_rarely_and_as_loops_begin(script, monkeypatch):
+    monkeypatch.setattr(unkept_values, "SHARE", 1e9)
+    one = script("import numpy as np\nrows = np.zeros((20000, 8))\n")
+    for _ in range(4):
+        one.step("pass")
+    assert one.step("rows[0] += 1") == []  # the fifth
+    assert one.step("pass", is_first=True) == ["rows"]
