@@ -16,6 +16,7 @@ import struct
 import sys
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -28,6 +29,10 @@ _MT = struct.Struct("<625I")  # the 624 words of a Mersenne twister, and the nex
 _GAUSS = struct.Struct("<i4xd")  # whether there is a spare normal number, and the number
 _NO_GAUSS = _GAUSS.pack(0, 0.0)
 _JSON_BYTES = 256
+_MOST_JSON_BYTES = 16 << 10
+_SPARE_BYTES = 64  # for the digits of what is no array
+_SPAWNED = "spawned"
+_COUNT = struct.Struct("<q")
 _PROBED = 64  # bytes: a twister's index, and some of the words beside it
 TWISTER_BYTES = _MT.size + _GAUSS.size
 
@@ -202,27 +207,29 @@ class NumpyStream:
 
 
 class JsonStream:
-    """A ``numpy.random.Generator`` whose state is a few numbers, as that of ``default_rng``."""
-
-    nbytes = _JSON_BYTES
+    """A ``numpy.random.Generator``, as of ``default_rng``, and how many it has spawned."""
 
     def __init__(self, source: Any) -> None:
         """Take a generator.
 
         Raises:
-            TypeError: its state is an array.
+            TypeError: its state is of an unknown kind.
             ValueError: its state has no room on the page.
         """
         self._bits = source.bit_generator
-        if len(json.dumps(self._bits.state)) > _JSON_BYTES:
+        self._seeds = Spawned(self._bits.seed_seq)
+        # a number of an array has up to 20 digits
+        room = len(_numbers({**self._bits.state, _SPAWNED: 0}, lambda each: [10**20] * len(each)))
+        self.nbytes = max(_JSON_BYTES, room + _SPARE_BYTES)
+        if self.nbytes > _MOST_JSON_BYTES:
             raise ValueError("the state is too large")
 
     def writer(self, address: int) -> Callable[[], None]:
         """See :meth:`Stream.writer`."""
 
         def write() -> None:
-            state = json.dumps(self._bits.state).encode().ljust(_JSON_BYTES)
-            copy(address, state, _JSON_BYTES)
+            state = _numbers({**self._bits.state, _SPAWNED: self._seeds.count})
+            copy(address, state.encode().ljust(self.nbytes), self.nbytes)
 
         return write
 
@@ -232,7 +239,40 @@ class JsonStream:
 
     def restore(self, state: bytes) -> None:
         """See :meth:`Stream.restore`."""
-        self._bits.state = json.loads(state)
+        found = json.loads(state)
+        spawned = found.pop(_SPAWNED, 0)
+        self._bits.state = found
+        self._seeds.restore(_COUNT.pack(spawned))
+
+
+class Spawned:
+    """A ``numpy.random.SeedSequence``: how many others it has made, each one different."""
+
+    nbytes = 8
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    @property
+    def count(self) -> int:
+        """0 for a sequence that cannot spawn."""
+        return int(getattr(self._source, "n_children_spawned", 0))
+
+    def writer(self, address: int) -> Callable[[], None]:
+        """See :meth:`Stream.writer`."""
+        return lambda: copy(address, _COUNT.pack(self.count), self.nbytes)
+
+    def probes(self) -> Probes:
+        """See :meth:`Stream.probes`."""
+        return (partial(getattr, self, "count"),)
+
+    def restore(self, state: bytes) -> None:
+        """See :meth:`Stream.restore`. It cannot go back, as a rank that lives on would have to."""
+        (count,) = _COUNT.unpack(state)
+        if count < self.count:
+            raise ValueError(f"{self.count} seeds were spawned, and {count} at the step")
+        if count > self.count:
+            self._source.spawn(count - self.count)
 
 
 def stream_of(thing: object) -> Stream | None:
@@ -244,12 +284,19 @@ def stream_of(thing: object) -> Stream | None:
         return PythonStream(thing)
     if numpy is not None and isinstance(thing, numpy.RandomState):
         return NumpyStream(thing) if _twister(thing) is not None else None
+    if numpy is not None and isinstance(thing, numpy.SeedSequence):
+        return Spawned(thing)
     if numpy is not None and isinstance(thing, numpy.Generator):
         try:
             return JsonStream(thing)
         except (TypeError, ValueError):
             return None
     return None
+
+
+def _numbers(state: Any, of_array: Callable[[Any], Any] = methodcaller("tolist")) -> str:
+    """A state as JSON, of which arrays are lists."""
+    return json.dumps(state, default=of_array)
 
 
 def numpy_random() -> ModuleType | None:

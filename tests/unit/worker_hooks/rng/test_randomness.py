@@ -17,6 +17,7 @@ import torch
 from worker_hooks.contract.status_page import Entry, Page, create
 from worker_hooks.rng import generators
 from worker_hooks.rng import randomness as rng
+from worker_hooks.rng.generators import stream_of
 from worker_hooks.rng.randomness import Randomness, derive, private_streams, process_streams
 
 ROOT = Path(__file__).parents[4]
@@ -310,13 +311,14 @@ class Owner:
             [self.python.gauss(0, 1) for _ in range(3)],
             self.old.randn(3).tolist(),
             self.new.integers(1000, size=3, dtype=np.uint32).tolist(),
+            self.fast.random(3).tolist(),
         )
 
 
 def test_generators_of_objects_are_found_once_and_restored():
     one, two = Owner(1), Owner(2)
     found = private_streams({"a": one, "b": None, "c": 3})
-    assert list(found) == ["a.torch", "a.python", "a.old", "a.new"]
+    assert list(found) == ["a.torch", "a.python", "a.old", "a.new", "a.fast"]
     one.draw()
     state = saved(Randomness(found))
     expected = one.draw()
@@ -420,3 +422,42 @@ def test_what_cannot_be_probed_is_always_written(monkeypatch, lost):
         assert room.raw == randomness.capture()
         random.random()
         np.random.rand()
+
+
+@pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
+def test_any_generator_of_numpy_continues_and_spawns_as_it_would_have(kind):
+    old, new = (np.random.Generator(getattr(np.random, kind)(3)) for _ in range(2))
+    old.random(5)
+    old.integers(9, dtype="i4")
+    old.spawn(2)
+    saved = captured(old)
+    expected = old.random(3), old.spawn(1)[0].random(3)
+    stream_of(new).restore(saved)
+    assert (new.random(3) == expected[0]).all()
+    assert (new.spawn(1)[0].random(3) == expected[1]).all()
+
+
+def test_the_state_of_a_generator_always_has_room():
+    source = np.random.Generator(np.random.Philox(1))
+    stream = stream_of(source)
+    source.spawn(20)
+    for _ in range(2000):
+        source.integers(9, dtype="i4")
+        assert captured(source, stream)
+
+
+def test_a_sequence_of_seeds_goes_on_and_never_back():
+    old, new = np.random.SeedSequence(1), np.random.SeedSequence(1)
+    before = captured(old)
+    old.spawn(3)
+    stream_of(new).restore(captured(old))
+    assert old.spawn(1)[0].spawn_key == new.spawn(1)[0].spawn_key == (3,)
+    with pytest.raises(ValueError, match="4 seeds were spawned, and 0 at the step"):
+        stream_of(old).restore(before)
+
+
+def captured(generator, stream=None):
+    stream = stream or stream_of(generator)
+    memory = ctypes.create_string_buffer(stream.nbytes)
+    stream.writer(ctypes.addressof(memory))()
+    return memory.raw
