@@ -8,7 +8,8 @@ import signal
 import time
 
 from worker_hooks.contract.env import RUNS
-from worker_hooks.contract.process_stat import read_stat
+from worker_hooks.contract.process_stat import name_of, read_stat
+from worker_hooks.machine.kept_memory import KEEPER
 
 SWEEPS = 50  # rounds of looking for processes left over, 20 ms apart: one second
 SAVE_S = 1800.0  # for workers that save without an agent; without progress they exit earlier
@@ -20,12 +21,13 @@ def end_orphans(record_id: str, sessions: frozenset[int], spared: frozenset[int]
     Args:
         record_id: of the run; it is in the environment of what its workers started.
         sessions: that the workers lead; their children may have another environment.
-        spared: workers that save and exit by themselves; then their children are killed, too.
+        spared: workers that save and exit by themselves; then their children are killed, too, and
+            what keeps the memory of dead ones, which they may need.
     """
     saving = {pid for pid in spared if _is_of(pid, record_id, sessions)}
     if saving:
         watched = _open(saving)
-        _kill_all(record_id, sessions, _with_families(saving))
+        _kill_all(record_id, sessions, _with_families(saving) | _keepers())
         _await_ends(watched, SAVE_S)
     _kill_all(record_id, sessions, set())
 
@@ -65,6 +67,11 @@ def _with_families(spared: set[int]) -> set[int]:
     while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
         found |= more
     return found
+
+
+def _keepers() -> set[int]:
+    """The processes that keep the memory of ranks; of any run."""
+    return {pid for pid in _pids() if name_of(pid) == KEEPER}
 
 
 def _open(pids: set[int]) -> list[int]:

@@ -33,7 +33,7 @@ from agent.forkserver import (
 from agent.forkserver.orphans import end_orphans, live_sessions
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.atomic_file import describe_os_error
-from worker_hooks.contract.env import SHADOWS
+from worker_hooks.contract.env import FORKSERVER_PID, SHADOWS
 from worker_hooks.distributed import ddp_release, rehearsal
 
 # Ignored: a batch system may signal every process of a job, but ranks need the store to save.
@@ -149,13 +149,15 @@ def _serve(link: socket.socket, orders: Orders) -> tuple[protocol.WorkerOrder, i
     sessions: set[int] = set()  # of the workers that may be alive
     attempt, keeps = -1, False
     spared: set[int] = set()  # those of them that save if the agent dies
+    own = {FORKSERVER_PID: str(os.getpid())}
     while True:
         message, fds = wire.receive(link)
         match message:
             case protocol.StartWorkers():
                 forked = _fork_workers(link, message, orders.agent_pid, meant)
                 if isinstance(forked, int):
-                    return message.workers[forked], message.attempt
+                    order = message.workers[forked]
+                    return order._replace(environ=order.environ | own), message.attempt
                 # replacements may be called off, and all ranks started instead
                 is_anew = keeps and not message.keeps
                 if attempt not in {-1, message.attempt} or is_anew:

@@ -6,24 +6,11 @@ import contextlib
 import mmap
 import os
 import signal
-import struct
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from weakref import finalize
 
-from worker_hooks.machine import kept_memory
-from worker_hooks.machine.kept_memory import (
-    BOARD_BYTES,
-    FRONT_BYTES,
-    WORD,
-    Proof,
-    StateMap,
-    TensorChain,
-)
-
-PIECE = 4 << 20  # bytes read at once
-MOST = 256 << 20  # bytes of a map; a longer one is none
-_WORD, _NUMBER = struct.Struct("<Q"), struct.Struct("<I")
+from worker_hooks.machine.kept_memory import StateMap
+from worker_hooks.machine.left_memory import LeftMemory
 
 
 class KeptRank:
@@ -45,63 +32,15 @@ class KeptRank:
         opened.append(os.pidfd_open(keeper))
         opened.append(os.open(f"/proc/{keeper}/mem", os.O_RDONLY | os.O_CLOEXEC))
         self._process, self._memory = opened
+        self._left = LeftMemory(self._memory, board)
 
     def states(self) -> list[StateMap]:
-        """What is whole in it, the newest first. Whatever lies there, nothing raises."""
-        try:
-            board = kept_memory.read_board(self._read(self._board, BOARD_BYTES))
-        except (OSError, struct.error):
-            return []
-        found = []
-        for address in filter(None, board.maps):
-            with contextlib.suppress(
-                OSError, OverflowError, ValueError, KeyError, TypeError, struct.error
-            ):
-                nbytes, checksum = kept_memory.front(self._read(address, FRONT_BYTES))
-                octets = self._read(address + FRONT_BYTES, nbytes) if nbytes <= MOST else b""
-                if not kept_memory.is_sound(octets, checksum):
-                    continue
-                state = kept_memory.decode(octets)
-                is_torn = state.step < board.torn or state.changes != board.changes
-                if state.why_not or (is_torn and not state.is_copied):
-                    continue
-                if all(self._is_proven(proof, state.chain) for proof in state.proofs):
-                    found.append(state)
-        return sorted(found, key=lambda state: -state.step)
-
-    def pieces(self, state: StateMap) -> Iterator[tuple[bytes, bool]]:
-        """The bytes that follow the head in a file, and whether all replicas hold them.
-
-        Raises:
-            OSError: the memory is gone.
-        """
-        inline = 0
-        for index, (address, nbytes) in enumerate(state.segments):
-            is_replicated = index < state.replicated
-            if not address:
-                yield state.inline[inline : inline + nbytes], is_replicated
-                inline += nbytes
-                continue
-            for at in range(0, nbytes, PIECE):
-                yield self._read(address + at, min(PIECE, nbytes - at)), is_replicated
+        """As :meth:`LeftMemory.states`."""
+        return self._left.states()
 
     def checksum(self, state: StateMap, take: Callable[[bytes], object] = len) -> str:
-        """What is equal on replicas that hold the same.
-
-        Args:
-            state: of :meth:`states`.
-            take: is given all of a file's bytes, in order.
-
-        Raises:
-            OSError: the memory is gone, or what ``take`` raises.
-        """
-        found = 0
-        take(state.head)
-        for piece, is_replicated in self.pieces(state):
-            if is_replicated:
-                found = zlib.crc32(piece, found)
-            take(piece)
-        return kept_memory.kept_digest(state.seed, found)
+        """As :meth:`LeftMemory.checksum`."""
+        return self._left.checksum(state, take)
 
     def nbytes(self) -> int:
         """How much memory it takes: what no file has and no other process was given."""
@@ -116,25 +55,6 @@ class KeptRank:
         """Kill the keeper, with which the memory ends."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._process, signal.SIGKILL)
-
-    def _is_proven(self, proof: Proof, chain: TensorChain) -> bool:
-        inner = self._word(proof.tensor + chain.inner)
-        counter = self._word(inner + chain.counter)
-        (version,) = _NUMBER.unpack(self._read(counter + chain.number, _NUMBER.size))
-        if version != proof.version:
-            return False
-        storage = self._word(inner + chain.storage) if proof.elements else 0
-        return not proof.elements or self._word(storage + chain.elements) == proof.elements
-
-    def _word(self, address: int) -> int:
-        (value,) = _WORD.unpack(self._read(address, WORD))
-        return int(value)
-
-    def _read(self, address: int, nbytes: int) -> bytes:
-        octets = os.pread(self._memory, nbytes, address)
-        if len(octets) != nbytes:  # the end of the process, or of what is mapped
-            raise OSError(f"the memory of the rank is gone at {address:#x}")
-        return octets
 
 
 def _close_all(opened: list[int]) -> None:

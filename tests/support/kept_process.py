@@ -51,7 +51,7 @@ class MappedRank:
         told = (
             self.why_unsafe,
             self.said.append,
-            os.getppid(),
+            (os.getppid(),),
             lambda *cost: self.costs.append(cost),
         )
         self.mapper = self.committed.kept = StateMapper(self.committed.pieces, *told)

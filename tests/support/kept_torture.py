@@ -152,7 +152,7 @@ class TorturedRank:
         self._notes = notes
         state = self._state = TrainedState()
         committed = state.committed
-        mapper = StateMapper(committed.pieces, lambda: ("", ""), lambda _: None, agent)
+        mapper = StateMapper(committed.pieces, lambda: ("", ""), lambda _: None, (agent,))
         committed.kept = mapper
         if is_copied(seed):
             copies.SHARE = math.inf  # steps are so short that no copy would be cheap

@@ -138,7 +138,7 @@ def test_nobody_saves_state_of_its_own_as_that_of_a_dead_rank(msrun, tmp_path):
     """What differs by rank was said at the first steps; msrun and one rank die together."""
     script = tmp_path / "own.py"
     script.write_text(OWN_STATE)
-    job = msrun.start("--nproc-per-node=2", script, tmp_path / "ckpt")
+    job = msrun.start("--protect-memory=copy", "--nproc-per-node=2", script, tmp_path / "ckpt")
     job.await_lines("step 6\n", 2, LONG_S)
     kill(job, msrun, 1)
     assert not list((tmp_path / "ckpt").glob("*[0-9]"))
@@ -162,8 +162,13 @@ def test_each_group_of_replicas_saves_its_part_where_ranks_differ(msrun, tmp_pat
 
 @pytest.mark.parametrize(
     ("style", "killed"),
-    [("hsdp", [1]), ("fsdp", []), ("moe", [])],
-    ids=["a replica dies too", "no replicas", "each tensor with other replicas"],
+    [("hsdp", [1]), ("fsdp", []), ("moe", []), ("fsdp", [1, 3])],
+    ids=[
+        "a replica dies too",
+        "no replicas",
+        "each tensor with other replicas",
+        "ranks without replicas die too",
+    ],
 )
 def test_a_sharded_state_is_saved_without_msrun(
     msrun: Launcher, warm_python: WarmPython, tmp_path: Path, style: str, killed: list[int]
@@ -173,7 +178,7 @@ def test_a_sharded_state_is_saved_without_msrun(
     job.await_lines("step 5\n", RANKS, LONG_S)  # all vote by then
     kill(job, msrun, *killed)
     _, manifest = dump_of(tmp_path / "dumps")
-    assert manifest.step >= 5
+    assert manifest.step >= 5 - (len(killed) > 1)  # dead ranks may have left the one before
     assert sorted(rank for part in manifest.holders for rank in part) == list(range(RANKS))
     again = msrun.start("--resume", log_dir=msrun.tmp / "resumed", cwd=tmp_path)
     assert (ended := again.wait()).code == 0, ended.err

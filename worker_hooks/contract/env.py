@@ -49,6 +49,9 @@ KEEPS_MEMORY = "MSRUN_KEEPS_MEMORY"
 """``live``, or ``auto``: a rank's memory is kept when it is killed, and it notes where its state
 lies; with ``auto`` as long as that is cheap, for all ranks."""
 
+FORKSERVER_PID = "MSRUN_FORKSERVER_PID"
+"""The process that started the rank. If msrun is killed it lives until all ranks have saved."""
+
 REHEARSE = "MSRUN_REHEARSE"
 """``1``: a new rank whose peers live on; its groups only pretend until it calls ``run``."""
 
@@ -202,6 +205,7 @@ class RankEnv(NamedTuple):
     save_to: str = ""  # a drill's folder; it replaces every folder that the script saves to
     is_controlled: bool = False  # by msrun on another node
     keeps_memory: str = ""  # of killed ranks, to be read: ``live``, or ``auto``: if it is cheap
+    forkserver: int = 0  # the process that lives until all have saved, if msrun is killed
 
     def redirected(self, folder: str) -> str:
         """Where to save instead of in ``folder``; there itself, unless this is a drill."""
@@ -230,6 +234,7 @@ class RankEnv(NamedTuple):
             is_strict=environ.get(STRICT) == "1",
             is_controlled=bool(environ.get(JOB)),
             keeps_memory=environ.get(KEEPS_MEMORY, ""),
+            forkserver=number(FORKSERVER_PID, 0),
         )
 
 

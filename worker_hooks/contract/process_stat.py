@@ -58,6 +58,15 @@ def read_stat(pid: int | str = "self", thread: int | str = "") -> ProcessStat | 
         return None
 
 
+def name_of(pid: int) -> str:
+    """Its name, as ps shows it; empty: there is none that may be looked at."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return file.read().rstrip(b"\n").decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def children(pid: int) -> list[int]:
     """The children of a process's main thread; none when it cannot be looked at."""
     try:

@@ -56,6 +56,8 @@ LATE_BYTES = _LATE.size
 _RECORDS = 3
 _DEVICE_AT = _HEAD.size
 _DEVICE = struct.Struct("<QI")  # bytes of buffers on a device, records beyond three
+_KEEPER_AT = _DEVICE_AT + _DEVICE.size
+_KEEPER = struct.Struct("<IQ")  # its process id, the address of the board in its memory
 _STAMP = struct.Struct("<q")  # as a device has it
 _STAMP_ROOM = 64  # so that what is behind it is aligned
 _TURNS = 1 << 20  # copies of one step before their stamps begin anew
@@ -225,6 +227,16 @@ class Page:
         self._beat.release()  # otherwise the map cannot be closed
         self._paces.release()
         self._map.close()
+
+    def note_keeper(self, pid: int, board: int) -> None:
+        """Note who keeps the rank's memory, see :mod:`worker_hooks.machine.kept_memory`."""
+        _KEEPER.pack_into(self._map, _KEEPER_AT, pid, board)
+
+    @property
+    def keeper(self) -> tuple[int, int]:
+        """What was noted there; zeros: nobody keeps it."""
+        pid, board = _KEEPER.unpack_from(self._map, _KEEPER_AT)
+        return pid, board
 
     def content(self) -> bytes:
         """All bytes of the page."""

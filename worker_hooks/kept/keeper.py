@@ -11,8 +11,9 @@ close its descriptors, so that peers see the rank's connections end; leave the r
 group, whose processes are killed with the rank; give it a name; and sleep. All signals but SIGKILL
 and SIGSTOP are blocked. As its end signals nothing, ``os.wait()`` in the script does not know it.
 
-The one descriptor that stays stands for the agent's process: if that ends, the keeper does, as
-nobody is left who would read the memory, or free it.
+Two descriptors stay. One is the agent's process: as long as that lives it reads the memory, and
+frees it. If it is killed, ranks that are left save by themselves, and may need what the dead one
+had. The other one is the forkserver's, which lives until they have: then the keeper ends.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ import platform
 import select
 import signal
 import struct
+from collections.abc import Sequence
+from itertools import pairwise
 
-NAME = "msrun-keeper"  # as ps shows it; at most 15 bytes
+from worker_hooks.machine.kept_memory import KEEPER
+
 _CLONE_VM = 0x100  # linux/sched.h
 _PAGE = mmap.PAGESIZE
 _LAST_FD = 0xFFFFFFFF
 _FOR_EVER = 0xFFFFFFFFFFFFFFFF  # -1
 _AT = 64  # where in its data the descriptor is that it waits for
-_PR_SET_NAME = 15  # linux/prctl.h
+_PR_SET_NAME, _PR_SET_PTRACER = 15, 0x59616D61  # linux/prctl.h; the latter for Yama, if it is there
 _MACHINE = "x86_64"
 # of x86-64: asm/unistd_64.h
 _POLL, _EXIT, _SETSID, _PRCTL, _CLOSE_RANGE = 7, 60, 112, 157, 436
@@ -41,8 +45,12 @@ _ARGUMENTS = (b"\x48\xbf", b"\x48\xbe", b"\x48\xba")  # mov rdi / rsi / rdx, 64 
 _NUMBER, _SYSCALL = b"\xb8", b"\x0f\x05"  # mov eax, 32 bits; syscall
 
 
-def start_keeper(agent: int) -> int:
-    """Start one; its process id. ``agent``: the process id of who may read the memory.
+def start_keeper(agent: int, beyond: int = 0) -> int:
+    """Start one; its process id.
+
+    Args:
+        agent: the process id of who reads the memory.
+        beyond: of who lives until all ranks have saved, if the agent is killed; 0: nobody does.
 
     Raises:
         OSError: the kernel, or its policy, does not allow it.
@@ -54,16 +62,18 @@ def start_keeper(agent: int) -> int:
     _kept.append((memory, room))  # as long as this process lives
     code = ctypes.addressof(room)
     name, stack = code + _PAGE, code + 3 * _PAGE
-    memory[_PAGE : _PAGE + len(NAME)] = NAME.encode()
-    watched = os.pidfd_open(agent)
+    memory[_PAGE : _PAGE + len(KEEPER)] = KEEPER.encode()
+    watched = list[int]()
     try:
-        waits = _POLLFD.pack(watched, select.POLLIN, 0)
+        watched += (os.pidfd_open(each) for each in (agent, beyond) if each)
+        waits = b"".join(_POLLFD.pack(each, select.POLLIN, 0) for each in watched)
         memory[_PAGE + _AT : _PAGE + _AT + len(waits)] = waits
         text = _code(name, name + _AT, watched)
         memory[: len(text)] = text
         return _clone(code, stack)
     finally:
-        os.close(watched)  # here
+        for each in watched:
+            os.close(each)  # here
 
 
 def _clone(code: int, stack: int) -> int:
@@ -87,13 +97,19 @@ def _checked(result: int) -> int:
     return result
 
 
-def _code(name: int, waits: int, watched: int) -> bytes:
+def _code(name: int, waits: int, watched: Sequence[int]) -> bytes:
     """What the keeper runs; it needs no stack, and never returns."""
-    close = _call(_CLOSE_RANGE, watched + 1, _LAST_FD, 0)
-    if watched:
-        close = _call(_CLOSE_RANGE, 0, watched - 1, 0) + close
+    edges = [-1, *sorted(watched), _LAST_FD + 1]
+    close = (
+        _call(_CLOSE_RANGE, low + 1, high - 1, 0) for low, high in pairwise(edges) if high > low + 1
+    )
     named = _call(_SETSID) + _call(_PRCTL, _PR_SET_NAME, name)
-    return _ENDBR64 + close + named + _call(_POLL, waits, 1, _FOR_EVER) + _call(_EXIT, 0)
+    awaited = (
+        _call(_POLL, waits + _POLLFD.size * index, 1, _FOR_EVER) for index in range(len(watched))
+    )
+    # the agent is gone: from now on its peers read
+    after = _call(_PRCTL, _PR_SET_PTRACER, _FOR_EVER).join(awaited)
+    return _ENDBR64 + b"".join(close) + named + after + _call(_EXIT, 0)
 
 
 def _call(number: int, *arguments: int) -> bytes:

@@ -87,7 +87,7 @@ class StateMapper:
         pieces: Sequence[Piece],
         why_unsafe: Callable[[], tuple[str, str]],
         say: Callable[[str], None],
-        agent: int,
+        readers: tuple[int, ...],
         tell_cost: Callable[[float, float], None] | None = None,
     ) -> None:
         """Start the keeper; nothing is noted yet.
@@ -96,7 +96,8 @@ class StateMapper:
             why_unsafe: returns why no step of this training may be saved, and why none may be read
                 in live memory; empty: some may.
             say: tells people, once for each reason, why what lies there cannot be read.
-            agent: the process id of who reads it.
+            readers: the process id of who reads it; and of who outlives that one until all that it
+                is needed for is saved, if there is such a one.
             tell_cost: is told now and then what a note and a step take, in seconds.
 
         Raises:
@@ -120,7 +121,7 @@ class StateMapper:
         self.is_over = False
         self._pid = os.getpid()
         self.board = ctypes.addressof(self._memory)
-        self.keeper = start_keeper(agent)
+        self.keeper = start_keeper(*readers)
         """Its process id."""
         _mapping.append(self)  # what it tells of is not freed before the process ends by itself
         atexit.register(self._end)

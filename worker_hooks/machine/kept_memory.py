@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 KEPT = "kept-"  # what its digests begin with
+KEEPER = "msrun-keeper"  # the name of the process that holds it, as ps shows it; at most 15 bytes
 WORD = 8  # bytes
 SLOTS = 2
 _TORN, _CHANGES, _MAPS = 0, 1, 2  # words of the board

@@ -7,7 +7,9 @@ to the checkpoints: the lowest whole rank leads and writes the replicated state,
 its own private state, and the leader completes the dump when everything is written. Where ranks
 hold different parts of the state, one rank of each replica group writes. The private
 state of a rank that is dead or does not answer is on its page, which its peers have open; the
-leader writes it. If the leader dies, stops or hangs, the next one takes over in its own folder.
+leader writes it. So it does with the part of a dead rank that nobody else holds, if that is left in
+its memory: if only as of the step before, the leader writes all of that, which the others have in
+their memory, too. If the leader dies, stops or hangs, the next one takes over in its own folder.
 
 On several nodes the same happens when the controller's node is gone, or its msrun: its own ranks
 find their connection closed, those of other nodes are told by their msrun. The folder next to the
@@ -37,8 +39,10 @@ from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import FOLDER_MODE
 from worker_hooks.contract.layout import DUMP, UNFINISHED, DumpLayout
 from worker_hooks.contract.left_pages import leave_page, notes_folder
+from worker_hooks.contract.status_page import Page
 from worker_hooks.guard.guard import Guard
 from worker_hooks.recovery import peer_answers
+from worker_hooks.recovery.left_state import LeftPlan, left_steps, plan_left, write_left
 from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes
 from worker_hooks.storage import commit, manifest, private_records, safetensors_file
 from worker_hooks.storage.late_entries import UnknownStateError
@@ -318,7 +322,8 @@ class _DumpWithoutAgent:
 
     def _lead(self, places: list[str]) -> None:
         self.leads = True
-        why, env, step = "", self._guard.env, self._notes.mine.step
+        why, env, newest, plan = "", self._guard.env, self._notes.mine.step, self._plan()
+        step = newest if plan is None else plan.step
         for place in filter(None, places):
             # of its own: another leader may have died amid a file of its folder, or not quite
             owner = f"{env.record_id}-{self._rank}"
@@ -326,11 +331,13 @@ class _DumpWithoutAgent:
             self._tried.add(layout.unfinished)
             try:
                 commit.make_folder(layout)
-                self._notes.tell(leads=str(layout.unfinished))
+                # then nobody else is to write
+                is_memory = self._notes.mine.is_memory or step < newest
+                self._notes.tell(leads=str(layout.unfinished), is_memory=is_memory)
                 if self._guard.memory is not None:
                     self._write_memory(layout, self._guard.memory)
                 else:
-                    self._write(layout, step)
+                    self._write(layout, step, plan)
             except OSError as error:
                 why = f"{error.strerror}: {place}"
                 log.error("rank %d cannot save: %s", self._rank, why)  # noqa: TRY400
@@ -346,6 +353,22 @@ class _DumpWithoutAgent:
                 return
         self._notes.tell(failed=why or "no folder to save to")
 
+    def _plan(self) -> LeftPlan | None:
+        """What of the state is read in memory, as the dead alone have it."""
+        peers, notes = self._guard.peers, self._notes.read()
+        groups, dead = peer_answers.groups_of(notes), peers.gone()
+        if not groups or not dead.difference(*groups) or self._guard.memory is not None:
+            return None
+        found = plan_left(self._notes.mine.step, groups, dead, left_steps(self._pages()))
+        return found if found is not None and found.step > self._guard.resumed_step else None
+
+    def _pages(self) -> dict[int, Page]:
+        page, near = self._guard.source.page, self._guard.peers.pages()
+        if page is not None:
+            near[self._rank] = page
+        copies = {rank: near.pop(rank) for rank in self._guard.peers.copied & near.keys()}
+        return copies | self._notes.pages(self._guard.env.attempt) | near
+
     def _write_memory(self, layout: DumpLayout, held: HeldDump) -> None:
         shards = []
         for number in range(len(held.manifest.shards)):
@@ -356,14 +379,20 @@ class _DumpWithoutAgent:
             shards.append(shard._replace(nbytes=done.nbytes, sha256=done.sha256))
         self._complete(layout, held.on_disk(DUMP_KIND, shards))
 
-    def _write(self, layout: DumpLayout, step: int) -> None:
+    def _write(self, layout: DumpLayout, step: int, plan: LeftPlan | None) -> None:
         guard, env = self._guard, self._guard.env
-        folder = str(layout.unfinished)
-        written = guard.save(protocol.Save(0, step, folder, parts=1), self._advance)
-        own = self._private(folder, step)
-        shard = peer_answers.shard_of(written)
-        self._notes.tell(digest=written.digest, written=shard, private=own, folder=folder)
-        others = self._await_answers(folder)
+        folder, others = str(layout.unfinished), dict[int, PeerNote]()
+        if step == self._notes.mine.step:
+            written = guard.save(protocol.Save(0, step, folder, parts=1), self._advance)
+            own = self._private(folder, step)
+            shard = peer_answers.shard_of(written)
+            self._notes.tell(digest=written.digest, written=shard, private=own, folder=folder)
+            others = self._await_answers(folder)
+        pages = self._pages()
+        for rank, alike in () if plan is None else plan.readers.items():
+            place = layout.shard(rank, *guard.source.position(step))
+            left = write_left(pages[rank], step, layout.unfinished, place, self._advance)
+            others[rank] = left._replace(alike=alike)
         state = peer_answers.joined(others, self._rank, env.world_size, guard.why_not_replicated)
         if state.why_not:
             self._notes.tell(failed=state.why_not)
@@ -432,13 +461,7 @@ class _DumpWithoutAgent:
         self, layout: DumpLayout, step: int, given: Collection[Shard]
     ) -> _PrivateStates:
         """What the ranks wrote, and of those that wrote nothing what their pages have."""
-        source, env = self._guard.source, self._guard.env
-        near = self._guard.peers.pages()
-        copies = {rank: near.pop(rank) for rank in self._guard.peers.copied & near.keys()}
-        pages = copies | self._notes.pages(env.attempt) | near
-        if source.page is not None:
-            pages[self._rank] = source.page
-        ranks, why = range(env.world_size), ""
+        pages, ranks, why = self._pages(), range(self._guard.env.world_size), ""
         try:
             records = private_records.completed(pages, ranks, step)
         except UnknownStateError as error:

@@ -32,7 +32,7 @@ def is_writer(rank: int, leader: int, notes: Mapping[int, PeerNote]) -> bool:
 
     ``notes``: of all ranks that are there.
     """
-    group = next((each for each in _groups(notes) if rank in each), ())
+    group = next((each for each in groups_of(notes) if rank in each), ())
     if not group or leader in group:
         return rank == leader
     step = notes[leader].step
@@ -56,7 +56,7 @@ def joined(
             have answered, and hold the same.
     """
     told = {rank: note for rank, note in answers.items() if note.digest}
-    groups = _groups(told)
+    groups = groups_of(told)
     if why_unknown and not groups:
         if len({note.digest for note in told.values()}) > 1:
             return JointState(why_not=f"the ranks hold different states: {why_unknown}")
@@ -80,7 +80,7 @@ def joined(
     )
 
 
-def _groups(notes: Mapping[int, PeerNote]) -> list[tuple[int, ...]]:
+def groups_of(notes: Mapping[int, PeerNote]) -> list[tuple[int, ...]]:
     """The replica groups, as those ranks say that know them; none: nobody does.
 
     A new rank may not have been told yet: it is in the group that names it, else alone.

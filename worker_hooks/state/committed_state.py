@@ -126,6 +126,8 @@ class CommittedState:
             self.device, self.changes.keeps_host = DeviceState(devices.timeline_of(held)), True
             self.reading.prepare(live)
         fd = self.private.open(rank, attempt, source, position.meta, held)
+        if self.kept is not None and self.page is not None:
+            self.page.note_keeper(self.kept.keeper, self.kept.board)
         if self.page is not None and self.page.record(self.step) is None:
             self._note(position)
             self.private.wait()  # no peer's progress will prove that a device has written this one

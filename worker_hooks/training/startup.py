@@ -142,7 +142,7 @@ def keep_memory(committed: CommittedState, guard: Guard) -> None:
             guard.say_unprotected(UNREAD.format(why), is_refused=False)
 
     tell_cost = None if is_asked else guard.report_notes
-    told = guard.why_unsafe, say, guard.agent_pid, tell_cost
+    told = guard.why_unsafe, say, (guard.agent_pid, guard.env.forkserver), tell_cost
     try:
         committed.kept = StateMapper(committed.pieces, *told)
     except (OSError, UnknownTensorLayoutError) as error:

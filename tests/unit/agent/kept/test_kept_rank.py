@@ -15,9 +15,12 @@ from support.kept_process import killed, process
 
 from agent.kept.kept_rank import KeptRank
 from agent.kept.kept_ranks import KeptRanks
+from worker_hooks.contract import status_page
 from worker_hooks.contract.process_stat import read_stat
+from worker_hooks.contract.status_page import Page
 from worker_hooks.kept.keeper import start_keeper
 from worker_hooks.machine import kept_memory
+from worker_hooks.recovery.left_state import left_steps, write_left
 
 WALL = 0x40000000  # __WALL: children whose end signals nothing, too
 
@@ -223,13 +226,56 @@ def test_a_keeper_holds_memory_and_its_agents_process_and_goes_by_no_signal(warm
         assert read_stat(rank.keeper).state == "S"
 
 
-def test_a_keeper_ends_with_its_agent():
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_keeper_ends_with_its_agent_and_the_forkserver(count):
     """If all of msrun is killed together with a rank, nobody would free the memory."""
-    agent = subprocess.Popen(["sleep", "60"])
-    keeper = start_keeper(agent.pid)
+    readers = [subprocess.Popen(["sleep", "60"]) for _ in range(count)]
+    keeper = start_keeper(*(each.pid for each in readers))
     watched = os.pidfd_open(keeper)
+    for number, each in enumerate(readers, 1):
+        each.kill()
+        each.wait()
+        if number < count:
+            poll(lambda: read_stat(keeper).state == "S")
+            assert not select.select([watched], [], [], 0.1)[0]
+    assert select.select([watched], [], [], 20)[0]
+    os.close(watched)
+    assert os.waitpid(keeper, WALL) == (keeper, 0)
+
+
+def test_the_forkserver_may_end_first():
+    agent, forkserver = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    keeper = start_keeper(agent.pid, forkserver.pid)
+    watched = os.pidfd_open(keeper)
+    forkserver.kill()
+    forkserver.wait()
+    assert not select.select([watched], [], [], 0.1)[0]
     agent.kill()
     agent.wait()
     assert select.select([watched], [], [], 20)[0]
     os.close(watched)
-    assert os.waitpid(keeper, WALL) == (keeper, 0)
+    os.waitpid(keeper, WALL)
+
+
+def test_peers_write_what_it_would_have_written(warm_python, tmp_path):
+    """Those whose msrun is killed, too: they know its page, which says who keeps its memory."""
+    with killed(warm_python, "nothing") as rank:
+        step, (content, fields, digest) = rank.told
+        fd = status_page.create(3, 0, ())
+        page = Page(fd)
+        os.close(fd)
+        page.note_keeper(rank.keeper, rank.memory._board)
+        assert left_steps({3: page}) == {3: (step,)}
+        with pytest.raises(OSError, match="the memory of rank 3 does not hold step 77 any more"):
+            write_left(page, 77, tmp_path, "rank_3/a", lambda _: None)
+        note = write_left(page, step, tmp_path, "rank_3/a", lambda _: None)
+        octets = (tmp_path / "rank_3/a").read_bytes()
+        length = 8 + int.from_bytes(octets[:8], "little")
+        assert hashlib.sha256(octets[length:]).hexdigest() == content
+        assert json.loads(octets[8:length]) == fields
+        assert (note.step, note.digest, note.written["rank"]) == (step, digest, 3)
+        assert note.written["sha256"] == hashlib.sha256(octets).hexdigest()
+    assert select.select([rank.memory._process], [], [], 20)[0]
+    assert left_steps({3: page}) == {3: ()}
+    page.note_keeper(os.getpid(), 1)  # the number is another process's by now
+    assert left_steps({3: page}) == {3: ()}

@@ -8,9 +8,9 @@ from support.kept_process import ROOT
 
 TORTURE = "from support import kept_torture; kept_torture.torture({seed}, lambda n: n == {lives})"
 MUTANTS = {
-    "proofs are believed": "KeptRank._is_proven = lambda *_: True",
+    "proofs are believed": "LeftMemory._is_proven = lambda *_: True",
     "an update that has begun is not looked at": (
-        "BoardWriter.tear = lambda *_: None; KeptRank._is_proven = lambda *_: True"
+        "BoardWriter.tear = lambda *_: None; LeftMemory._is_proven = lambda *_: True"
     ),
     "copies may be overwritten while they are shown": "StateMapper.commit_begins = lambda *_: None",
 }
@@ -18,7 +18,7 @@ MUTANTS = {
 
 def outcome(python, seed, lives, mutant=""):
     names = (
-        "from agent.kept.kept_rank import KeptRank\n"
+        "from worker_hooks.machine.left_memory import LeftMemory\n"
         "from worker_hooks.kept.state_mapper import StateMapper\n"
         "from worker_hooks.machine.kept_memory import BoardWriter\n"
     )

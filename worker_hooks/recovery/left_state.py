@@ -1,0 +1,130 @@
+"""What ranks have in their memory, for those that save without msrun while others are dead.
+
+Without msrun nobody else reads it. A rank's page says who keeps its memory, and the forkserver lets
+that process live as long as peers save.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from worker_hooks.contract.atomic_file import FOLDER_MODE
+from worker_hooks.contract.process_stat import name_of
+from worker_hooks.contract.status_page import Page
+from worker_hooks.machine.kept_memory import KEEPER, StateMap, kept_digest
+from worker_hooks.machine.left_memory import LeftMemory
+from worker_hooks.recovery.peer_notes import PeerNote
+from worker_hooks.storage import safetensors_file
+from worker_hooks.storage.manifest import REPLICATED, Shard
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+class LeftPlan(NamedTuple):
+    """What is to be read in memory."""
+
+    step: int
+    readers: Mapping[int, tuple[int, ...]]  # whose memory, and of which ranks it is the state
+
+
+def plan_left(
+    step: int,
+    alike: Collection[tuple[int, ...]],
+    dead: Iterable[int],
+    left: Mapping[int, Collection[int]],
+) -> LeftPlan | None:
+    """What of the state only memory has; ``None``: nothing of it helps.
+
+    If the dead have no more than an older step, all of that is read, where all have it.
+
+    Args:
+        step: the newest that ranks hold which live.
+        alike: for each of those, the ranks that hold the same.
+        dead: the ranks that do not live.
+        left: by rank the steps that are whole in its memory; no rank that lives changes that.
+    """
+    lost = {*dead}.difference(*alike)
+    if all(step in left.get(rank, ()) for rank in lost):
+        return LeftPlan(step, {rank: (rank,) for rank in sorted(lost)}) if lost else None
+    groups = [*sorted({*alike}), *((rank,) for rank in sorted(lost))]
+    held = [{each for rank in group for each in left.get(rank, ())} for group in groups]
+    older = max((each for each in set.intersection(*held) if each < step), default=0)
+    writers = (next(r for r in group if older in left.get(r, ())) for group in groups if older)
+    return LeftPlan(older, dict(zip(writers, groups, strict=True))) if older else None
+
+
+def left_steps(pages: Mapping[int, Page]) -> dict[int, tuple[int, ...]]:
+    """By rank, the steps that its memory holds whole; its process has ended, or stands still."""
+    found = {}
+    for rank, page in pages.items():
+        with _opened(page) as memory:
+            states = [] if memory is None else memory.states()
+            found[rank] = tuple(state.step for state in states)
+    return found
+
+
+@contextmanager
+def _opened(page: Page) -> Iterator[LeftMemory | None]:
+    keeper, board = page.keeper
+    file = None
+    if keeper and name_of(keeper) == KEEPER:
+        with suppress(OSError):
+            file = open(f"/proc/{keeper}/mem", "rb", buffering=0)  # noqa: SIM115
+    if file is None:
+        yield None
+        return
+    with file:
+        yield LeftMemory(file.fileno(), board)
+
+
+def write_left(
+    page: Page, step: int, folder: Path, place: str, advance: Callable[[int], None]
+) -> PeerNote:
+    """Write what a rank has in its memory as it would; what its note would say.
+
+    Args:
+        page: of the rank.
+        step: whose state is meant.
+        folder: of the dump.
+        place: of the file in it.
+        advance: called with counts of bytes that are done.
+
+    Raises:
+        OSError: it is not there any more, or the file cannot be written, and is removed.
+    """
+    with _opened(page) as memory:
+        states = [] if memory is None else memory.states()
+        state = next((state for state in states if state.step == step), None)
+        if memory is None or state is None:
+            raise OSError(0, f"the memory of rank {page.rank} does not hold step {step} any more")
+        page.complete(step)  # its record was written first, and may not count yet
+        return _written(memory, state, page.rank, folder, place, advance)
+
+
+def _written(
+    memory: LeftMemory,
+    state: StateMap,
+    rank: int,
+    folder: Path,
+    place: str,
+    advance: Callable[[int], None],
+) -> PeerNote:
+    checksum = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal checksum
+        for piece, is_replicated in memory.pieces(state):
+            if is_replicated:
+                checksum = zlib.crc32(piece, checksum)
+            yield piece
+
+    path = folder / place
+    path.parent.mkdir(FOLDER_MODE, exist_ok=True)
+    done = safetensors_file.write(path, state.head, pieces(), advance)
+    shard = Shard(place, rank, REPLICATED, done.nbytes, done.sha256)
+    note = PeerNote(0, state.step, is_settled=True, is_whole=True, folder=str(folder))
+    return note._replace(digest=kept_digest(state.seed, checksum), written=shard._asdict())
