@@ -228,7 +228,9 @@ class ChangeObserver:
             self._on_host = frozenset(here)
             self._copies.add(self._on_host, tensors)
         if self._keeps_all and not self._copies.names >= tensors.keys():
-            self._copies.add(tensors, tensors)
+            self._keep_all_or_less(tensors)  # a large state is not copied to find that it is one
+            if self._keeps_all:
+                self._copies.add(tensors, tensors)
         is_all = self._audit.is_first and nbytes(tensors.values()) <= COPIED_AT_FIRST
         names = tensors.keys() if is_all else self._copies.names
         copies = self._copies.take(step, tensors, names) if names else {}

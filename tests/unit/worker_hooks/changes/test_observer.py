@@ -244,6 +244,23 @@ def test_a_part_of_all_copies_is_not_made_and_this_is_said(monkeypatch, caplog, 
     assert len(caplog.messages) == 1
 
 
+def test_a_large_state_is_not_copied_to_find_that_it_is_one(monkeypatch):
+    """A new rank's first commit is in front of the first step that all can make again."""
+    monkeypatch.setattr(observer, "COPIED_AT_FIRST", 1000)
+    copied, take = [], copies.CommitCopies.take
+
+    def taking(self, step, tensors, names):
+        found = take(self, step, tensors, names)
+        copied.extend(found)
+        return found
+
+    monkeypatch.setattr(copies.CommitCopies, "take", taking)
+    steps = Steps()
+    steps.changes.keep_all("", 0.01)
+    steps.train(count=3)
+    assert copied == []
+
+
 def test_what_may_take_less_than_the_usual_share_ends_without_a_word(caplog):
     steps = Steps()
     steps.train(CHANGES["in place"], count=audit.FIRST_STEPS)
