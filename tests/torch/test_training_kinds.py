@@ -51,6 +51,7 @@ CASES = {
     "early": "rank=1,step=4,phase=forward",
     "own_epochs": "rank=2,step=6,phase=forward",
     "weights_by_epoch": "rank=1,step=5,phase=forward",
+    "curriculum": "rank=1,step=10,phase=forward",
     "thawed": "rank=2,step=11,phase=backward",
     "fetched_ahead": "rank=2,step=7,phase=update",
     "bare": "rank=0,step=6,phase=backward",

@@ -26,6 +26,23 @@ class Rolled(Dataset):
         return rolled(x), y
 
 
+class Noisy(Dataset):
+    """What noise there is, and whether samples are mixed, the script sets from time to time."""
+
+    def __init__(self):
+        self.samples = samples()
+        self.share, self.is_mixed = 0.8, True
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        x, y = self.samples[index]
+        if self.is_mixed:
+            x = (x + self.samples[index // 2][0]) / 2
+        return x + self.share * torch.randn(x.shape), y
+
+
 def rolled(x):
     return x * (0.5 + torch.rand(())) + 0.1 * np.random.randn() + random.gauss(0, 0.1)
 

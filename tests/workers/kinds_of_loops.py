@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import torch
-from kinds_of_data import Rolled
+from kinds_of_data import Noisy, Rolled
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -357,6 +357,23 @@ def catches(job):
         sys.exit(3)
 
 
+def curriculum(job):
+    """A data set that becomes cleaner behind each epoch, and for which one epoch changes a rule."""
+    small, data = Small(job), Noisy()
+    loader = split(data)
+
+    def train(state):
+        model = DistributedDataParallel(small.net)
+        for epoch in state.epochs(EPOCHS):
+            if epoch == 1:
+                data.is_mixed = False
+            for x, y in state.batches(loader):
+                small.update(model, x, y)
+            data.share *= 0.5
+
+    job.run(train)
+
+
 def thawed(job):
     """Layers that learn from the second epoch on, as do no statistics any more; DDP is made anew."""
     small, loader = Small(job), split()
@@ -412,6 +429,7 @@ KINDS = {
         early_before,
         own_epochs,
         weights_by_epoch,
+        curriculum,
         thawed,
         fetched_ahead,
         swapped,

@@ -33,6 +33,7 @@ from worker_hooks.data.loader_kind import (
     state_of,
 )
 from worker_hooks.data.loader_workers import Workers, dataset_owners
+from worker_hooks.data.set_attributes import SetAttributes
 from worker_hooks.data.skip_sampler import SkippingSampler, swapped
 from worker_hooks.distributed.process_group import collectives
 from worker_hooks.rng.generators import copy
@@ -104,6 +105,7 @@ class Feed:
         self._own_state: Any = None  # that the loader was opened with, until its first batch
         self._collectives = 0  # begun before the loader was opened
         self._others: Mapping[str, DataLoader[Any]] = {}  # that keep their workers, by name
+        self._set = SetAttributes({})
         self.is_opening = False  # until its first batch
 
     @property
@@ -178,6 +180,8 @@ class Feed:
             found["workers"] = self._workers.count
         if begun := self.begun():
             found["begun"] = begun
+        if self._set.changed:
+            found["set"] = self._set.changed
         return found
 
     def begun(self) -> list[str]:
@@ -213,6 +217,7 @@ class Feed:
             set_epoch = getattr(thing, "set_epoch", None)
             if epoch is not None and callable(set_epoch):
                 set_epoch(epoch)
+        self._set.begin()
         self.consumed = self._opened = 0
         iterator = self._persistent_iterator()
         if self._workers is not None:
@@ -292,6 +297,19 @@ class Feed:
             {entry.name: saved.get(NOW + entry.name, b"") for entry in self._script.entries}
         )
 
+    def unsaved(self) -> list[str]:
+        """Sentences on what the script sets between loops and is not saved, each once."""
+        return self._set.unsaved()
+
+    def restore_set(self, meta: Mapping[str, Any]) -> None:
+        """Set what the script had set on its data set and samplers when the loop began.
+
+        Args:
+            meta: what :meth:`meta` returned then.
+        """
+        self._prepare()
+        self._set.restore(meta.get("set", {}))
+
     def release(self) -> None:
         """The loop is over: drop its iterator, as a plain loop does."""
         self._replay = None
@@ -302,6 +320,7 @@ class Feed:
         self._is_ready = True
         loader = self._loader
         parts = parts_of(loader)
+        self._set = SetAttributes(parts | dataset_owners(parts.get("dataset")))
         owners = self.owners()
         script = {**owners, **other_loaders(owners)}
         self._others = keep_workers(owners, loader)

@@ -273,6 +273,7 @@ def open_data(
     if batches is not None:
         feed.restore_script(_own_bytes(point, rank))
     else:
+        feed.restore_set(point.feed)
         feed.begin(epoch)
         batches = feed.open(_consumed(point, feed, rank), point.feed, _own_bytes(point, rank))
     restore_for_loop(point, committed, rank)

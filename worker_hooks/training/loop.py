@@ -445,7 +445,8 @@ class DataLoop:
     def _say_changes(self) -> None:
         """Say what has changed, and is saved nowhere."""
         is_first = self.batch <= 1
-        told = self._committed.private.script.changes_of_data(is_first=is_first)
+        told = [] if self._feed is None else self._feed.unsaved()
+        told += self._committed.private.script.changes_of_data(is_first=is_first)
         if self._unkept is not None:
             told += self._unkept.committed(self._variables.is_kept, is_first=is_first)
         if told:

@@ -1,0 +1,107 @@
+"""What a script sets on its data set between loops comes back as it was when the loop began."""
+
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, WeightedRandomSampler
+
+from worker_hooks.data.feed import Feed
+
+
+class Noisy(Dataset):
+    def __init__(self):
+        self.share, self.is_mixed, self.chosen, self.rows = 0.8, True, [0], np.zeros(4)
+        self.transform = Scale()
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index)) * self.transform.by
+
+
+class Scale:
+    by = 1.0
+
+
+@pytest.fixture(autouse=True)
+def script(monkeypatch, tmp_path):
+    """This module is the script's."""
+    main = ModuleType("__main__")
+    main.__file__ = str(tmp_path / "train.py")
+    beside = sys.modules[__name__]
+    monkeypatch.setattr(beside, "__file__", str(tmp_path / "data.py"))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+
+
+class Process:
+    def __init__(self):
+        self.data = Noisy()
+        self.loader = DataLoader(self.data, 2, sampler=DistributedSampler(self.data, 1, 0))
+        self.feed = Feed(self.loader)
+
+    def loop(self, epoch):
+        self.feed.begin(epoch)
+        return [*self.feed.open()]
+
+
+def test_settings_are_as_they_were_when_the_loop_began():
+    old = Process()
+    old.loop(0)
+    assert "set" not in old.feed.meta()
+    old.data.share, old.data.is_mixed, old.data.chosen = float("inf"), False, (3, 4)
+    old.data.transform.by = 2.0
+    old.loop(1)
+    saved = old.feed.meta()
+    old.data.share = 0.1  # behind the loop, which runs again
+    new = Process()
+    new.data.name = "given anew"
+    new.feed.restore_set(saved)
+    data = new.data
+    assert (data.share, data.is_mixed, data.chosen) == (float("inf"), False, (3, 4))
+    assert (data.transform.by, data.name) == (2.0, "given anew")
+    new.feed.begin(1)
+    assert new.feed.meta()["set"] == saved["set"]
+
+
+def test_what_was_set_and_is_as_at_first_again_stays_saved():
+    one = Process()
+    one.loop(0)
+    one.data.share = 0.5
+    one.loop(1)
+    one.data.share = 0.8
+    one.loop(2)
+    assert one.feed.meta()["set"]["dataset.share"] == "0.8"
+
+
+def test_what_is_too_large_or_an_array_is_named_once():
+    one = Process()
+    one.loop(0)
+    one.data.rows[2] = 1
+    one.data.chosen = list(range(900))
+    one.loop(1)
+    assert [each.split("`")[1] for each in one.feed.unsaved()] == ["Noisy.chosen", "Noisy.rows"]
+    one.data.rows[2] = 2
+    one.loop(2)
+    assert one.feed.unsaved() == []
+
+
+def test_weights_of_a_sampler_of_torch_are_named():
+    sampler = WeightedRandomSampler(torch.ones(12), 6)
+    feed = Feed(DataLoader(Noisy(), sampler=sampler))
+    feed.begin(0)
+    sampler.weights = torch.rand(12)
+    feed.begin(1)
+    assert [each.split("`")[1] for each in feed.unsaved()] == ["WeightedRandomSampler.weights"]
+
+
+def test_a_loader_that_is_made_anew_in_each_epoch_reads_the_same_data_set():
+    one = Process()
+    one.loop(0)
+    one.data.share = 0.5
+    one.feed = Feed(DataLoader(one.data, 3))
+    one.loop(1)
+    assert one.feed.meta()["set"] == {"dataset.share": "0.5"}

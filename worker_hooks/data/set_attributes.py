@@ -1,0 +1,119 @@
+"""What a script sets on its data set and samplers between loops: a curriculum, mosaic turned off.
+
+Nothing of it is in the place in the data, and a new process runs no epoch that is over. So the
+plain attributes that differ from those of the first loop are saved as they were when the loop
+began, and set again before it is opened. What changes as data are read is no such attribute, and
+is named (:class:`worker_hooks.script.watch.DataObject`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from worker_hooks.script.values import FIXED
+from worker_hooks.script.watch import local_modules
+from worker_hooks.tensors import state_json
+
+_MOST_TEXT = 1 << 10  # of a value
+_MOST = 32 << 10  # of all of them
+_READ_BYTES = 1 << 20  # of an array
+LARGE = (
+    "`{}` is set between loops and is too large to be saved with the place in the data, or of "
+    "another kind: it begins anew after a replacement or resume; set it at the top of each epoch"
+)
+
+_first: WeakKeyDictionary[Any, dict[str, str | int]] = WeakKeyDictionary()
+
+
+class SetAttributes:
+    """Those of the objects that one loader reads."""
+
+    def __init__(self, parts: Mapping[str, object]) -> None:
+        """``parts``: the loader, its data set and its samplers, by name."""
+        own = {each.__name__ for each in local_modules()}
+        found = {id(each): (name, each) for name, each in reversed(list(parts.items()))}
+        self._parts = dict(pair for pair in found.values() if _is_looked_at(pair[1], own))
+        self.changed: dict[str, Any] = {}
+        """As JSON, by part and attribute: what differs from the first loop, as this one begins."""
+        self._large: set[str] = set()
+        self._told: list[str] = []
+
+    def unsaved(self) -> list[str]:
+        """Sentences on what cannot be saved, each once."""
+        told, self._told = self._told, []
+        return told
+
+    def begin(self) -> None:
+        """A loop begins."""
+        found, room = dict[str, Any](), _MOST
+        for name, part, first in self._known():
+            for key, value in _plain_of(part).items():
+                place = f"{name}.{key}"
+                if value == first.get(key) and place not in self.changed:
+                    continue
+                text = value if isinstance(value, str) else ""
+                room -= len(text)
+                if text and room > 0:
+                    found[place] = text
+                elif place not in self._large:
+                    self._large.add(place)
+                    self._told.append(LARGE.format(f"{type(part).__name__}.{key}"))
+        self.changed = found
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Set what was saved, before the loop is opened."""
+        for name, part, _ in self._known():
+            for place, text in saved.items():
+                owner, _, key = place.rpartition(".")
+                if owner == name:
+                    vars(part)[key] = state_json.decode(json.loads(text), {})
+        self.changed = dict(saved)
+
+    def _known(self) -> Iterator[tuple[str, Any, dict[str, str | int]]]:
+        """The parts with their names, and what they had when the first loop began."""
+        for name, part in self._parts.items():
+            try:
+                first = _first.get(part)
+                if first is None:
+                    first = _first[part] = _plain_of(part)
+            except TypeError:  # neither hashed nor referred to weakly
+                continue
+            yield name, part, first
+
+
+def _is_looked_at(part: object, own: Collection[str]) -> bool:
+    """Whether it is the script's or torch's, and does not say itself what is to be saved."""
+    module = type(part).__module__
+    is_known = module in own or module.startswith("torch.utils.data")
+    has_state = isinstance(part, DataLoader) or hasattr(part, "state_dict")
+    return is_known and hasattr(part, "__dict__") and not has_state
+
+
+def _plain_of(part: Any) -> dict[str, str | int]:
+    """The attributes as texts; numbers stand for those that are too large, and tell of a change."""
+    found: dict[str, str | int] = {}
+    for key, value in list(vars(part).items()):
+        if isinstance(value, Tensor):
+            found[key] = hash((id(value), value._version))  # noqa: SLF001
+        elif _is_array(value) and value.nbytes <= _READ_BYTES:
+            found[key] = zlib.crc32(value.tobytes())
+        elif type(value) in FIXED or (type(value) in {list, tuple} and len(value) < _MOST_TEXT):
+            try:
+                text = state_json.dumps(state_json.encode(value, key)[0])
+            except TypeError:
+                continue
+            found[key] = text if len(text) <= _MOST_TEXT else hash(text)
+    return found
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
