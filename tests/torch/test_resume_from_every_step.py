@@ -37,6 +37,7 @@ pytestmark = [
 
 # These are killed for real elsewhere, and slow here; of the last one nothing is ever saved.
 ELSEWHERE = {"compiled", "compiled_outer", "workers", "workers_stay", "stream_worker", "captured"}
+ELSEWHERE.add("curriculum")  # no class of a data set is a script's here
 SOME = {1, 12, 13, 18, 25}  # an epoch has 12 batches
 LATE = (19, 24)  # in the second epoch: what changes between epochs was seen
 # The first one's gradients are made within its update. The second's break is behind the update, and
@@ -46,7 +47,7 @@ LATE = (19, 24)  # in the second epoch: what changes between epochs was seen
 NEVER_LATE = {
     *("closure", "early", "seldom", "variables", "swapped", "weights_by_epoch"),
     *("catches", "new_loaders", "tied", "types", "average_logged", "noise", "late_luck"),
-    "late_stats",
+    *("late_stats", "thawed"),
 }
 # Their schedules' lengths are those of three ranks.
 FOR_THREE = {"schedules"}

@@ -267,12 +267,15 @@ class Spawned:
         return (partial(getattr, self, "count"),)
 
     def restore(self, state: bytes) -> None:
-        """See :meth:`Stream.restore`. It cannot go back, as a rank that lives on would have to."""
+        """See :meth:`Stream.restore`. A rank that lives on goes back, by what pickle uses."""
         (count,) = _COUNT.unpack(state)
         if count < self.count:
-            raise ValueError(f"{self.count} seeds were spawned, and {count} at the step")
+            entropy, _, *others = self._source.__reduce__()[2]
+            self._source.__setstate__((entropy, 0, *others))
         if count > self.count:
             self._source.spawn(count - self.count)
+        if count != self.count:
+            raise ValueError(f"{self.count} seeds were spawned, and {count} at the step")
 
 
 def stream_of(thing: object) -> Stream | None:
