@@ -18,7 +18,7 @@ from worker_hooks.contract.process_stat import children
 from worker_hooks.data import renewed_workers
 
 torch.set_num_threads(1)  # a copy would lack the others
-renewed_workers.watch("a script with TrainState")
+renewed_workers.watch(bool)
 
 
 class Drawing(TensorDataset):

@@ -55,21 +55,21 @@ _iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 _feeders: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # of queues of indices
 _pids: set[int] = set()  # of all workers ever
 _constructor: Callable[[Any, Any], None] | None = None  # of torch's iterator
-_guarded_by = ""
+_is_guarded: Callable[[], bool] = bool
 
 
-def watch(guarded_by: str) -> None:
+def watch(is_guarded: Callable[[], bool]) -> None:
     """See iterators with workers from now on.
 
-    ``guarded_by``: the module of scripts whose loaders are not looked at.
+    ``is_guarded``: tells whether the loaders of the script are not looked at.
     """
-    global _constructor, _guarded_by
+    global _constructor, _is_guarded
     kind = getattr(dataloader, "_MultiProcessingDataLoaderIter", None)
     fetcher = getattr(fetchers, "_MapDatasetFetcher", None)
     known = all(hasattr(kind, name) for name in ("_reset", "_next_index", "_shutdown_workers"))
     if kind is None or not known or not hasattr(fetcher, "fetch"):
         return  # workers are children that nobody knows, then
-    _constructor, _guarded_by = kind.__init__, guarded_by
+    _constructor, _is_guarded = kind.__init__, is_guarded
     kind.__init__ = _begun(kind.__init__)
     kind._reset = _begun_again(kind._reset)  # noqa: SLF001  no public one
     kind._next_index = _noted(kind._next_index)  # noqa: SLF001  the same
@@ -79,7 +79,7 @@ def watch(guarded_by: str) -> None:
 def _begun(start: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     @functools.wraps(start)
     def begin(iterator: Any, loader: Any) -> None:
-        if _guarded_by in sys.modules:
+        if _is_guarded():
             start(iterator, loader)
             return
         try:

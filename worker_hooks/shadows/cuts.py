@@ -128,8 +128,7 @@ class _Cuts:
         """Make a shadow, if it can be made; whether this is one that was woken."""
         known = RankEnv.read(os.environ)
         loaders = self._loaders()
-        is_guarded = TRAIN_STATE in sys.modules
-        facts = refusals.look(known.world_size, known.local_world_size, is_guarded, loaders)
+        facts = refusals.look(known.world_size, known.local_world_size, is_guarded(), loaders)
         facts = facts._replace(is_sharded=refusals.is_sharded(optimizer))
         why = refusals.why_not(facts)
         if facts.is_guarded:
@@ -235,11 +234,17 @@ def _keep_for_ever(thing: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
+def is_guarded() -> bool:
+    """Whether the script has made a ``TrainState``, whose hooks protect it then."""
+    kind = getattr(sys.modules.get(TRAIN_STATE), "TrainState", None)
+    return bool(getattr(kind, "is_made", False))
+
+
 def _drill() -> Any:
     """What injects faults and records results, if this is a drill."""
     if not RankEnv.read(os.environ).drill:
         return None
-    return import_module("worker_hooks.shadows.drilled").Drilled(TRAIN_STATE)
+    return import_module("worker_hooks.shadows.drilled").Drilled(is_guarded)
 
 
 def install(every: int, agent: image.Agent) -> None:
@@ -251,7 +256,7 @@ def install(every: int, agent: image.Agent) -> None:
             collectives.watch()
             collectives.pending()  # raises here and now if this torch does not tell
         workers = import_module("worker_hooks.data.renewed_workers")
-        workers.watch(TRAIN_STATE)
+        workers.watch(is_guarded)
         drill = _drill()
         if drill is not None:
             drill.begin()

@@ -11,6 +11,7 @@ import gc
 import hashlib
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -28,9 +29,9 @@ _MODULE = "torch.nn.modules.module"
 class Drilled:
     """The optimizer steps of one rank; nothing is written before the first."""
 
-    def __init__(self, guarded_by: str) -> None:
-        """``guarded_by``: the module of a script that a drill knows without this."""
-        self._guarded_by = guarded_by
+    def __init__(self, is_guarded: Callable[[], bool]) -> None:
+        """``is_guarded`` tells of a script that a drill knows without this."""
+        self._is_guarded = is_guarded
         self._plan = DrillPlan.decode(RankEnv.read(os.environ).drill)
         self._attempt = 0
         self._step = 0  # complete
@@ -54,7 +55,7 @@ class Drilled:
 
     def _known(self) -> bool:
         """Begin with the first moment of a step; false: this is no training of such a script."""
-        if self._plan is None or self._guarded_by in sys.modules:
+        if self._plan is None or self._is_guarded():
             return False
         if self._trace is None:
             env = RankEnv.read(os.environ)

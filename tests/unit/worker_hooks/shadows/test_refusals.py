@@ -1,7 +1,12 @@
 """What a copy of a process would lack is refused, each with its reason."""
 
+import importlib
+import sys
+from types import SimpleNamespace
+
 import pytest
 
+from worker_hooks.shadows import cuts
 from worker_hooks.shadows.refusals import Facts, why_not
 
 FINE = Facts(world_size=2, has_groups=True, backends=frozenset({"gloo"}), need=10, free=20)
@@ -35,3 +40,15 @@ def test_a_plain_training_on_cpus_can_be_copied():
 )
 def test_each_of_these_is_refused(change, reason):
     assert reason in why_not(FINE._replace(**change))
+
+
+def test_a_class_that_is_imported_protects_nothing(monkeypatch):
+    """As by ``try: from msrun import TrainState``, or by a preload that saw it in a source."""
+    assert "is_made" in vars(importlib.import_module(cuts.TRAIN_STATE).TrainState)
+    module = SimpleNamespace(TrainState=SimpleNamespace(is_made=False))
+    monkeypatch.setitem(sys.modules, cuts.TRAIN_STATE, module)
+    assert not cuts.is_guarded()
+    module.TrainState.is_made = True
+    assert cuts.is_guarded()
+    monkeypatch.delitem(sys.modules, cuts.TRAIN_STATE)
+    assert not cuts.is_guarded()
