@@ -43,6 +43,12 @@ SAVED_AS_LEFT = (
 )
 
 
+NO_STEP = (
+    "in the first epoch nothing of what is registered was updated, so there is no step that could "
+    "be saved, and no rank is replaced: give TrainState what is trained"
+)
+
+
 class TrainState:
     """The state of one rank's training: what it is made of, and how far it is."""
 
@@ -206,6 +212,8 @@ class TrainState:
             self._loop.pause()
             if self._loop.is_unused and self.rank == 0:
                 log.warning("nothing is saved of epoch %d: loop over state.batches(loader)", epoch)
+            elif epoch == 0 == self.step and self.rank == 0 and self._guard.is_on:
+                self._guard.say_unprotected(NO_STEP, is_refused=False)
             self._callbacks.tell("epoch_end", self)
         self.finish()
 

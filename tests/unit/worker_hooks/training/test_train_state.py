@@ -16,7 +16,9 @@ from worker_hooks import TrainState
 from worker_hooks.changes import loop_end_copies
 from worker_hooks.contract.status_page import Phase
 from worker_hooks.data.feed import Feed
+from worker_hooks.guard.guard import Guard
 from worker_hooks.training import torch_hooks
+from worker_hooks.training.train_state import NO_STEP
 
 
 def steps_over(training, batches, body):
@@ -540,3 +542,18 @@ def test_gradients_that_wait_for_a_later_step_make_a_commit_no_place_to_resume_f
     pending.append(bool(committed.why_pending))
     assert pending == [False, True, False, True, False, True, False]
     assert "gradients wait" not in committed.why_unknown()
+
+
+def test_a_first_epoch_in_which_nothing_registered_is_updated_is_said_once(monkeypatch):
+    """Parameters in a dict that each step replaces, as with ``torch.func``."""
+    said = []
+    monkeypatch.setattr(Guard, "say_unprotected", lambda _, text, **__: said.append(text))
+    idle, training = Training(), Training()
+    for _ in idle.state.epochs(3):
+        for _ in idle.state.batches(range(2)):
+            pass
+    assert said == [NO_STEP]
+    for _ in training.state.epochs(3):
+        for _ in training.state.batches(range(2)):
+            training.update()
+    assert said == [NO_STEP]
