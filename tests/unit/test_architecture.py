@@ -25,7 +25,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.kept": "by_default state_mapper tensor_chain",
     "worker_hooks.changes": "observer",
     "worker_hooks.script": "for_loops growing kept library notice own source unregistered values watch",
-    "worker_hooks.data": "feed feed_cache unfed_loaders unkept_values",
+    "worker_hooks.data": "feed feed_cache set_attributes unfed_loaders unkept_values",
     "worker_hooks.guard": "exit_hooks gate guard signal_wakeup state_source",
     "worker_hooks.recovery": "agent_lost rejoin resume",
     "worker_hooks.checkpoint": "config context model_checkpoint save_plan",

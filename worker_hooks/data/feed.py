@@ -301,14 +301,16 @@ class Feed:
         """Sentences on what the script sets between loops and is not saved, each once."""
         return self._set.unsaved()
 
-    def restore_set(self, meta: Mapping[str, Any]) -> None:
+    def restore_set(self, meta: Mapping[str, Any], *, is_open: bool) -> None:
         """Set what the script had set on its data set and samplers when the loop began.
 
         Args:
             meta: what :meth:`meta` returned then.
+            is_open: the workers have begun. Those that stay had begun in the first loop.
         """
         self._prepare()
-        self._set.restore(meta.get("set", {}))
+        has_first = self._is_persistent and not is_open
+        self._set.restore(meta.get("set", {}), has_first=has_first)
 
     def release(self) -> None:
         """The loop is over: drop its iterator, as a plain loop does."""

@@ -112,6 +112,11 @@ def iterator_of(loader: object) -> Any | None:
     return getattr(loader, "_iterator", None)
 
 
+def loaders_of(owners: Mapping[str, object]) -> list[DataLoader[Any]]:
+    """The loaders that a script holds; ``owners`` as for :func:`other_loaders`."""
+    return [loader for _, loader in _loaders(owners)]
+
+
 def _loaders(owners: Mapping[str, object]) -> Iterator[tuple[str, DataLoader[Any]]]:
     for owner, holder in owners.items():
         for name, thing in vars(holder).items():

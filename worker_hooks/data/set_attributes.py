@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import zlib
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,6 +19,8 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from worker_hooks.data.loader_kind import loaders_of, parts_of
+from worker_hooks.data.loader_workers import dataset_owners
 from worker_hooks.script.values import FIXED
 from worker_hooks.script.watch import local_modules
 from worker_hooks.tensors import state_json
@@ -33,6 +36,17 @@ LARGE = (
 _first: WeakKeyDictionary[Any, dict[str, str | int]] = WeakKeyDictionary()
 
 
+def note_first(owners: Mapping[str, object]) -> None:
+    """Training is about to begin: see what the data of the loaders that a script holds are now.
+
+    Args:
+        owners: what has the script's variables as attributes, by a prefix.
+    """
+    for loader in loaders_of(owners):
+        attributes = SetAttributes(parts_of(loader) | dataset_owners(loader.dataset))
+        deque(attributes.known(), maxlen=0)
+
+
 class SetAttributes:
     """Those of the objects that one loader reads."""
 
@@ -42,7 +56,7 @@ class SetAttributes:
         found = {id(each): (name, each) for name, each in reversed(list(parts.items()))}
         self._parts = dict(pair for pair in found.values() if _is_looked_at(pair[1], own))
         self.changed: dict[str, Any] = {}
-        """As JSON, by part and attribute: what differs from the first loop, as this one begins."""
+        """As JSON, by part and attribute, of what differs: as this loop begins, and at first."""
         self._large: set[str] = set()
         self._told: list[str] = []
 
@@ -54,7 +68,7 @@ class SetAttributes:
     def begin(self) -> None:
         """A loop begins."""
         found, room = dict[str, Any](), _MOST
-        for name, part, first in self._known():
+        for name, part, first in self.known():
             for key, value in _plain_of(part).items():
                 place = f"{name}.{key}"
                 if value == first.get(key) and place not in self.changed:
@@ -62,22 +76,29 @@ class SetAttributes:
                 text = value if isinstance(value, str) else ""
                 room -= len(text)
                 if text and room > 0:
-                    found[place] = text
+                    found[place] = text, first.get(key)
                 elif place not in self._large:
                     self._large.add(place)
                     self._told.append(LARGE.format(f"{type(part).__name__}.{key}"))
         self.changed = found
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Set what was saved, before the loop is opened."""
-        for name, part, _ in self._known():
-            for place, text in saved.items():
+    def restore(self, saved: Mapping[str, Any], *, has_first: bool = False) -> None:
+        """Set what was saved in :attr:`changed`.
+
+        Args:
+            saved: what that was.
+            has_first: what there was at first: workers that stay have it, and go on with it.
+        """
+        for name, part, first in self.known():
+            for place, (now, was) in saved.items():
                 owner, _, key = place.rpartition(".")
-                if owner == name:
+                text = was if has_first else now
+                if owner == name and isinstance(text, str):
+                    first[key] = was
                     vars(part)[key] = state_json.decode(json.loads(text), {})
         self.changed = dict(saved)
 
-    def _known(self) -> Iterator[tuple[str, Any, dict[str, str | int]]]:
+    def known(self) -> Iterator[tuple[str, Any, dict[str, str | int]]]:
         """The parts with their names, and what they had when the first loop began."""
         for name, part in self._parts.items():
             try:

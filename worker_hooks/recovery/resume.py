@@ -273,9 +273,10 @@ def open_data(
     if batches is not None:
         feed.restore_script(_own_bytes(point, rank))
     else:
-        feed.restore_set(point.feed)
+        feed.restore_set(point.feed, is_open=False)
         feed.begin(epoch)
         batches = feed.open(_consumed(point, feed, rank), point.feed, _own_bytes(point, rank))
+        feed.restore_set(point.feed, is_open=True)
     restore_for_loop(point, committed, rank)
     feed.restore_others(point.feed.get("begun", ()))
     return batches

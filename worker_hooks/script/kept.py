@@ -17,6 +17,7 @@ import torch
 
 from worker_hooks.contract.fingerprint import LATE
 from worker_hooks.contract.script_record import OWN, REGISTERED, SCRIPT, ScriptRecord
+from worker_hooks.distributed.module_flags import Flags
 from worker_hooks.script import source, values
 from worker_hooks.script.attributes import AttributeFinder
 from worker_hooks.script.containers import CONTAINERS, Container, holds_objects
@@ -199,6 +200,7 @@ class ScriptValues:
         self._objects.leave_out(self.is_ignored)
         for variable in self._find_changed(self._versions_now()):
             is_kept = variable.packed is not None or variable.name.startswith(_ALWAYS)
+            is_kept |= isinstance(variable.holder, Flags)  # perhaps by the first epoch only
             self._take(variable)
             variable.was = variable.checksum
             if not is_kept:

@@ -23,6 +23,7 @@ from worker_hooks.callbacks.protocol import CallbackList
 from worker_hooks.checkpoint.context import CheckpointContext
 from worker_hooks.checkpoint.save_plan import CheckpointError
 from worker_hooks.contract import protocol
+from worker_hooks.data import set_attributes
 from worker_hooks.guard.exit_hooks import describe
 from worker_hooks.recovery import resume
 from worker_hooks.recovery.rejoin import Membership
@@ -291,6 +292,7 @@ class TrainState:
         """The training function is about to be entered for the first time."""
         self._membership.begin()
         self._loop.begin_run(train)
+        set_attributes.note_first(self._committed.private.script.owners())
 
     def end_run(self) -> None:
         """The training function has returned.

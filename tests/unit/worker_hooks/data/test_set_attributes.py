@@ -1,13 +1,14 @@
 """What a script sets on its data set between loops comes back as it was when the loop began."""
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, WeightedRandomSampler
 
+from worker_hooks.data import set_attributes
 from worker_hooks.data.feed import Feed
 
 
@@ -38,9 +39,10 @@ def script(monkeypatch, tmp_path):
 
 
 class Process:
-    def __init__(self):
+    def __init__(self, **options):
         self.data = Noisy()
-        self.loader = DataLoader(self.data, 2, sampler=DistributedSampler(self.data, 1, 0))
+        sampler = DistributedSampler(self.data, 1, 0)
+        self.loader = DataLoader(self.data, 2, sampler=sampler, **options)
         self.feed = Feed(self.loader)
 
     def loop(self, epoch):
@@ -59,7 +61,7 @@ def test_settings_are_as_they_were_when_the_loop_began():
     old.data.share = 0.1  # behind the loop, which runs again
     new = Process()
     new.data.name = "given anew"
-    new.feed.restore_set(saved)
+    new.feed.restore_set(saved, is_open=False)
     data = new.data
     assert (data.share, data.is_mixed, data.chosen) == (float("inf"), False, (3, 4))
     assert (data.transform.by, data.name) == (2.0, "given anew")
@@ -74,7 +76,7 @@ def test_what_was_set_and_is_as_at_first_again_stays_saved():
     one.loop(1)
     one.data.share = 0.8
     one.loop(2)
-    assert one.feed.meta()["set"]["dataset.share"] == "0.8"
+    assert one.feed.meta()["set"]["dataset.share"] == ("0.8", "0.8")
 
 
 def test_what_is_too_large_or_an_array_is_named_once():
@@ -104,4 +106,28 @@ def test_a_loader_that_is_made_anew_in_each_epoch_reads_the_same_data_set():
     one.data.share = 0.5
     one.feed = Feed(DataLoader(one.data, 3))
     one.loop(1)
-    assert one.feed.meta()["set"] == {"dataset.share": "0.5"}
+    assert one.feed.meta()["set"] == {"dataset.share": ("0.5", "0.8")}
+
+
+def test_what_the_first_epoch_alone_sets_is_saved_where_training_was_seen_to_begin():
+    one = Process()
+    set_attributes.note_first({"script": SimpleNamespace(loader=one.loader)})
+    one.data.share = 0.5  # in the first epoch only
+    one.loop(0)
+    assert one.feed.meta()["set"] == {"dataset.share": ("0.5", "0.8")}
+
+
+def test_workers_that_stay_go_on_with_what_there_was_at_first():
+    """They have copies of the data set; what is set later reaches none of them."""
+    old, new = (Process(num_workers=1, persistent_workers=True) for _ in "12")
+    old.feed.begin(0)
+    old.data.share = 0.5
+    old.feed.begin(1)
+    saved = old.feed.meta()
+    new.data.share = 0.3  # at the top of its epoch
+    new.feed.restore_set(saved, is_open=False)
+    assert new.data.share == 0.8
+    new.feed.restore_set(saved, is_open=True)
+    assert new.data.share == 0.5
+    new.feed.begin(2)
+    assert new.feed.meta()["set"]["dataset.share"] == ("0.5", "0.8")

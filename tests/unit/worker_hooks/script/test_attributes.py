@@ -438,3 +438,10 @@ def test_generators_in_attributes_are_given_out(rank):
     one = rank(GUMBEL)
     one.net.tau = nn.Identity()  # of any kind
     assert {type(each).__name__ for each in one.values.owners().values()} == {"SimpleNamespace"}
+
+
+def test_flags_that_the_first_epoch_alone_sets_are_saved(rank):
+    one = rank("from torch import nn\nnet = nn.Linear(1, 1)\n")
+    one.run("net.bias.requires_grad_(False)")  # behind the top of its script
+    one.values.begin()
+    assert one.commit().record.values == {"TrainState.net.flags.requires_grad": "30"}
