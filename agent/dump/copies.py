@@ -26,7 +26,6 @@ from agent.hooks.status_pages import StatusPages
 from agent.spec.job_spec import JobSpec
 from agent.text.sanitize import encodable
 from worker_hooks.contract import protocol
-from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Manifest, Shard
 
 SHARE = 0.01  # of the training's processor time that copies may take
@@ -274,7 +273,7 @@ class MemoryCopies:
         here, elsewhere = list[Shard](), list[Shard]()
         for shard in shards:
             (here if shard.rank in self._here else elsewhere).append(shard)
-        manifest = manifests.new(
+        manifest = Manifest(
             MEMORY_KIND,
             step=step,
             epoch=max(0, first.epoch - 1),
@@ -283,10 +282,10 @@ class MemoryCopies:
             attempt=copy.attempt,
             record_id=self._spec.saves_as,
             reason=reason,
-            shards=shards,
+            shards=tuple(shards),
             digest=",".join(copy.answers[group[0]].digest for group in copy.groups),
             holders=copy.groups if len(copy.groups) > 1 else (),
-        )
+        ).completed()
         found = self._files.found(copy.files, here)
         far = manifest._replace(shards=tuple(elsewhere), holders=()) if elsewhere else None
         return KeptCopy(manifest._replace(shards=found), far, copy.files)

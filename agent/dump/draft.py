@@ -16,7 +16,7 @@ from agent.records.file_thread import side_by_side
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.contract.protocol import Written
 from worker_hooks.contract.status_page import CommitRecord, Page
-from worker_hooks.storage import commit, manifest
+from worker_hooks.storage import commit
 from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, Manifest, Shard
 from worker_hooks.storage.private_records import completed, record
 
@@ -95,7 +95,7 @@ class DumpDraft:
         digests = [order.written[writers[0]].digest for writers in order.variants]
         is_of_groups = bool(order.holders) and self._target.kind == MEMORY_KIND
         found = record(self._pages.get(first_writer), self.step)
-        about = manifest.new(
+        about = Manifest(
             self._target.kind,
             step=self.step,
             epoch=0 if found is None else found.epoch,
@@ -105,13 +105,12 @@ class DumpDraft:
             record_id=order.record_id,
             reason=order.reason,
             shards=shards,
-            ranks=self._ranks,
             digest=",".join(digests) if is_of_groups else digests[0],
             odd=order.odd,
-            stale_private=sorted(self._stale),
+            stale_private=tuple(sorted(self._stale)),
             holders=order.holders,
             is_disputed=order.is_disputed,
-        )
+        ).completed(self._ranks)
         path = self._target.commit(about)
         self.manifest = about
         self.position = None if found is None else (found.epoch + 1, found.batch)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.storage import safetensors_file
-from worker_hooks.storage.manifest import DUMP_KIND, REPLICATED, Manifest, Shard, new
+from worker_hooks.storage.manifest import DUMP_KIND, REPLICATED, Manifest, Shard
 
 STEP = 7
 
@@ -51,7 +51,7 @@ def begun(parent: Path, groups: Sequence[Mapping[str, Held]]) -> tuple[DumpLayou
         chunks = [one.data for one in tensors.values()]
         done = safetensors_file.write(path, head, chunks, lambda _: None)
         shards.append(Shard(file, number, REPLICATED, done.nbytes, done.sha256, number))
-    made = new(
+    made = Manifest(
         DUMP_KIND,
         step=STEP,
         epoch=0,
@@ -60,8 +60,8 @@ def begun(parent: Path, groups: Sequence[Mapping[str, Held]]) -> tuple[DumpLayou
         attempt=0,
         record_id="r1",
         reason="",
-        shards=shards,
+        shards=tuple(shards),
         digest="",
-        holders=[(number,) for number in range(len(groups))],
-    )
+        holders=tuple((number,) for number in range(len(groups))),
+    ).completed()
     return layout, made

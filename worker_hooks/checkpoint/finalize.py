@@ -249,7 +249,7 @@ def _merge(folder: Path, advance: Advance) -> Iterator[str]:
 
 
 def _manifest(order: SaveOrder, shards: list[Shard], digest: str) -> Manifest:
-    return manifests.new(
+    return Manifest(
         CHECKPOINT_KIND,
         step=order.step,
         epoch=order.epoch,
@@ -258,10 +258,10 @@ def _manifest(order: SaveOrder, shards: list[Shard], digest: str) -> Manifest:
         attempt=order.attempt,
         record_id=order.record_id,
         reason=order.reason,
-        shards=shards,
+        shards=tuple(shards),
         digest=digest,
         lineage=order.runs[1:],
-    )
+    ).completed()
 
 
 def _commit(order: SaveOrder, made: Manifest) -> Path:

@@ -403,7 +403,7 @@ class _DumpWithoutAgent:
         epoch, batch = guard.source.position(step)
         assert guard.welcome is not None
         lineage = protocol.runs_of(guard.welcome.lineage)
-        about = manifest.new(
+        about = Manifest(
             DUMP_KIND,
             step=step,
             epoch=epoch - 1,
@@ -418,7 +418,7 @@ class _DumpWithoutAgent:
             holders=state.holders,
             stale_private=private.stale,
             lineage=lineage,
-        )
+        ).completed()
         if self._complete(layout, about):
             self._say_lost(about, private)
 

@@ -60,8 +60,8 @@ class Manifest(NamedTuple):
     attempt: int
     record_id: str
     reason: str
-    saved_at: float
-    shards: tuple[Shard, ...]
+    saved_at: float = 0.0
+    shards: tuple[Shard, ...] = ()
     digest: str = ""  # in memory, of replica groups: one for each variant, joined by ","
     odd: tuple[int, ...] = ()
     without_private: tuple[int, ...] = ()  # ranks whose private state is lost
@@ -71,58 +71,21 @@ class Manifest(NamedTuple):
     lineage: tuple[str, ...] = ()  # record ids of the runs that the run resumed, newest first
     format: int = FORMAT
 
+    def completed(self, ranks: Iterable[int] | None = None) -> Manifest:
+        """The same of a checkpoint that is completed now.
+
+        ``ranks`` are those whose private state belongs to it, all by default: one without a private
+        file among the shards has lost its private state.
+        """
+        private = {shard.rank for shard in self.shards if shard.kind == PRIVATE}
+        ranks = range(self.world_size) if ranks is None else ranks
+        lost = tuple(rank for rank in ranks if rank not in private)
+        return self._replace(saved_at=time.time(), without_private=lost)
+
 
 DUMP_KIND = "dump"
 CHECKPOINT_KIND = "checkpoint"  # a periodic one
 MEMORY_KIND = "memory"  # in no folder: each shard is an open file of the agent, by its number
-
-
-def new(
-    kind: str,
-    *,
-    step: int,
-    epoch: int,
-    batch: int,
-    world_size: int,
-    attempt: int,
-    record_id: str,
-    reason: str,
-    shards: Iterable[Shard],
-    digest: str,
-    ranks: Iterable[int] | None = None,
-    odd: Iterable[int] = (),
-    stale_private: Iterable[int] = (),
-    holders: Iterable[Iterable[int]] = (),
-    is_disputed: bool = False,
-    lineage: Iterable[str] = (),
-) -> Manifest:
-    """The manifest of a checkpoint that is completed now.
-
-    ``ranks`` are those whose private state belongs to it, all by default: one without a private
-    file among ``shards`` has lost its private state.
-    """
-    shards = tuple(shards)
-    private = {shard.rank for shard in shards if shard.kind == PRIVATE}
-    ranks = range(world_size) if ranks is None else ranks
-    return Manifest(
-        kind=kind,
-        step=step,
-        epoch=epoch,
-        batch=batch,
-        world_size=world_size,
-        attempt=attempt,
-        record_id=record_id,
-        reason=reason,
-        saved_at=time.time(),
-        shards=shards,
-        digest=digest,
-        odd=tuple(odd),
-        without_private=tuple(rank for rank in ranks if rank not in private),
-        stale_private=tuple(stale_private),
-        holders=tuple(map(tuple, holders)),
-        is_disputed=is_disputed,
-        lineage=tuple(lineage),
-    )
 
 
 def write(folder: Path, manifest: Manifest) -> None:

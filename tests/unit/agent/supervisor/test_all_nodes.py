@@ -351,9 +351,9 @@ def copy_of(*ranks):
     """What these have in the memory of their nodes."""
     about = {"step": 7, "epoch": 0, "batch": 7, "world_size": 6, "attempt": 0}
     shards = [Shard("elsewhere", rank, PRIVATE, 5, "") for rank in ranks]
-    return manifests.new(
-        MEMORY_KIND, **about, record_id="r", reason="why", shards=shards, digest="d"
-    )
+    return manifests.Manifest(
+        MEMORY_KIND, **about, record_id="r", reason="why", shards=tuple(shards), digest="d"
+    ).completed()
 
 
 def on_disk(*ranks):

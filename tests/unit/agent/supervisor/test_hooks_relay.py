@@ -124,9 +124,9 @@ def in_memory(rank):
     """The manifest of a copy, of which it is not said where it is."""
     about = {"step": 7, "epoch": 0, "batch": 7, "world_size": 6, "attempt": 0}
     shards = [Shard("elsewhere", rank, PRIVATE, 5, "")]
-    return manifests.new(
-        MEMORY_KIND, **about, record_id="r", reason="why", shards=shards, digest="d"
-    )
+    return manifests.Manifest(
+        MEMORY_KIND, **about, record_id="r", reason="why", shards=tuple(shards), digest="d"
+    ).completed()
 
 
 def mirrored(said):

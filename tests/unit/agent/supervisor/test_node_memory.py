@@ -31,7 +31,7 @@ def in_memory(contents):
         os.write(file, content)
         kind = PRIVATE if rank else REPLICATED
         shards.append(Shard(str(file), rank, kind, len(content), ""))
-    return manifests.new(
+    return manifests.Manifest(
         MEMORY_KIND,
         step=7,
         epoch=0,
@@ -40,9 +40,9 @@ def in_memory(contents):
         attempt=0,
         record_id="r",
         reason="test",
-        shards=shards,
+        shards=tuple(shards),
         digest="d",
-    )
+    ).completed()
 
 
 def ranks(*nodes):

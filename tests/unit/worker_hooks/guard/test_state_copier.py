@@ -65,7 +65,7 @@ def opened(rank, answer):
         Shard(files[0], 3, REPLICATED, answer.nbytes, ""),
         Shard(files[1], 3, PRIVATE, answer.private_nbytes, ""),
     )
-    about = manifests.new(
+    about = manifests.Manifest(
         manifests.DUMP_KIND,
         step=answer.step,
         epoch=answer.epoch - 1,
@@ -74,9 +74,9 @@ def opened(rank, answer):
         attempt=1,
         record_id="r",
         reason="",
-        shards=shards,
+        shards=tuple(shards),
         digest=answer.digest,
-    )
+    ).completed()
     return open_dump(HERE, about)
 
 
