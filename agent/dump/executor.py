@@ -179,7 +179,7 @@ class DumpExecutor:
 
     def _target(self, action: do.SaveRanks, pages: Mapping[int, Page]) -> Target | None:
         """Where a dump goes; ``None``: the script names no folder."""
-        if _is_quick(action):
+        if action.place == do.MEMORY:
             sizes, private = self._replies.frozen, private_nbytes(pages)
             _, host = max(sizes.values(), default=(0, 0))
             state = state_nbytes(action, self._parts(action), sizes)
@@ -555,10 +555,6 @@ class DumpExecutor:
     def hear(self, answer: Answer) -> None:
         """A rank answers."""
         self._replies.hear(answer)
-
-
-def _is_quick(action: do.SaveRanks) -> bool:
-    return action.place == do.MEMORY
 
 
 def _place(action: do.SaveRanks) -> tuple[int, int, int]:

@@ -65,10 +65,6 @@ def _ends_itself(case: DeathCase) -> re.Match[str] | None:
     return re.fullmatch("(?P<why>.+)", own_end("".join(last)))
 
 
-def _fails_by_device(case: DeathCase) -> bool:
-    return bool(case.evidence.device_fault)
-
-
 def _oom(case: DeathCase) -> bool:
     return case.evidence.oom_kills > 0 and case.ended_by(SIGKILL) and not _is_ended_by_us(case)
 
@@ -110,7 +106,7 @@ HINTS: tuple[tuple[Fit, str], ...] = (
         "it ended itself, as a new process can continue where it could not: {why}",
     ),
     (
-        _fails_by_device,
+        lambda case: bool(case.evidence.device_fault),
         (
             "its device failed ({device_fault}): have it reset, or give others in "
             "CUDA_VISIBLE_DEVICES; --spare-devices does that during a run"

@@ -136,7 +136,7 @@ def _as_json(evidence: Evidence) -> dict[str, Any]:
         "signal": end.signal,
         "signal_name": known_signal(end.signal),
         "ended_by_msrun": end.hung or end.ended_for or None,
-        "time": _utc(failed_at(evidence)),
+        "time": datetime.fromtimestamp(failed_at(evidence), UTC).isoformat(),
         "message": evidence.message,
         "traceback": evidence.traceback,
         "log": None if end.log is None else str(end.log),
@@ -144,10 +144,6 @@ def _as_json(evidence: Evidence) -> dict[str, Any]:
         "error_file": None if end.error_file is None else str(end.error_file),
         "error_file_problem": evidence.error_problem,
     }
-
-
-def _utc(epoch_s: float) -> str:
-    return datetime.fromtimestamp(epoch_s, UTC).isoformat()
 
 
 def outer_error(cause: Cause) -> dict[str, Any]:

@@ -35,14 +35,10 @@ def make_tolerant() -> None:
     """Replace the streams that are regular files; in a worker, before the user's first line."""
     for name in ("stdout", "stderr"):
         old = getattr(sys, name)
-        if isinstance(old, io.TextIOWrapper) and _is_file(old.fileno()):
+        if isinstance(old, io.TextIOWrapper) and stat.S_ISREG(os.fstat(old.fileno()).st_mode):
             new = _tolerant(old)
             setattr(sys, name, new)
             setattr(sys, f"__{name}__", new)
-
-
-def _is_file(fd: int) -> bool:
-    return stat.S_ISREG(os.fstat(fd).st_mode)
 
 
 def _tolerant(old: io.TextIOWrapper) -> io.TextIOWrapper:

@@ -114,7 +114,8 @@ def make_parts(
 
     host, began_s = socket.gethostname(), time.monotonic()
     facts = RunFacts(spec, layout, host, time.time(), unprotected(spec), plan)
-    journal = Journal(None if spec.logs.disabled else layout, console.say, _echo(spec, console))
+    echo = console.report if spec.event_log_handler == "console" else None
+    journal = Journal(None if spec.logs.disabled else layout, console.say, echo)
     warm = "warm" if forkserver.warmth else "cold"
     journal.log(f"msrun {spec.record_id}: {sys.argv}")
     journal.log(f"workers start {warm}: {ignited.choice.reason}")
@@ -171,10 +172,6 @@ def _post_mortem(facts: RunFacts, counters: OomCounters, began_s: float) -> Post
     from agent.machine.xid_log import XidLog
 
     return PostMortem(facts, counters, XidLog(began_s))
-
-
-def _echo(spec: JobSpec, console: Console) -> Callable[[str], None] | None:
-    return console.report if spec.event_log_handler == "console" else None
 
 
 def _record(prepared: Prepared, facts: RunFacts, environ: Mapping[str, str]) -> run_record.Record:

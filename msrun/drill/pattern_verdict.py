@@ -110,7 +110,7 @@ def judge(expected: Mapping[int, ScriptResult], run: PatternRun) -> PatternOutco
         return PatternOutcome(PatternVerdict.WRONG, wrong)
     if run.accusation:
         return PatternOutcome(PatternVerdict.WRONG, f"untrue: {run.accusation}")
-    values = () if run.exit_code != 0 else tuple(_other_values(expected, run))
+    values = () if run.exit_code != 0 else tuple(value for _, value in _changed(expected, run))
     loss = "; ".join(filter(None, (_loss(run), *values)))
     if loss:
         verdict = PatternVerdict.SAID if run.said else PatternVerdict.LOST
@@ -134,10 +134,6 @@ def _other_weights(expected: Mapping[int, ScriptResult], run: PatternRun) -> str
     """Which ranks have other weights; only a variable that msrun named before may be the reason."""
     other = [rank for rank in expected if run.results[rank].weights != expected[rank].weights]
     return f"exit code 0, and other weights on rank {format_ranges(tuple(other))}" if other else ""
-
-
-def _other_values(expected: Mapping[int, ScriptResult], run: PatternRun) -> Iterator[str]:
-    return (value for _, value in _changed(expected, run))
 
 
 def _changed(expected: Mapping[int, ScriptResult], run: PatternRun) -> Iterator[tuple[str, str]]:

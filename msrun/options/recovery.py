@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from agent.spec.job_spec import CopyMode, DumpSpec, ReplaceSpec, Timeouts, UsageError
@@ -90,7 +89,7 @@ def _dump(settings: Settings, ladder: TimeoutLadder, environ: Mapping[str, str])
         freeze_s=ladder.freeze_s,
         stall_s=ladder.stall_s,
         split=settings.boolean("dump_split"),
-        fallback=_fallback(settings.of("dump_fallback")),
+        fallback=folder(fallback) if (fallback := settings.of("dump_fallback")).text else None,
         keep=settings.integer("keep_dumps") or 0,
         recover_arg=settings.text("recover_arg") if "recover_arg" in settings.given else None,
         is_strict=settings.boolean("strict"),
@@ -110,10 +109,6 @@ def _audit(setting: Setting) -> float:
     if not 0 <= share <= 1:
         raise UsageError(f"{setting.shown} must be a share of the time from 0 to 100, such as 0.5%")
     return share
-
-
-def _fallback(setting: Setting) -> Path | None:
-    return folder(setting) if setting.text else None
 
 
 def _ttp(environ: Mapping[str, str]) -> bool:

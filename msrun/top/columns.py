@@ -118,17 +118,16 @@ def fit(rows: Sequence[RankFacts], width: int) -> list[Fitted]:
         if one.width + GAP <= left and not (one.column.is_optional and says_nothing):
             kept.add(one.column.title)
             left -= one.width + GAP
-    fitted = [one for one in wanted if one.column.title in kept]
-    return [_grown(one, left) if one.column.title == CHART else one for one in fitted]
+    return [
+        one._replace(width=min(PACES, one.width + left)) if one.column.title == CHART else one
+        for one in wanted
+        if one.column.title in kept
+    ]
 
 
 def _fitted(column: Column, rows: Sequence[RankFacts]) -> Fitted:
     cells = tuple(column.cell(row) for row in rows)
     return Fitted(column, max(column.width, *map(len, cells), 0), cells)
-
-
-def _grown(one: Fitted, left: int) -> Fitted:
-    return one._replace(width=min(PACES, one.width + left))
 
 
 def tallest(rows: Sequence[RankFacts]) -> float:

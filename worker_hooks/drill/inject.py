@@ -170,13 +170,10 @@ class FaultInjector(StepObserver):
                 _disable_core_dump()
                 _signal_after(fault.number, after_s)
             return
-        timer = threading.Timer(after_s, self._strike_from_timer, (index, fault))
+        timer = threading.Timer(after_s, self._strike, (index, fault), {"in_timer": True})
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
-
-    def _strike_from_timer(self, index: int, fault: Fault) -> None:
-        self._strike(index, fault, in_timer=True)
 
     # --- inside an update: after a share of its C calls, so between two of its operations ---------
 

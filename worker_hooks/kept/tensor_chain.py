@@ -71,7 +71,7 @@ def _candidates(memory: int, tensor: Tensor) -> list[TensorChain]:
         counters = [
             (at, number)
             for at, pointer in pointers
-            for number, value in _numbers(memory, pointer, _FAR_COUNTER)
+            for number, value in _values(memory, pointer, _FAR_COUNTER, _NUMBER)
             if value == version
         ]
         storages = [
@@ -103,10 +103,6 @@ def _word(memory: int, address: int) -> int:
 
 def _words(memory: int, address: int, far: int) -> Iterable[tuple[int, int]]:
     return _values(memory, address, far, _WORD)
-
-
-def _numbers(memory: int, address: int, far: int) -> Iterable[tuple[int, int]]:
-    return _values(memory, address, far, _NUMBER)
 
 
 def _values(memory: int, address: int, far: int, kind: struct.Struct) -> Iterable[tuple[int, int]]:

@@ -340,7 +340,8 @@ class ScriptValues:
             if self._containers.get(name, container).places != container.places:
                 self._note_grown(name)
             self._containers[name] = container
-        found = {group.prefix: group for group in groups if not self._is_in_grown(group.prefix)}
+        grown = tuple(f"{name}[" for name in self.large)
+        found = {one.prefix: one for one in groups if not one.prefix.startswith(grown)}
         for group in self._groups:
             fresh = found.pop(group.prefix, group)
             if fresh.holder is not group.holder and not isinstance(fresh.holder, Cells):
@@ -368,9 +369,6 @@ class ScriptValues:
         if self._has_begun and name not in self.large and not self._is_skipped(name):
             self.large.add(name)
             self._grown.append(name)
-
-    def _is_in_grown(self, prefix: str) -> bool:
-        return any(prefix.startswith(f"{name}[") for name in self.large)
 
     def _join(self) -> None:
         kept, was = {}, {}

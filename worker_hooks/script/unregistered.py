@@ -53,10 +53,6 @@ _ITEMS = 64  # of a container in an object
 _PLAIN = {Tensor, nn.Parameter, nn.Buffer}
 
 
-def _unknown(_: str) -> Any:
-    return None
-
-
 class _Candidate(NamedTuple):
     """An object that may be state."""
 
@@ -84,7 +80,7 @@ class Unregistered:
     """The objects of one rank that may be state and are not registered."""
 
     def __init__(
-        self, registered: Mapping[str, object], state_of: Callable[[str], Any] = _unknown
+        self, registered: Mapping[str, object], state_of: Callable[[str], Any] = lambda _: None
     ) -> None:
         """Nothing is looked for before :meth:`begin`.
 
