@@ -43,6 +43,7 @@ from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.job_view import Holders, JobView
 from agent.supervisor.remote_node import RemoteNode
+from agent.supervisor.status import ShownNodes
 from agent.supervisor.supervisor import Supervisor
 from agent.text.wording import duration
 from agent.workers.worker import Worker
@@ -55,7 +56,6 @@ OUTVOTED = "more than half of the nodes are silent, and may go on without this o
 FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at about that time
 SWEEP_S = 10.0  # until a node has swept, and told what it found
 TELL_S = 10.0  # until nodes whose ranks train already have told what these hold
-MOST_SHOWN = 256  # ranks of which every node shows the state: each time it goes to all nodes
 CLOSE_S = 5.0  # until all nodes have heard that the job is over
 
 
@@ -125,6 +125,7 @@ class AllNodes:
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen to the others on ``loop``."""
         self._loop = loop
+        self._shown = ShownNodes(loop, self._others)
         self._door.attach(loop)
         for node in self._others:
             node.attach(loop, self, self._on_lost)
@@ -255,16 +256,8 @@ class AllNodes:
         return tuple(found for node in self._others for found in node.evidence)
 
     def show(self, status: dict[str, object]) -> None:
-        """Tell the others the state of the whole job, of many ranks only what is theirs."""
-        workers = status.get("workers")
-        workers = workers if isinstance(workers, list) else []
-        steps = [each.get("step") for each in workers]
-        step = max((step for step in steps if isinstance(step, int)), default=0)
-        for node in self._others:
-            if len(workers) <= MOST_SHOWN:
-                node.show(status, step)
-            else:
-                node.show({**status, "workers": workers[node.ranks.start : node.ranks.stop]}, step)
+        """Tell the others the state of the whole job."""
+        self._shown.show(status)
 
     def finish(self) -> None:
         """The job is over."""

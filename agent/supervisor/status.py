@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from agent.accounting.account import Account
 from agent.controller.job import Job
@@ -105,6 +106,7 @@ PUBLISH_S = 0.1  # how old everything else may be
 CHEAP_S = 0.01  # of processor time: what takes less is done at once
 MOST_BUSY = 0.02  # share of a processor: the more ranks there are, the older it may be
 MOST_HURRIED = 0.05  # the same where the state is another one
+MOST_SHOWN = 256  # ranks of which every node shows the state: each time it goes to all nodes
 
 
 class StatusPublisher:
@@ -150,3 +152,58 @@ class StatusPublisher:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = self._loop.call_at(when, self._now)
+
+
+class ShownNode(Protocol):
+    """Another node, where people may ask for the state."""
+
+    ranks: range
+
+    def show(self, status: dict[str, object], step: int) -> None:
+        """Tell it the state of the whole job, and the newest step of any rank."""
+
+
+class ShownNodes:
+    """Shows the other nodes what is published, of very many ranks only what is theirs, and later.
+
+    A replacement is several states within a second or two, and each would go to thousands of nodes,
+    which have better things to hear then.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, nodes: Sequence[ShownNode]) -> None:
+        """``nodes``: all but this one."""
+        self._loop = loop
+        self._nodes = nodes
+        self._status: dict[str, object] = {}
+        self._took_s = 0.0  # of processor time, the last time
+        self._timer: asyncio.TimerHandle | None = None  # until very many are shown
+
+    def show(self, status: dict[str, object]) -> None:
+        """Show this, now or later."""
+        self._status = status
+        if len(_workers_of(status)) <= MOST_SHOWN:
+            step = _newest_step(status)
+            for node in self._nodes:
+                node.show(status, step)
+        elif self._timer is None:
+            after_s = max(REFRESH_S, self._took_s / MOST_BUSY)
+            self._timer = self._loop.call_later(after_s, self._show_theirs)
+
+    def _show_theirs(self) -> None:
+        self._timer, began_s = None, time.thread_time()
+        workers, step = _workers_of(self._status), _newest_step(self._status)
+        for node in self._nodes:
+            theirs = workers[node.ranks.start : node.ranks.stop]
+            node.show({**self._status, "workers": theirs}, step)
+        self._took_s = time.thread_time() - began_s
+
+
+def _workers_of(status: dict[str, object]) -> list[dict[str, object]]:
+    workers = status.get("workers")
+    return workers if isinstance(workers, list) else []
+
+
+def _newest_step(status: dict[str, object]) -> int:
+    """Of any rank; 0: none."""
+    steps = (each.get("step") for each in _workers_of(status))
+    return max((step for step in steps if isinstance(step, int)), default=0)
