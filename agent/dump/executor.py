@@ -128,8 +128,7 @@ class DumpExecutor:
     def hold(self, action: do.HoldRanks) -> None:
         """Order ranks to stop at the end of their step."""
         self._open(action)
-        for rank in action.ranks:
-            self._links.send(rank, protocol.Hold(action.dump_id))
+        self._links.send_all(action.ranks, protocol.Hold(action.dump_id))
 
     def proceed(self) -> None:
         """Held ranks are ordered to train to the end of one step."""
@@ -148,8 +147,7 @@ class DumpExecutor:
         committed = [self._pages.newest_step(rank) or 0 for rank in self._ranks]
         newest = max(*committed, action.step)  # a step that lacks only its commit is on no page
         order = protocol.Freeze(action.dump_id, self._spec.dump.update_grace_s, newest)
-        for rank in action.ranks:
-            self._links.send(rank, order)
+        self._links.send_all(action.ranks, order)
 
     def save(self, action: do.SaveRanks) -> None:
         """Order ranks to digest now, and to write once the place is ready."""

@@ -89,11 +89,14 @@ class MemorySender:
             return {}
         self._present = _Spreading(path, server, done, set(nodes))
         parts, first = NodeParts(manifest), sorted(nodes)[:MOST_WHOLE]
+        encoded = manifests.QuickEncoder(manifest)
         orders = {node: _order(server, path, manifest) for node in first[:1]}
         for node in first[1:]:  # to say it again for each would take longer than to send it
             orders[node] = orders[first[0]]._replace(key=_key(server, manifest))
         for node in nodes.keys() - orders.keys():
-            orders[node] = _order(server, path, parts.of(nodes[node]))
+            part = parts.of(nodes[node])
+            key = _key(server, part)
+            orders[node] = TakeMemory(path, encoded(part.shards), server.port, key)
         return orders
 
     def again(self, path: str, manifest: Manifest) -> TakeMemory:
@@ -116,14 +119,18 @@ class MemorySender:
             self.close()
             present.done(why_not)
 
-    def close(self) -> None:
-        """Send nothing any more."""
+    def forget(self) -> None:
+        """Free the memory; whoever has not fetched it says so."""
         for server in self._extra:
             server.close()
         self._extra.clear()
         if self._present is not None:
             self._present.server.close()
-            self._present = None
+
+    def close(self) -> None:
+        """Send nothing any more, and hear nobody."""
+        self.forget()
+        self._present = None
 
 
 def _order(server: MemoryServer, path: str, manifest: Manifest) -> TakeMemory:

@@ -74,21 +74,29 @@ class Replies:
         self, action: do.SaveRanks, parts: Parts, slices: Mapping[int, tuple[str, int, int]]
     ) -> None:
         without = parts.without() if parts.are_shared else {}
+        alike: dict[object, tuple[protocol.Save, list[int]]] = {}
         for seat, (folder, part, count) in slices.items():
             rank, share = parts.owner_of(seat)
-            order = protocol.Save(
-                action.dump_id,
-                action.step,
-                folder,
-                part=part,
-                parts=count,
-                is_quick=action.place == do.MEMORY,
-                round=action.round,
-                share=share,
-                without=list(without.get(seat, ())),
-            )
+            lacking = without.get(seat, ())
+            about = folder, part, count, share, tuple(lacking)
+            if about not in alike:
+                order = protocol.Save(
+                    action.dump_id,
+                    action.step,
+                    folder,
+                    part=part,
+                    parts=count,
+                    is_quick=action.place == do.MEMORY,
+                    round=action.round,
+                    share=share,
+                    without=list(lacking),
+                )
+                alike[about] = order, []
+            order, ranks = alike[about]
             self._owed[rank, order.round, share] = order
-            self._links.send(rank, order)
+            ranks.append(rank)
+        for order, ranks in alike.values():
+            self._links.send_all(ranks, order)
 
     def hear(self, answer: Answer) -> None:
         """Post an answer, if it is to the present dump and can be true."""

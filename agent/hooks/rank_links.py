@@ -24,6 +24,9 @@ Timer = asyncio.TimerHandle
 
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
+Relay = Callable[[Sequence[int], protocol.Message], None]
+"""Sends a message to ranks of other nodes."""
+
 Said = (
     protocol.Hello
     | protocol.Registered
@@ -74,7 +77,7 @@ class RankLinks:
         self._early: dict[_Link, protocol.Hello] = {}  # of those ranks, until it has
         self._retry: asyncio.TimerHandle | None = None
         self._strangers: dict[int, int] = {}  # another user's id -> how often it has connected
-        self._relay: Callable[[int, protocol.Message], None] | None = None
+        self._relay: Relay | None = None
         self._elsewhere: set[int] = set()  # ranks of other nodes that have a link there
 
     def attach(
@@ -95,7 +98,7 @@ class RankLinks:
         self._lost = lost
         self._watch()
 
-    def relay_others(self, send: Callable[[int, protocol.Message], None]) -> None:
+    def relay_others(self, send: Relay) -> None:
         """Ranks of other nodes are sent to by ``send``; see :meth:`hear_relayed`."""
         self._relay = send
 
@@ -170,7 +173,7 @@ class RankLinks:
         link = self._links.get(rank)
         if link is None:
             if self._relay is not None and rank not in self._ranks:
-                self._relay(rank, message)
+                self._relay((rank,), message)
             return True
         try:
             wire.send(link.connection, message, fds)
@@ -181,6 +184,17 @@ class RankLinks:
                 return False
             self._drop(link, f"cannot be sent {type(message).__name__}: {error.strerror}")
         return True
+
+    def send_all(self, ranks: Iterable[int], message: protocol.Message) -> None:
+        """Send the same to several ranks; to those of other nodes by one call."""
+        elsewhere: list[int] = []
+        for rank in ranks:
+            if self._relay is not None and rank not in self._ranks:
+                elsewhere.append(rank)
+            else:
+                self.send(rank, message)
+        if elsewhere and self._relay is not None:
+            self._relay(elsewhere, message)
 
     # --- who connects ----------------------------------------------------------------------------
 

@@ -6,7 +6,9 @@ its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from agent.nodes.messages import NodeMessage
@@ -19,11 +21,13 @@ from agent.nodes.run_messages import (
     ToRanks,
     unpack_said,
 )
+from agent.nodes.vocabulary import CodecError
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 MOST_KINDS = 32  # of messages that wait
+MOST_KNOWN = 8 << 10  # characters of a message that is remembered
 
 ANYTIME = PageNews | PageSeen
 """Not later than what the same rank says next; so it may overtake what waits."""
@@ -96,25 +100,34 @@ class Merger:
             if kind is ToRank:
                 yield ToRanks(tuple(ranks), about)
             else:
-                yield FromRanks(tuple(ranks), {**about, "rank": ranks[0]})
+                yield said_alike(ranks, about)
 
 
-def apart(message: NodeMessage) -> Iterator[NodeMessage]:
-    """The messages to several ranks that were merged; see :func:`said_by` for what ranks say."""
-    match message:
-        case ToRanks(ranks=ranks, message=about):
-            for rank in ranks:
-                yield ToRank(rank, about)
-        case _:
-            yield message
+def said_alike(ranks: Iterable[int], message: dict[str, object]) -> FromRanks:
+    """What these ranks have said; ``message``: packed, of any one of them."""
+    return FromRanks(tuple(ranks), json.dumps({**message, "rank": 0}, separators=(",", ":")))
 
 
 def said_by(message: FromRanks) -> Iterator[Any]:
     """What each of these ranks has said.
 
+    Thousands of nodes say the same words, but of other ranks: so they are read once.
+
     Raises:
         CodecError: it is nothing that a rank says.
     """
-    said: Any = unpack_said(message.message)
+    text = message.message
+    said = _known(text) if len(text) <= MOST_KNOWN else _said(text)
     for rank in message.ranks:
         yield said._replace(rank=rank)
+
+
+def _said(text: str) -> Any:
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CodecError(f"{text!r:.80} is no message: {error!r:.200}") from error
+    return unpack_said(said)
+
+
+_known = lru_cache(maxsize=64)(_said)

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from agent.nodes.alike import ANYTIME, Merger, Once, apart
+from agent.nodes.alike import ANYTIME, Merger, Once
 from agent.nodes.frames import FrameError, FrameReader
 from agent.nodes.line import (
     CLOSED,
@@ -194,9 +194,7 @@ class NodeLink:
                 # it may well be alive, so this proves no death
                 self._lose(Loss(LossKind.SILENCE, f"said what nobody understands: {error!s:.200}"))
                 return
-            for each in apart(message):
-                if self._loop is not None:
-                    self._heard(each)
+            self._heard(message)
 
     def _write(self) -> None:
         while self._unsent:

@@ -176,13 +176,13 @@ class FromRanks(NamedTuple):
     """Several :class:`FromRank` that differ in their ranks alone; without pages."""
 
     ranks: tuple[int, ...]
-    message: dict[str, object]  # the first one's
+    message: str  # JSON, that of any of them but for its rank: other nodes say the same text
 
 
 class ToRanks(NamedTuple):
     """The same message for several ranks' hooks."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # none: all of the node, so all nodes are told alike
     message: dict[str, object]
 
 

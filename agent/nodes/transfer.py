@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
+from weakref import finalize
 
 from agent.nodes.tls import PLAIN, Security, UntrustedError
 
@@ -43,38 +44,19 @@ class Span(NamedTuple):
     nbytes: int | None = None  # None: up to its end
 
 
+class _Held:
+    """A file that is open until the server is closed, and nobody is amid it any more."""
+
+    def __init__(self, file: int, inode: int) -> None:
+        self.file, self.inode = os.dup(file), inode
+        finalize(self, os.close, self.file)
+
+
 class _Offer(NamedTuple):
-    """What somebody may fetch: the file's number is another file's once it is closed."""
+    """What somebody may fetch."""
 
     span: Span
-    inode: int
-
-    def opened(self) -> tuple[int, Span]:
-        """The file, with a number of its own, and what of it is sent.
-
-        Raises:
-            OSError: it is closed already.
-        """
-        opened = os.dup(self.span.file)
-        if os.fstat(opened).st_ino != self.inode:
-            os.close(opened)
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        return opened, self.span
-
-
-class _PathOffer(NamedTuple):
-    """A file that somebody may fetch, by its path."""
-
-    path: Path
-
-    def opened(self) -> tuple[int, Span]:
-        """The file, and that all of it is sent.
-
-        Raises:
-            OSError: it cannot be read.
-        """
-        opened = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        return opened, Span(opened)
+    held: _Held  # its file, by a number of its own
 
 
 class MemoryServer:
@@ -92,7 +74,8 @@ class MemoryServer:
         """
         self._progress = progress
         self._security = security
-        self._offers: dict[bytes, Sequence[_Offer | _PathOffer]] = {}
+        self._offers: dict[bytes, Sequence[_Offer | Path]] = {}
+        self._held: dict[int, _Held] = {}  # by the files' numbers when they were offered
         self._listener = _listening()
         self._free = 0  # threads that wait for somebody
         self._counting = threading.Lock()
@@ -102,16 +85,23 @@ class MemoryServer:
     def offer(self, spans: Iterable[Span]) -> bytes:
         """A key to these; they are sent in this order.
 
-        Once a file is closed, nobody gets it any more.
+        A file stays open as long as the server does: thousands fetch it, and to open it for each
+        takes longer than to send what is small.
         """
         key = os.urandom(KEY_BYTES)
-        self._offers[key] = [_Offer(span, os.fstat(span.file).st_ino) for span in spans]
+        offers = []
+        for span in spans:
+            held, inode = self._held.get(span.file), os.fstat(span.file).st_ino
+            if held is None or held.inode != inode:  # the number is another file's by now
+                held = self._held[span.file] = _Held(span.file, inode)
+            offers.append(_Offer(span._replace(file=held.file), held))
+        self._offers[key] = offers
         return key
 
     def offer_paths(self, paths: Iterable[Path]) -> bytes:
         """A key to these files, which are opened when somebody comes."""
         key = os.urandom(KEY_BYTES)
-        self._offers[key] = [_PathOffer(path) for path in paths]
+        self._offers[key] = tuple(paths)
         return key
 
     @property
@@ -124,6 +114,7 @@ class MemoryServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
+        self._offers, self._held = {}, {}
 
     def _begin_thread(self) -> None:
         threading.Thread(target=self._serve, name="msrun-memory", daemon=True).start()
@@ -158,14 +149,21 @@ class MemoryServer:
             if offers is None:
                 return
             for offer in offers:
-                file, span = offer.opened()
-                try:
-                    if not _sent(connection, span._replace(file=file), self._progress):
-                        return
-                finally:
-                    os.close(file)
+                if not self._send_offer(connection, offer):
+                    return
             connection.shutdown(socket.SHUT_WR)
             connection.recv(1)  # until the other end has all of it, and closes
+
+
+    def _send_offer(self, connection: socket.socket, offer: _Offer | Path) -> bool:
+        """Whether all of it was sent."""
+        if isinstance(offer, _Offer):
+            return _sent(connection, offer.span, self._progress)
+        file = os.open(offer, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _sent(connection, Span(file), self._progress)
+        finally:
+            os.close(file)
 
 
 class MemoryInbox:

@@ -7,6 +7,7 @@ links; what concerns processes on the node where they run.
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -42,8 +43,8 @@ from agent.ranks.homes import Homes
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.job_view import Holders, JobView
-from agent.supervisor.remote_node import RemoteNode
-from agent.supervisor.status import ShownNodes
+from agent.supervisor.remote_node import RemoteNode, replacement_order
+from agent.supervisor.status import MOST_SHOWN, ShownNodes
 from agent.supervisor.supervisor import Supervisor
 from agent.text.wording import duration
 from agent.workers.worker import Worker
@@ -56,6 +57,8 @@ OUTVOTED = "more than half of the nodes are silent, and may go on without this o
 FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at about that time
 SWEEP_S = 10.0  # until a node has swept, and told what it found
 TELL_S = 10.0  # until nodes whose ranks train already have told what these hold
+SAVING = frozenset({JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING})  # alike for nodes
+GARBAGE = 50_000  # objects, some megabytes, before cycles of them are looked for
 CLOSE_S = 5.0  # until all nodes have heard that the job is over
 
 
@@ -101,7 +104,7 @@ class AllNodes:
         self._node_of = Homes((node, node.ranks) for node in others)
         self._controller = controller
         self._late: asyncio.TimerHandle | None = None
-        self._held: list[tuple[int, protocol.Message]] | None = None  # while an attempt begins
+        self._held: list[tuple[Sequence[int], protocol.Message]] | None = None  # as one begins
         hooks.relay(self._tell)
         self._gatherer = CopyGatherer()
         hooks.spread_memory(self._spread, self._gather)
@@ -146,8 +149,7 @@ class AllNodes:
                     node.act(replace(action, ranks=ranks), self._controller.view)
                 self._own.act(replace(action, ranks=here))
             case do.Sweep():
-                self._memory = None  # it is freed with the attempt
-                self._inboxes.close()
+                self._forget_memory()  # it is freed with the attempt
                 self._order_all(action)
                 if not self.is_swept:
                     self._late = self._loop.call_later(SWEEP_S, self._give_up_sweeps)
@@ -157,8 +159,7 @@ class AllNodes:
                 self._cancel(action)
                 self._own.act(action)
             case do.ForgetMemory():
-                self._memory = None
-                self._inboxes.close()
+                self._forget_memory()
                 self._order_all(action)
                 self._own.act(action)
             case do.StartAttempt() | do.RefuseRanks() | do.WarmUp():
@@ -166,6 +167,11 @@ class AllNodes:
                 self._own.act(action)
             case _:  # of the ranks' state
                 self._own.act(action)
+
+    def _forget_memory(self) -> None:
+        self._memory = None
+        self._sender.forget()
+        self._inboxes.close()
 
     def _order_all(self, action: do.Action) -> None:
         if self._adopts and isinstance(action, do.StartAttempt):
@@ -209,27 +215,33 @@ class AllNodes:
         self._held = []
         self._own.act(action)
         old, new = (self._node_of.split(each)[1] for each in (action.survivors, action.newcomers))
-        view, port = self._controller.view, self._own.port
+        view, told = self._controller.view, replacement_order(action, self._own.port)
         for node in self._others:
-            here = replace(action, survivors=old.get(node, ()), newcomers=new.get(node, ()))
-            node.replace(here, port, view)
+            node.replace(action, old.get(node, ()), new.get(node, ()), told, view)
             if node.is_there:
                 self._bring(node)
         self._give_up_unawaited()
         self._say_awaited()
-        told, self._held = self._held, None
-        for rank, message in told:
-            self._tell(rank, message)
+        held, self._held = self._held, None
+        for ranks, message in held:
+            self._tell(ranks, message)
 
     def decided(self, view: JobView, holders: Holders) -> None:
         """Know what became of the job by the newest decision, which was carried out."""
         self._view, self._holders = view, holders
-        if view != self._known:
+        if self._is_news(view):
             self._known = view
             for node in self._others:
                 node.know(view)
         self._own.decided(view, holders)
         self._grow()
+
+    def _is_news(self, view: JobView) -> bool:
+        """Whether nodes have to know at once; if not, they do with the next order."""
+        known = self._known
+        if known is None or view.state not in SAVING:
+            return view != known
+        return known.state not in SAVING or view._replace(state=known.state) != known
 
     def catch_up(self) -> None:
         """Take in what all ranks and nodes have said by now."""
@@ -514,11 +526,12 @@ class AllNodes:
         for event in node.give_up(why, is_lost=True):
             self._controller.post(event)
 
-    def _tell(self, rank: int, message: protocol.Message) -> None:
+    def _tell(self, ranks: Sequence[int], message: protocol.Message) -> None:
         if self._held is not None:
-            self._held.append((rank, message))
+            self._held.append((ranks, message))
             return
-        self._node_of[rank].tell(rank, message)
+        for node, theirs in self._node_of.split(ranks)[1].items():
+            node.tell(theirs, message)
 
     # --- an agent, for the hooks ----------------------------------------------------------------
 
@@ -574,6 +587,8 @@ def all_nodes(
     say: Callable[[str], None],
 ) -> AllNodes:
     """The nodes that have met."""
+    if met.prepared.spec.world_size > MOST_SHOWN:
+        gc.set_threshold(GARBAGE)  # else what thousands of ranks are is looked at all the time
     others = [
         RemoteNode(met.roster.nodes[rank], met.roster.ranks(rank), NodeLink(line), hooks)
         for rank, line in sorted(met.lines.items())

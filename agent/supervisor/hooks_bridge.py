@@ -21,7 +21,7 @@ from agent.hooks import shared_folders
 from agent.hooks.exiting_ranks import ExitingRanks
 from agent.hooks.page_copies import PageCopies, Send
 from agent.hooks.peer_pages import SharedPages
-from agent.hooks.rank_links import Loop, RankLinks, Said
+from agent.hooks.rank_links import Loop, RankLinks, Relay, Said
 from agent.hooks.rank_processes import RankProcesses
 from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
@@ -295,7 +295,7 @@ class HooksBridge:
 
     # --- ranks of other nodes -------------------------------------------------------------------
 
-    def relay(self, send: Callable[[int, protocol.Message], None]) -> None:
+    def relay(self, send: Relay) -> None:
         """Ranks of other nodes are sent to by ``send``."""
         self._links.relay_others(send)
 
@@ -439,8 +439,7 @@ class HooksBridge:
                 pass
 
     def _tell(self, ranks: Sequence[int], message: protocol.Message) -> None:
-        for rank in ranks:
-            self._links.send(rank, message)
+        self._links.send_all(ranks, message)
 
     # --- what ranks say -------------------------------------------------------------------------
 
@@ -523,6 +522,7 @@ class HooksBridge:
         if not self._spec.dump.ttp:
             return
         self._agent.announce()  # the start comes before this message, the death after it
+        is_new = rank not in self._steps  # else it lives on, and has been told what follows
         self._steps[rank] = message.step
         self._training.add(rank)
         if rank in self._spec.ranks_here:
@@ -533,9 +533,10 @@ class HooksBridge:
         self._agent.post(
             message._replace(not_replaceable_why=encodable(message.not_replaceable_why))
         )
-        self._links.send(rank, self._replicated(rank))
-        for not_shared in self._not_shared.values():
-            self._links.send(rank, not_shared)
+        if is_new:
+            self._links.send(rank, self._replicated(rank))
+            for not_shared in self._not_shared.values():
+                self._links.send(rank, not_shared)
         if len(self._steps) == self._spec.world_size:
             self._load().dumps.beside.all_joined()
 

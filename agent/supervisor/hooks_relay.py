@@ -39,6 +39,7 @@ from agent.nodes.run_messages import (
     RunMessage,
     SaveFar,
     ToRank,
+    ToRanks,
     UpdatesCleared,
     UpdatesReady,
     WriteCopy,
@@ -68,9 +69,12 @@ WAITS = protocol.Raised | protocol.Leaving | protocol.ExitRequested
 ANSWERS = protocol.Release | protocol.Leave | protocol.Dismiss | protocol.Rejoin | protocol.Hold
 """What a rank has said when it waits, and what it waits for."""
 
+# fmt: off
 ForHooks = (
-    ToRank | SaveFar | WriteCopy | UpdatesCleared | PageSeen | PageNews | PagesTold | PagesLeft
+    ToRank | ToRanks | SaveFar | WriteCopy | UpdatesCleared | PageSeen | PageNews | PagesTold
+    | PagesLeft
 )
+# fmt: on
 
 LARGE = (
     "what rank {} alone holds (buffers, data position, variables) is too large to be kept on the "
@@ -200,6 +204,10 @@ class HooksRelay:
         match message:
             case ToRank():
                 self.tell(message.rank, unpack_said(message.message))
+            case ToRanks():
+                said = unpack_said(message.message)
+                for rank in message.ranks or self._ranks:
+                    self.tell(rank, said)
             case SaveFar():
                 self._save_far(message)
             case UpdatesCleared():

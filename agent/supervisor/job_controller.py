@@ -78,7 +78,7 @@ class JobController:
         notifier: Notifier,
         say: Callable[[str], None],
         tell: Callable[[str, Tone], None],
-        changed: Callable[[Job, tuple[Worker, ...], Account], None],
+        changed: Callable[[Job, tuple[Worker, ...] | None, Account], None],
         attempt_ended: Callable[[JobState, tuple[Worker, ...]], None],
         give_up_devices: Callable[[tuple[str, ...]], None],
     ) -> None:
@@ -89,7 +89,8 @@ class JobController:
             notifier: tells programs outside of it.
             say: prints one sentence for people.
             tell: prints one that is good or bad news.
-            changed: takes the present state, and what failures cost, soon after it changed.
+            changed: takes the present state, and what failures cost, soon after it changed;
+                of very many workers now and then only: ``None``.
             attempt_ended: takes the workers of an attempt whose last process is gone, before the
                 next attempt begins.
             give_up_devices: remembers devices that no resume is to use again; may raise OSError.
@@ -117,7 +118,7 @@ class JobController:
         """Decide in ``loop``, for the ranks of ``node``, be it one or all."""
         self._loop = loop
         self._node = node
-        self._publisher = StatusPublisher(loop, self._publish)
+        self._publisher = StatusPublisher(loop, self._publish, self._publish_state)
         self._step_times = StepTimes(self._journal, loop.time())
 
     def begin(self) -> None:
@@ -210,9 +211,12 @@ class JobController:
 
     def _note(self, before: Job, answers: list[Answer]) -> None:
         alike: dict[str, tuple[Answer, list[int]]] = {}
+        found = None
         for answer in answers:
             of_all = answer._replace(rank=NEVER)
-            alike.setdefault(repr(of_all), (of_all, []))[1].append(answer.rank)
+            if found is None or of_all != found[0]:  # to spell it takes a hundred times as long
+                found = alike.setdefault(repr(of_all), (of_all, []))
+            found[1].append(answer.rank)
         for answer, ranks in alike.values():
             self._take_account(before, answer, Decision(self._job))
             about = {name: value for name, value in ev.fields(answer).items() if name != "rank"}
@@ -230,11 +234,16 @@ class JobController:
             (state, gone), self._gone = self._gone, None
             self._attempt_ended(state, gone)
 
+    def _account_now(self) -> Account:
+        is_over = self._job.state.is_end
+        return self._account if is_over else self._account._replace(now_s=self._loop.time())
+
+    def _publish_state(self) -> None:
+        self._changed(self._job, None, self._account_now())
+
     def _publish(self) -> bool:
         changes_by_itself = self._node.refresh()
-        workers, account = self._node.workers(), self._account
-        if not self._job.state.is_end:
-            account = account._replace(now_s=self._loop.time())
+        workers, account = self._node.workers(), self._account_now()
         if account.since_s is not None:
             self._step_times.note(workers, account.now_s)
         self._changed(self._job, workers, account)

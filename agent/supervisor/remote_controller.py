@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -196,11 +197,19 @@ class RemoteController:
     def _obey(self, action: do.Action, port: int) -> None:
         if port:
             self._node.meet_at(port)
+        if isinstance(action, do.ReplaceRanks):
+            action = self._of_here(action)
         if isinstance(action, do.ForgetMemory):
             self._memory.forget()
             self._hooks.forget_memory()
         else:
             self._node.act(action)
+
+    def _of_here(self, action: do.ReplaceRanks) -> do.ReplaceRanks:
+        """All nodes are told alike who is new; who is not lives on."""
+        ranks = {worker.rank for worker in self._node.workers()}
+        new = tuple(rank for rank in action.newcomers if rank in ranks)
+        return replace(action, newcomers=new, survivors=tuple(sorted(ranks.difference(new))))
 
     def _bring(self, order: ResumeFrom) -> None:
         """Let a rank resume once this node has the checkpoint."""

@@ -6,6 +6,7 @@ import signal
 import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,6 +49,7 @@ from agent.nodes.run_messages import (
     TakeMemory,
     ToldAgain,
     ToRank,
+    ToRanks,
     UpdatesCleared,
     UpdatesReady,
     Wake,
@@ -248,22 +250,35 @@ class RemoteNode:
         self.know(view)
         self._link.send(Order(pack_action(action), port))
 
-    def replace(self, action: do.ReplaceRanks, port: int, view: JobView) -> None:
-        """Order what a replacement means for this node's ranks, which meet at ``port``.
+    def replace(
+        self,
+        action: do.ReplaceRanks,
+        survivors: tuple[int, ...],
+        newcomers: tuple[int, ...],
+        order: Order,
+        view: JobView,
+    ) -> None:
+        """Order what a replacement means for this node's ranks.
 
         New ranks are not started before the checkpoint that they resume from has come.
+
+        Args:
+            action: for all ranks.
+            survivors: of this node.
+            newcomers: of this node.
+            order: the same to all nodes, as :func:`replacement_order`.
+            view: the job's.
         """
-        for rank in action.survivors:
+        for rank in survivors:
             self.workers[rank].attempt = action.attempt
-        for rank in action.newcomers:
+        for rank in newcomers:
             gone = self.workers[rank]
             gone.is_replaced = True
             new = Worker(rank, gone.local_rank, action.attempt, resumes=True)
             self.workers[rank] = new
-        self._renewed = action.attempt, frozenset(action.survivors)
+        self._renewed = action.attempt, frozenset(survivors)
         self.know(view)
-        order = Order(pack_action(action), port)
-        if action.newcomers and not self.has_memory(action.path):
+        if newcomers and not self.has_memory(action.path):
             self._waiting = order
         else:
             self._link.send(order)
@@ -281,8 +296,8 @@ class RemoteNode:
         """Order it to write what its ranks have copied."""
         self._link.send(order)
 
-    def tell(self, rank: int, message: protocol.Message) -> None:
-        """Send a message to a rank, unless it means nothing to another node's.
+    def tell(self, ranks: tuple[int, ...], message: protocol.Message) -> None:
+        """Send a message to ranks, unless it means nothing to another node's.
 
         A path into the memory of this node's msrun means something else there.
         """
@@ -290,23 +305,32 @@ class RemoteNode:
             case protocol.PeerPages():
                 return
             case protocol.Save(is_quick=True, parts=parts) if parts:
-                self._save_far(rank, message)
+                for rank in ranks:
+                    self._save_far(rank, message)
                 return
             case protocol.Rejoin(path=path) | protocol.Welcome(resume=path):
                 if is_in_memory(Path(path)):
                     if path not in self._memory:
                         why = "is on a node that has no copy of the checkpoint in memory"
-                        attempt = self.workers[rank].attempt
-                        self._job.post(ev.RankUnreachable(rank, attempt, why))
+                        for rank in ranks:
+                            attempt = self.workers[rank].attempt
+                            self._job.post(ev.RankUnreachable(rank, attempt, why))
                         return
                     message = _with_path(message, self._memory[path])
                 elif path and isinstance(message, protocol.Welcome):
-                    attempt = self.workers[rank].attempt
-                    self._job.offer(path, partial(self._welcome, rank, attempt, message))
+                    for rank in ranks:
+                        attempt = self.workers[rank].attempt
+                        self._job.offer(path, partial(self._welcome, rank, attempt, message))
                     return
             case _:
                 pass
-        self._link.send(ToRank(rank, self._job.packed(message)))
+        packed = self._job.packed(message)
+        if len(ranks) == len(self.ranks):
+            self._link.send(_to_all(packed))
+        elif len(ranks) > 1:
+            self._link.send(ToRanks(ranks, packed))
+        else:
+            self._link.send(ToRank(ranks[0], packed))
 
     def _welcome(
         self, rank: int, attempt: int, message: protocol.Welcome, place: CheckpointPlace | None
@@ -476,6 +500,11 @@ class RemoteNode:
         self._job.swept()
 
 
+def replacement_order(action: do.ReplaceRanks, port: int) -> Order:
+    """What all nodes are told of a replacement: who is new. All others of a node live on there."""
+    return Order(pack_action(replace(action, survivors=())), port)
+
+
 @lru_cache(maxsize=1)
 def _known(view: JobView) -> JobKnown:
     return JobKnown(view.state.value, view.attempt, view.has_hooks, view.is_asked)
@@ -485,11 +514,16 @@ def _order_of(action: do.Action) -> Order:
     return Order(pack_action(action))
 
 
+def _to_all_of(packed: dict[str, object]) -> ToRanks:
+    return ToRanks((), packed)
+
+
 def _refused(action: do.RefuseRanks) -> frozenset[int]:
     return frozenset(action.ranks)
 
 
-_order, _ranks = Once(_order_of), Once(_refused)  # the same for all nodes
+# the same for all nodes
+_order, _ranks, _to_all = Once(_order_of), Once(_refused), Once(_to_all_of)
 
 
 def _with_path(

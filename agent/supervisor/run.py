@@ -19,7 +19,7 @@ from agent.supervisor.ending import RunEnding
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.run_parts import RunParts, make_parts, take_apart
-from agent.supervisor.status import status
+from agent.supervisor.status import StatusFile
 from agent.text.tone import Tone
 from agent.workers.worker import Worker
 from worker_hooks.contract.layout import FALLBACK
@@ -70,10 +70,14 @@ def run(
     notifier = Notifier(facts, console.say)
     nodes: AllNodes | None = None
 
-    def changed(job: Job, workers: tuple[Worker, ...], account: Account) -> None:
+    published = StatusFile(facts, journal)
+
+    def changed(job: Job, workers: tuple[Worker, ...] | None, account: Account) -> None:
+        if workers is None:
+            published.replace_state(job, account)
+            return
         notifier.changed(job, workers, account)
-        content = status(facts, job, workers, account)
-        journal.replace(layout.status, content)
+        content = published.replace(job, workers, account)
         if nodes is not None:
             nodes.show(content)
 

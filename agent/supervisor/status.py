@@ -2,12 +2,14 @@
 
 A new state of the job is published at once, so a reader that saw its event does not read an older
 state for long. Changes within a state are published together: a replacement changes it forty times
-in 0.3 s. Of very many ranks it takes so long that it has to be done more rarely.
+in 0.3 s. Of very many ranks it takes so long that it has to be done more rarely: then a new state is
+published beside what was known of the ranks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -16,6 +18,7 @@ from agent.accounting.account import Account
 from agent.controller.job import Job
 from agent.controller.protection import Level, Protection, protection
 from agent.controller.states import JobState
+from agent.records.journal import Journal
 from agent.spec.run_facts import RunFacts
 from agent.text.wording import describe_exit
 from agent.workers.worker import Worker
@@ -101,21 +104,63 @@ def _exit_words(worker: Worker) -> str:
     return "" if worker.exit_code is None else describe_exit(worker.exit_code)
 
 
+class StatusFile:
+    """The object in its file."""
+
+    def __init__(self, facts: RunFacts, journal: Journal) -> None:
+        """Write nothing yet."""
+        self._facts = facts
+        self._journal = journal
+        self._workers = _NONE  # as JSON, as of the last time
+
+    def replace(
+        self, job: Job, workers: Sequence[Worker], account: Account
+    ) -> dict[str, object]:
+        """Write everything known, and return it."""
+        content = status(self._facts, job, workers, account)
+        self._workers = json.dumps(content["workers"])
+        self._write({**content, "workers": []})
+        return content
+
+    def replace_state(self, job: Job, account: Account) -> None:
+        """Write all but what is new of the ranks."""
+        self._write(status(self._facts, job, (), account))
+
+    def _write(self, content: dict[str, object]) -> None:
+        text = json.dumps(content)
+        assert text.endswith(_NONE + "}")
+        self._journal.replace_text(
+            self._facts.layout.status, text.removesuffix(_NONE + "}") + self._workers + "}"
+        )
+
+
+_NONE = json.dumps([])
 REFRESH_S = 2.0  # how old the published steps may be
 PUBLISH_S = 0.1  # how old everything else may be
 CHEAP_S = 0.01  # of processor time: what takes less is done at once
 MOST_BUSY = 0.02  # share of a processor: the more ranks there are, the older it may be
-MOST_HURRIED = 0.05  # the same where the state is another one
 MOST_SHOWN = 256  # ranks of which every node shows the state: each time it goes to all nodes
 
 
 class StatusPublisher:
     """Publishes changes, now or soon."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, publish: Callable[[], bool]) -> None:
-        """``publish`` returns whether what it published grows old by itself."""
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        publish: Callable[[], bool],
+        publish_state: Callable[[], None],
+    ) -> None:
+        """Publish nothing yet.
+
+        Args:
+            loop: calls what is to be done later.
+            publish: returns whether what it published grows old by itself.
+            publish_state: publishes what takes no time, whatever the ranks.
+        """
         self._loop = loop
         self._publish = publish
+        self._publish_state = publish_state
         self._state = JobState.NEW
         self._published_at = loop.time() - PUBLISH_S
         self._took_s = 0.0  # of processor time, the last time
@@ -124,17 +169,17 @@ class StatusPublisher:
     def changed(self, state: JobState) -> None:
         """Something changed; ``state``: the job's."""
         if state is self._state and not state.is_end:
-            self._by(self._published_at + self._pause_s(PUBLISH_S, MOST_BUSY))
+            self._by(self._published_at + self._pause_s(PUBLISH_S))
             return
         self._state = state
-        due_s = self._published_at + self._pause_s(0.0, MOST_HURRIED)
-        if state.is_end or due_s <= self._loop.time():
+        if state.is_end or self._took_s < CHEAP_S:
             self._now()
         else:
-            self._by(due_s)
+            self._publish_state()
+            self._by(max(self._loop.time(), self._published_at) + self._pause_s(PUBLISH_S))
 
-    def _pause_s(self, least_s: float, most_busy: float) -> float:
-        return least_s if self._took_s < CHEAP_S else max(least_s, self._took_s / most_busy)
+    def _pause_s(self, least_s: float) -> float:
+        return least_s if self._took_s < CHEAP_S else max(least_s, self._took_s / MOST_BUSY)
 
     def _now(self) -> None:
         if self._timer is not None:
@@ -145,7 +190,7 @@ class StatusPublisher:
         changes_by_itself = self._publish()
         self._took_s = time.thread_time() - began_s
         if changes_by_itself:
-            self._by(self._published_at + self._pause_s(REFRESH_S, MOST_BUSY))
+            self._by(self._published_at + self._pause_s(REFRESH_S))
 
     def _by(self, when: float) -> None:
         if self._timer is None or self._timer.when() > when:

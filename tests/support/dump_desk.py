@@ -19,6 +19,10 @@ class Lines:
     def send(self, rank, message):
         self.sent.append((rank, message))
 
+    def send_all(self, ranks, message):
+        for rank in ranks:
+            self.send(rank, message)
+
     def drop(self, rank, why):
         self.dropped.append((rank, why))
 

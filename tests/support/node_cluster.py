@@ -76,7 +76,8 @@ class FakeHooks:
         self.heard, self.finished, self.newest = [], set(), 0
 
     def relay(self, send):
-        self.send = send
+        self.send_all = send
+        self.send = lambda rank, message: send((rank,), message)
 
     def hear_out(self, rank):
         self.heard.append(("out", rank))

@@ -22,6 +22,10 @@ class Links:
     def send(self, rank, message):
         self.said.setdefault(rank, []).append(message)
 
+    def send_all(self, ranks, message):
+        for rank in ranks:
+            self.send(rank, message)
+
 
 class QueuedFileThread:
     """Does its jobs when told to."""

@@ -108,6 +108,27 @@ def encode(manifest: Manifest, *, is_for_people: bool = True) -> bytes:
     return (json.dumps(fields, indent=indent, sort_keys=True) + "\n").encode()
 
 
+class QuickEncoder:
+    """As :func:`encode` not for people, of manifests that differ in their shards alone."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        """``manifest``: any of them."""
+        text = encode(manifest._replace(shards=()), is_for_people=False).decode()
+        # in a string of JSON there is no such quotation mark
+        self._before, _, self._behind = text.partition('"shards": []')
+        self._known: dict[Shard, str] = {}
+
+    def __call__(self, shards: Iterable[Shard]) -> str:
+        """The text with these shards."""
+        known = self._known
+        texts = []
+        for shard in sorted(shards):
+            if (text := known.get(shard)) is None:
+                text = known[shard] = json.dumps(_fields(shard), sort_keys=True)
+            texts.append(text)
+        return f'{self._before}"shards": [{", ".join(texts)}]{self._behind}'
+
+
 def _fields(shard: Shard) -> dict[str, Any]:
     """A shard as JSON; on a disk each has a file of its own."""
     fields = shard._asdict()

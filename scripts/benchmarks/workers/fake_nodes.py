@@ -32,6 +32,7 @@ from typing import Any
 
 from agent.controller import events as ev
 from agent.machine.process_use import ProcessNews
+from agent.nodes.alike import said_alike
 from agent.nodes.codec import pack_event
 from agent.nodes.frames import PREAMBLE, FrameReader, frame
 from agent.nodes.line import RECEIVE_BYTES, bytes_of
@@ -40,7 +41,6 @@ from agent.nodes.run_messages import (
     Beats,
     Fact,
     FromRank,
-    FromRanks,
     MemoryTaken,
     PageNews,
     RunMessage,
@@ -177,7 +177,7 @@ class FakeNode:
 
     def _all_say(self, ranks: Sequence[int], said: protocol.Message) -> None:
         """``said``: by the first of these ranks."""
-        self._send(FromRanks(tuple(ranks), pack_said(said)))
+        self._send(said_alike(ranks, pack_said(said)))
 
     def _tell_beats(self) -> None:
         """All ranks are a step further."""
@@ -224,7 +224,7 @@ class FakeNode:
             case "ToRank":
                 self._answer((message["rank"],), message["message"])
             case "ToRanks":
-                self._answer(_numbers(message["ranks"]), message["message"])
+                self._answer(_numbers(message["ranks"]) or self._ranks, message["message"])
             case "SaveFar":
                 self._crowd.do(self._give, message)
             case "TakeMemory":
@@ -239,7 +239,7 @@ class FakeNode:
             case "StartAttempt":
                 self._start(self._ranks)
             case "ReplaceRanks":
-                newcomers = _numbers(action["newcomers"])
+                newcomers = [one for one in _numbers(action["newcomers"]) if one in self._ranks]
                 self._dead -= set(newcomers)
                 self._start(newcomers)
             case "SignalRanks":

@@ -475,10 +475,12 @@ def test_a_rank_is_not_lost_because_too_many_descriptors_are_on_their_way(room, 
 
 def test_a_rank_of_another_node_is_sent_to_through_its_node(room):
     sent = []
-    room.links.relay_others(lambda rank, message: sent.append((rank, message)))
+    room.links.relay_others(lambda ranks, message: sent.append((*ranks, message)))
     assert room.links.send(7, protocol.Release("go"))
     assert room.links.send(2, protocol.Release("go"))  # of this node, and not there
-    assert sent == [(7, protocol.Release("go"))]
+    room.links.send_all((2, 7, 8), protocol.GoOn(1))
+    room.links.send_all((2,), protocol.GoOn(2))
+    assert sent == [(7, protocol.Release("go")), (7, 8, protocol.GoOn(1))]
 
 
 def test_what_a_rank_of_another_node_has_said_is_heard(room):

@@ -1,12 +1,14 @@
 """What ranks of a node say alike travels as one message, and each rank's words keep their order."""
 
+import json
 import random
 
 import pytest
 
-from agent.nodes.alike import MOST_KINDS, Merger, apart, said_by
+from agent.nodes.alike import MOST_KINDS, Merger, said_by
 from agent.nodes.messages import pack, unpack
 from agent.nodes.run_messages import FromRank, FromRanks, ToRank, ToRanks, Wake, pack_said
+from agent.nodes.vocabulary import CodecError
 from worker_hooks.contract import protocol
 
 GO = pack_said(protocol.GoOn(1))
@@ -20,7 +22,7 @@ def heard(message):
     """What is told of each rank."""
     if isinstance(message, FromRanks):
         return [FromRank(pack_said(said)) for said in said_by(message)]
-    return list(apart(message))
+    return [ToRank(rank, message.message) for rank in message.ranks]
 
 
 def merged(*messages):
@@ -37,12 +39,24 @@ def test_what_all_say_alike_is_one_message_that_names_their_ranks():
     assert heard(one) == [frozen(rank) for rank in range(8)]
     (order,) = merged(*(ToRank(rank, GO) for rank in range(8)))
     assert order == ToRanks(tuple(range(8)), GO)
-    assert list(apart(order)) == [ToRank(rank, GO) for rank in range(8)]
 
 
 def test_exceptions_are_messages_of_their_own():
     said = merged(frozen(0), frozen(1, step=6), frozen(2))
-    assert [(one.ranks, one.message["step"]) for one in said] == [((0, 2), 7), ((1,), 6)]
+    steps = [(one.ranks, json.loads(one.message)["step"]) for one in said]
+    assert steps == [((0, 2), 7), ((1,), 6)]
+
+
+def test_what_several_nodes_say_alike_is_the_same_text():
+    (one,), (other,) = merged(frozen(3), frozen(5)), merged(frozen(8))
+    assert one.message == other.message
+    assert [said.rank for said in (*said_by(one), *said_by(other))] == [3, 5, 8]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "Frozen"}', "[" * 100_000], ids=repr)
+def test_a_text_that_no_rank_says_is_refused(text):
+    with pytest.raises(CodecError):
+        list(said_by(FromRanks((0,), text)))
 
 
 def test_what_goes_into_the_other_direction_is_another_message():
@@ -57,7 +71,6 @@ def test_what_goes_into_the_other_direction_is_another_message():
 )
 def test_the_rest_is_not_merged(message):
     assert not Merger().add(message)
-    assert list(apart(message)) == [message]
 
 
 def test_what_waits_is_bounded():

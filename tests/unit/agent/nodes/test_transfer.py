@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+from contextlib import suppress
 from queue import SimpleQueue
 
 import pytest
@@ -29,6 +30,15 @@ def sent():
 
 def content_of(file):
     return os.pread(file, os.fstat(file).st_size, 0)
+
+
+def files_open(inode):
+    """How many descriptors of this process are of a file."""
+    found = 0
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found += os.stat(f"/proc/self/fd/{number}").st_ino == inode
+    return found
 
 
 def test_files_arrive_whole_and_sealed(sent):
@@ -114,19 +124,32 @@ def test_each_key_is_to_files_of_its_own(sent):
         server.close()
 
 
-def test_a_file_whose_number_is_another_ones_by_now_is_not_sent():
+def test_a_file_whose_number_is_another_ones_by_now_is_sent_until_the_server_is_closed():
     file = file_of(b"old")
     server = MemoryServer(lambda _: None)
-    key = server.offer([Span(file)])
+    keys = [server.offer([Span(file)]) for _ in range(2)]
     os.close(file)
     other = file_of(b"new")
     try:
         assert other == file
-        with pytest.raises(OSError, match="before all had come"):
-            fetch("127.0.0.1", server.port, key, [3], "taken")
+        keys.append(server.offer([Span(other)]))
+        for key, content in zip(keys, (b"old", b"old", b"new"), strict=True):
+            (taken,) = fetch("127.0.0.1", server.port, key, [3], "taken")
+            assert content_of(taken) == content
+            os.close(taken)
     finally:
         os.close(other)
         server.close()
+
+
+def test_a_server_that_is_closed_frees_its_files():
+    server, file = MemoryServer(lambda _: None), file_of(b"old")
+    inode = os.fstat(file).st_ino
+    server.offer([Span(file), Span(file)])
+    os.close(file)
+    assert files_open(inode) == 1
+    server.close()
+    assert files_open(inode) == 0
 
 
 # --- brought to the controller's node -------------------------------------------------------------

@@ -423,6 +423,9 @@ class FakeSender:
     def hear(self, node, path, why_not):
         pass
 
+    def forget(self):
+        pass
+
 
 @pytest.fixture
 def replacing(monkeypatch):

@@ -42,7 +42,7 @@ def publisher(
         told.append(round(loop.now - Clock.now, 3))
         return grows_old()
 
-    return StatusPublisher(loop, tell), told
+    return StatusPublisher(loop, tell, lambda: None), told
 
 
 def test_a_new_state_is_told_at_once(loop):
