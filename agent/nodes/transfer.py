@@ -154,7 +154,6 @@ class MemoryServer:
             connection.shutdown(socket.SHUT_WR)
             connection.recv(1)  # until the other end has all of it, and closes
 
-
     def _send_offer(self, connection: socket.socket, offer: _Offer | Path) -> bool:
         """Whether all of it was sent."""
         if isinstance(offer, _Offer):

@@ -113,9 +113,7 @@ class StatusFile:
         self._journal = journal
         self._workers = _NONE  # as JSON, as of the last time
 
-    def replace(
-        self, job: Job, workers: Sequence[Worker], account: Account
-    ) -> dict[str, object]:
+    def replace(self, job: Job, workers: Sequence[Worker], account: Account) -> dict[str, object]:
         """Write everything known, and return it."""
         content = status(self._facts, job, workers, account)
         self._workers = json.dumps(content["workers"])

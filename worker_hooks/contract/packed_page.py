@@ -9,19 +9,124 @@ import fcntl
 import mmap
 import os
 import struct
+from bisect import bisect_right, insort
 from collections.abc import Callable
+from functools import lru_cache
+from typing import TypeVar
 
-from worker_hooks.contract.status_page import Page
+from worker_hooks.contract.status_page import BEGIN, Page
 
 _SIZE = struct.Struct("<Q")  # of the page
 _PART = struct.Struct("<QQ")  # where it is in the page, and its size
+MOST_ALIKE = 16 << 10  # bytes of a part that may be another one's, too
+MOST_ZEROS = 1 << 20  # that are read at once: more where nothing was written is nonsense
 _MOST_BYTES = 1 << 40  # of a page: more is nonsense
+
+
+class SparseMemory:
+    """Bytes by slices, as of a ``mmap``; only what was written takes room, what is alike once.
+
+    The kernel gives memory by 4 KiB: of thousands of ranks, each of which writes a little here and
+    there, that is several times what they write.
+    """
+
+    __slots__ = ("_begin", "_held", "_parts", "_size", "_starts")
+
+    def __init__(self, size: int, begin: int) -> None:
+        """So many bytes; the first ``begin`` are written often, by small parts."""
+        self._size = size
+        self._begin = bytearray(min(begin, size))
+        self._starts: list[int] = []  # of the parts behind it, which do not overlap
+        self._parts: dict[int, bytes] = {}
+        self._held = 0  # bytes of these
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, where: slice) -> bytes:
+        """Bytes, in new memory or unchangeable.
+
+        Raises:
+            ValueError: nobody has written most of them.
+        """
+        start, stop, _ = where.indices(self._size)
+        begin = len(self._begin)
+        if stop <= begin:
+            return bytes(self._begin[start:stop])
+        at = bisect_right(self._starts, start) - 1
+        if at >= 0:  # all of it lies in one part, as nearly always
+            first = self._starts[at]
+            part = self._parts[first]
+            if stop <= first + len(part):
+                return part[start - first : stop - first]
+        if stop - start > self._held + begin + MOST_ZEROS:
+            raise ValueError(f"{stop - start} bytes of which most were never written")
+        found = bytearray(max(0, stop - start))
+        if start < begin:
+            found[: begin - start] = self._begin[start:]
+        for first in self._within(start, stop):
+            part = self._parts[first]
+            a, b = max(first, start), min(first + len(part), stop)
+            found[a - start : b - start] = part[a - first : b - first]
+        return bytes(found)
+
+    def __setitem__(self, where: slice, octets: bytes) -> None:
+        """Write bytes.
+
+        Raises:
+            ValueError: they are more or fewer than there is room for.
+        """
+        start, stop, _ = where.indices(self._size)
+        if max(0, stop - start) != len(octets):
+            raise ValueError(f"{len(octets)} bytes where there is room for {stop - start}")
+        begin = len(self._begin)
+        if start < begin:
+            self._begin[start : min(stop, begin)] = octets[: begin - start]
+            octets, start = octets[begin - start :], begin
+        if not octets:
+            return
+        before = self._within(start, stop)
+        if before and not (len(before) == 1 and self._is_part(start, octets, before[0])):
+            first, last = before[0], before[-1]
+            low, high = min(start, first), max(stop, last + len(self._parts[last]))
+            whole = bytearray(self[low:high])
+            whole[start - low : stop - low] = octets
+            start, octets = low, bytes(whole)
+        for first in before:
+            self._held -= len(self._parts.pop(first))
+            self._starts.remove(first)
+        self._held += len(octets)
+        self._parts[start] = _alike(bytes(octets)) if len(octets) <= MOST_ALIKE else bytes(octets)
+        insort(self._starts, start)
+
+    def _is_part(self, start: int, octets: bytes, first: int) -> bool:
+        """Whether these bytes take the place of just this part."""
+        return first == start and len(self._parts[first]) == len(octets)
+
+    def _within(self, start: int, stop: int) -> list[int]:
+        """Where those parts begin of which some lies there."""
+        at = max(0, bisect_right(self._starts, start) - 1)
+        found = []
+        for first in self._starts[at:]:
+            if first >= stop:
+                break
+            if first + len(self._parts[first]) > start:
+                found.append(first)
+        return found
+
+
+@lru_cache(maxsize=128)
+def _alike(octets: bytes) -> bytes:
+    return octets
+
+
+M = TypeVar("M", mmap.mmap, SparseMemory)
 
 
 def packed(page: Page) -> bytes:
     """All that a page holds."""
     parts = page.parts()
-    return _SIZE.pack(page.memory[1]) + b"".join(
+    return _SIZE.pack(page.size) + b"".join(
         _PART.pack(at, len(octets)) + octets for at, octets in parts
     )
 
@@ -33,7 +138,7 @@ def unpacked(octets: bytes) -> Page:
         ValueError: :func:`packed` made nothing like it.
         OSError: there is no memory.
     """
-    return Page(_filled(octets, lambda size: mmap.mmap(-1, size)))
+    return Page(_filled(octets, lambda size: SparseMemory(size, BEGIN)))
 
 
 def unpacked_file(octets: bytes) -> int:
@@ -58,7 +163,7 @@ def unpacked_file(octets: bytes) -> int:
     return fd
 
 
-def _filled(octets: bytes, mapped: Callable[[int], mmap.mmap]) -> mmap.mmap:
+def _filled(octets: bytes, mapped: Callable[[int], M]) -> M:
     try:
         (size,) = _SIZE.unpack_from(octets)
         if not 0 < size <= _MOST_BYTES:

@@ -35,8 +35,9 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from time import monotonic_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MAGIC = b"MSRUNPG2"
 PACES = 64  # steps whose times are kept
@@ -49,6 +50,7 @@ _AT, _PHASE = 2, 3  # their places in it, in words of 8 bytes
 _PACES_AT = 128
 _PACE = struct.Struct("<QQQQ")  # step, its ns, those of them spent waiting, those aside
 _TEXT_AT = _PACES_AT + PACES * _PACE.size
+BEGIN = _TEXT_AT  # bytes at the begin of a page that are written by small parts
 _RECORD = struct.Struct("<QQQIIQ")  # number, step, epoch, batch, meta bytes, monotonic ns
 _END = struct.Struct("<Q")
 _LATE = struct.Struct("<I??")
@@ -189,28 +191,29 @@ class CommitRecord(NamedTuple):
 class Page:
     """One rank's page; the worker writes it, the agent reads it."""
 
-    def __init__(self, source: int | mmap.mmap) -> None:
-        """Map an existing page; a descriptor stays the caller's.
+    def __init__(self, source: Any) -> None:
+        """Map an existing page; ``source``: a descriptor, which stays the caller's, or its memory.
 
         Raises:
             ValueError: this is no page of this version.
         """
-        size = os.fstat(source).st_size if isinstance(source, int) else len(source)
-        if size < _TEXT_AT:
+        self.size = os.fstat(source).st_size if isinstance(source, int) else len(source)
+        if self.size < _TEXT_AT:
             raise ValueError("not a status page")
-        self._map = mmap.mmap(source, size) if isinstance(source, int) else source
-        magic, self.rank, self.attempt, text, record, meta = _HEAD.unpack_from(self._map)
+        self._map: Any = mmap.mmap(source, self.size) if isinstance(source, int) else source
+        magic, self.rank, self.attempt, text, record, meta = _HEAD.unpack(self._at(0, _HEAD))
         if magic != MAGIC:
             raise ValueError("not a status page")
-        self.device_bytes, more = _DEVICE.unpack_from(self._map, _DEVICE_AT)
+        self.device_bytes, more = _DEVICE.unpack(self._at(_DEVICE_AT, _DEVICE))
         self._commits = _SLOTS[3 if more else 2]
         self._record_bytes, self._meta_bytes = record, meta
         self._records_at = _aligned(_TEXT_AT + text)
         self._slots = range(_RECORDS + bool(more))
         self._areas_at = _aligned(self._records_at + len(self._slots) * record)
-        described = json.loads(self._map[_TEXT_AT : _TEXT_AT + text])
-        self.entries = tuple(Entry(n, d, tuple(s), b) for n, d, s, b in described)
-        self._payload_bytes = sum(entry.nbytes for entry in self.entries) - self.device_bytes
+        self.entries, nbytes = _described(self._map[_TEXT_AT : _TEXT_AT + text])
+        self._payload_bytes = nbytes - self.device_bytes
+        if not isinstance(self._map, mmap.mmap):  # a copy, which nobody writes by its address
+            return
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._beat = memoryview(self._map)[_BEAT_AT : _BEAT_AT + _BEAT.size + 4].cast("Q")
         self._paces = memoryview(self._map)[_PACES_AT:_TEXT_AT].cast("Q")
@@ -222,11 +225,15 @@ class Page:
         self._number = 0
         self._metas: dict[int, bytes] = {}  # by slot, the JSON that was written last
 
+    def _at(self, at: int, form: struct.Struct) -> Any:
+        return self._map[at : at + form.size]
+
     def close(self) -> None:
         """Unmap the page; the file stays."""
-        self._beat.release()  # otherwise the map cannot be closed
-        self._paces.release()
-        self._map.close()
+        if isinstance(self._map, mmap.mmap):
+            self._beat.release()  # otherwise the map cannot be closed
+            self._paces.release()
+            self._map.close()
 
     def note_keeper(self, pid: int, board: int) -> None:
         """Note who keeps the rank's memory, see :mod:`worker_hooks.machine.kept_memory`."""
@@ -240,7 +247,8 @@ class Page:
 
     def content(self) -> bytes:
         """All bytes of the page."""
-        return self._map[:]
+        octets: bytes = self._map[:]
+        return octets
 
     def parts(self) -> list[tuple[int, bytes]]:
         """Where each part is that holds something, and its bytes; the rest are zeros."""
@@ -260,7 +268,7 @@ class Page:
                 pace; written to.
         """
         found = [(_BEAT_AT, self._map[_BEAT_AT : _BEAT_AT + _BEAT.size])]
-        newest = _BEAT.unpack_from(self._map, _BEAT_AT)[0]
+        newest = _BEAT.unpack(self._at(_BEAT_AT, _BEAT))[0]
         for step in range(max(known.get(_PACES_SLOT, 0), newest - PACES) + 1, newest + 1):
             at = _PACES_AT + step % PACES * _PACE.size
             octets = self._map[at : at + _PACE.size]
@@ -363,7 +371,7 @@ class Page:
 
     def heartbeat(self) -> Heartbeat:
         """The rank's progress."""
-        step, epoch, batch, at_ns, phase = _BEAT.unpack_from(self._map, _BEAT_AT)
+        step, epoch, batch, at_ns, phase = _BEAT.unpack(self._at(_BEAT_AT, _BEAT))
         return Heartbeat(step, epoch, batch, at_ns, Phase(phase))
 
     def write(
@@ -413,9 +421,10 @@ class Page:
     def complete(self, step: int) -> None:
         """Make the record of a commit count, whose writer has ended, and had written all of it."""
         at = self._records_at + self.slot(step, is_commit=True) * self._record_bytes
-        number, of, *_ = _RECORD.unpack_from(self._map, at)
+        number, of, *_ = _RECORD.unpack(self._at(at, _RECORD))
         if of == step:
-            _END.pack_into(self._map, at + self._record_bytes - _END.size, number)
+            end = at + self._record_bytes
+            self._map[end - _END.size : end] = _END.pack(number)
 
     def slot(self, step: int, *, is_commit: bool) -> int:
         """Which record of the page is that of a step."""
@@ -453,10 +462,10 @@ class Page:
         """
         slot = step % 2 + 2 * (not is_commit)
         begin, at, end = self._area_at(slot), self._area_at(slot) + _STAMP_ROOM, self._end_at(slot)
-        (seen,) = _STAMP.unpack_from(self._map, end)  # the last one first: it is written last
+        (seen,) = _STAMP.unpack(self._at(end, _STAMP))  # the last one first: it is written last
         stop = self.device_bytes if stop is None else min(stop, self.device_bytes)
         octets = self._map[at + start : at + stop]
-        (first,) = _STAMP.unpack_from(self._map, begin)
+        (first,) = _STAMP.unpack(self._at(begin, _STAMP))
         return octets if first == seen != 0 and seen // _TURNS == step else None
 
     def record(self, step: int) -> CommitRecord | None:
@@ -500,8 +509,8 @@ class Page:
     def _head(self, slot: int) -> tuple[int, int, int, int, int, int] | None:
         """Number, step, epoch, batch, meta bytes and time of a valid record."""
         at = self._records_at + slot * self._record_bytes
-        head: tuple[int, int, int, int, int, int] = _RECORD.unpack_from(self._map, at)
-        (end,) = _END.unpack_from(self._map, at + self._record_bytes - _END.size)
+        head: tuple[int, int, int, int, int, int] = _RECORD.unpack(self._at(at, _RECORD))
+        (end,) = _END.unpack(self._at(at + self._record_bytes - _END.size, _END))
         return head if 0 != head[0] == end and head[4] <= self._meta_bytes else None
 
     def _read(self, slot: int) -> CommitRecord | None:
@@ -568,6 +577,13 @@ def create(
         os.close(fd)
         raise
     return fd
+
+
+@lru_cache(maxsize=64)
+def _described(text: bytes) -> tuple[tuple[Entry, ...], int]:
+    """What the JSON of a page says of its payload, and its bytes: most ranks say the same."""
+    entries = tuple(Entry(n, d, tuple(s), b) for n, d, s, b in json.loads(text))
+    return entries, sum(entry.nbytes for entry in entries)
 
 
 def _area_bytes(device_bytes: int) -> int:
