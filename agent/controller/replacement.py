@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import Collection, Iterable
-from itertools import islice
+from itertools import groupby, islice
 
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.attempts import give_up_devices, release, signal_ranks
 from agent.controller.dump import UNSAVED, Turn, close_dump, commit_memory, give_up
 from agent.controller.graceful_exit import mark_interrupted
-from agent.controller.job import Attempt, Job, MemoryState, Replacement
+from agent.controller.job import NEVER, Attempt, Job, MemoryState, Replacement
 from agent.controller.replaceable import (
     not_replacing,
     note_own_failure,
@@ -153,15 +153,17 @@ def absorb_registered(job: Job, news: Iterable[protocol.Registered]) -> tuple[Jo
         return job, 0
     step = job.present_memory().step
     due = job.having(RankState.RUNNING) - replacement.going - replacement.leaving
-    missing, count = job.ranks.all - replacement.joined, 0
+    missing, taken = job.ranks.all - replacement.joined, list[protocol.Registered]()
     for one in news:
         is_due = one.attempt == job.attempt and one.step == step and one.rank in due
-        if not is_due or missing <= {one.rank}:
+        if not is_due or not missing - {one.rank}:
             break
         missing -= {one.rank}
-        count += 1
-        job = with_registered(job, one)
-    return job.with_replacement(replacement._replace(joined=job.ranks.all - missing)), count
+        taken.append(one)
+    for _, row in groupby(taken, lambda one: one._replace(rank=NEVER)):
+        alike = list(row)
+        job = with_registered(job, alike[0], RankSet(one.rank for one in alike))
+    return job.with_replacement(replacement._replace(joined=job.ranks.all - missing)), len(taken)
 
 
 def forget(job: Job) -> tuple[Job, tuple[do.Action, ...]]:
@@ -251,20 +253,24 @@ def _registered(job: Job, event: protocol.Registered) -> Turn:
     return Turn(job.with_replacement(None), Condition.ALL_JOINED, actions)
 
 
-def with_registered(job: Job, event: protocol.Registered) -> Job:
-    """The job once a rank's state can be saved, perhaps again after its link was closed."""
+def with_registered(job: Job, event: protocol.Registered, ranks: RankSet | None = None) -> Job:
+    """The job once a rank's state can be saved, perhaps again after its link was closed.
+
+    ``ranks``: all that have said the same, that rank included.
+    """
+    ranks = RankSet((event.rank,)) if ranks is None else ranks
     now, known = job.now, job.since_restart
-    if event.rank in now.unreachable:
-        now = now._replace(unreachable=now.unreachable - {event.rank})
-    rejoining = known.rejoining.noted(event.rank, event.not_replaceable_why)
+    if now.unreachable & ranks:
+        now = now._replace(unreachable=now.unreachable - ranks)
+    rejoining = known.rejoining.noted(ranks, event.not_replaceable_why)
     comparison = known.comparison
     if event.compares:
-        comparison = comparison._replace(awaited=comparison.awaited | {event.rank})
+        comparison = comparison._replace(awaited=comparison.awaited | ranks)
     rehearses = event.rehearses
     is_auto = job.policy.dump.copies is CopyMode.AUTO
     not_kept = known.not_kept or (event.not_kept_why if is_auto else "")
     is_kept = event.keeper and not not_kept
-    keeping = known.keeping | {event.rank} if is_kept else known.keeping - {event.rank}
+    keeping = known.keeping | ranks if is_kept else known.keeping - ranks
     known = known._replace(
         rejoining=rejoining,
         rehearses=rehearses,
@@ -274,7 +280,8 @@ def with_registered(job: Job, event: protocol.Registered) -> Job:
     )
     if event.not_copied_why:
         known = known._replace(copies=known.copies._replace(why_not=event.not_copied_why))
-    return job._replace(now=now, since_restart=known).with_step(event.rank, event.step)
+    steps = dict.fromkeys(ranks, event.step)
+    return job._replace(now=now, since_restart=known).with_steps(steps)
 
 
 def _raised(job: Job, event: protocol.Raised) -> Turn:

@@ -172,9 +172,9 @@ def _parts(job: Job, known: Comparison) -> Parts:
 def note_vote(job: Job, event: protocol.VoteOpened) -> Job:
     """A rank votes on each update from now on, or said why it does not."""
     known, since = job.since_restart.comparison, job.since_restart
-    voting = known.voting.noted(event.rank, event.why_not)
+    voting = known.voting.noted(RankSet((event.rank,)), event.why_not)
     if event.why_cut_inside:
-        rejoining = since.rejoining.noted(event.rank, event.why_cut_inside)
+        rejoining = since.rejoining.noted(RankSet((event.rank,)), event.why_cut_inside)
         job = job._replace(since_restart=since._replace(rejoining=rejoining))
     return _with(job, known._replace(voting=voting))
 

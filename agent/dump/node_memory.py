@@ -147,13 +147,17 @@ def _key(server: MemoryServer, manifest: Manifest) -> str:
 def spans_of(manifest: Manifest) -> list[Span]:
     """What its shards are in, in the order in which it is sent: what adjoins is one."""
     found: list[Span] = []
+    present, begin, end = -1, 0, 0
     for file, at, nbytes in sorted(
         (int(each.file), each.at, each.nbytes) for each in manifest.shards
     ):
-        if found and found[-1].file == file and found[-1].at + (found[-1].nbytes or 0) == at:
-            found[-1] = found[-1]._replace(nbytes=(found[-1].nbytes or 0) + nbytes)
-        else:
-            found.append(Span(file, at, nbytes))
+        if file != present or at != end:
+            if present >= 0:
+                found.append(Span(present, begin, end - begin))
+            present, begin = file, at
+        end = at + nbytes
+    if present >= 0:
+        found.append(Span(present, begin, end - begin))
     return found
 
 

@@ -77,6 +77,8 @@ class MemoryServer:
         self._offers: dict[bytes, Sequence[_Offer | Path]] = {}
         self._held: dict[int, _Held] = {}  # by the files' numbers when they were offered
         self._listener = _listening()
+        self.port = int(self._listener.getsockname()[1])
+        """Where it listens."""
         self._free = 0  # threads that wait for somebody
         self._counting = threading.Lock()
         with self._counting:
@@ -103,11 +105,6 @@ class MemoryServer:
         key = os.urandom(KEY_BYTES)
         self._offers[key] = tuple(paths)
         return key
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return int(self._listener.getsockname()[1])
 
     def close(self) -> None:
         """Send to nobody who comes later."""

@@ -19,8 +19,12 @@ class Refusals(NamedTuple):
         """All that have said something."""
         return self.able | self.reasons.ranks
 
-    def noted(self, rank: int, why_not: str) -> Refusals:
-        """The same once a rank has said this; empty: it can."""
+    def noted(self, ranks: RankSet, why_not: str) -> Refusals:
+        """The same once these ranks have said this; empty: they can."""
         if why_not:
-            return Refusals(self.able - {rank}, self.reasons.set(rank, why_not))
-        return Refusals(self.able | {rank}, self.reasons.without(rank))
+            reasons = self.reasons.with_all(dict.fromkeys(ranks, why_not))
+            return Refusals(self.able - ranks, reasons)
+        reasons = self.reasons
+        for rank in ranks & reasons.ranks:
+            reasons = reasons.without(rank)
+        return Refusals(self.able | ranks, reasons)
