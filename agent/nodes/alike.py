@@ -27,6 +27,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 MOST_KINDS = 32  # of messages that wait
+MOST_NEWEST = 3  # things that go to all in turn
 MOST_KNOWN = 8 << 10  # characters of a message that is remembered
 
 ANYTIME = PageNews | PageSeen
@@ -34,18 +35,24 @@ ANYTIME = PageNews | PageSeen
 
 
 class Once(Generic[K, V]):
-    """Makes something of the newest thing once, however often it is asked for: it goes to all."""
+    """Makes something of the newest things once, however often it is asked for: they go to all.
+
+    Each node may be told several before the next node is.
+    """
 
     def __init__(self, make: Callable[[K], V]) -> None:
         """``make``: what is made of a thing, which is not changed afterwards."""
         self._make = make
-        self._newest: tuple[K, V] | None = None
+        self._newest: list[tuple[K, V]] = []
 
     def __call__(self, thing: K) -> V:
         """What is made of it."""
-        if self._newest is None or self._newest[0] is not thing:
-            self._newest = thing, self._make(thing)
-        return self._newest[1]
+        for known, made in self._newest:
+            if known is thing:
+                return made
+        made = self._make(thing)
+        self._newest = [(thing, made), *self._newest[: MOST_NEWEST - 1]]
+        return made
 
 
 class _Group(NamedTuple):
