@@ -7,11 +7,12 @@ there have open, so that they can save it when node 0 and their own msrun's orde
 from __future__ import annotations
 
 import os
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Callable
 
 from agent.hooks.rank_links import Loop, RankLinks
 from agent.hooks.status_pages import StatusPages
+from agent.nodes.frames import octets_of
 from agent.nodes.run_messages import PageNews, PageSeen, PagesTold
 from agent.text.wording import sized
 from worker_hooks.contract import protocol, wire
@@ -110,11 +111,11 @@ class CopiedPages:
         """Keep what was sent."""
         rank = message.rank
         if isinstance(message, PageNews):
-            pieces = [(int(at), b64decode(one)) for at, one in message.pieces.items()]
+            pieces = [(int(at), octets_of(one)) for at, one in message.pieces.items()]
             self._pages.mirror_news(rank, message.attempt, pieces)
             return
         try:
-            page = unpacked_file(b64decode(message.page))
+            page = unpacked_file(octets_of(message.page))
             self._pages.keep(rank, message.attempt, page, is_copy=True)  # or closes it
             shared = os.dup(page)
         except (ValueError, OSError):

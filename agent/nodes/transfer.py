@@ -148,8 +148,10 @@ class MemoryServer:
             for offer in offers:
                 if not self._send_offer(connection, offer):
                     return
-            connection.shutdown(socket.SHUT_WR)
-            connection.recv(1)  # until the other end has all of it, and closes
+            if isinstance(connection, ssl.SSLSocket):
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1)  # until the other end has all of it, and closes
+            # else the kernel sends what is left, as nothing lies unread here
 
     def _send_offer(self, connection: socket.socket, offer: _Offer | Path) -> bool:
         """Whether all of it was sent."""
