@@ -13,6 +13,7 @@ import threading
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
 from agent.dump.beside import manifest_file
@@ -28,6 +29,7 @@ from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.durable_file import ThrottledProgress
 from worker_hooks.storage.manifest import PRIVATE, Manifest, Shard
 
+NOWHERE = "/proc/0/fd/0"  # in memory, as paths there are, but of no process
 MOST_WHOLE = 8  # nodes that get all of it; the others get what their ranks need
 PEERS = 8  # other ranks whose private state a rank may need, as worker_hooks.recovery.resume
 
@@ -206,6 +208,20 @@ class MemoryKeeper:
         self._files: list[int] = []
         self._wanted = ""
 
+    def as_here(self, message: protocol.Message) -> protocol.Message:
+        """What the controller's node says of its memory, as of the copy here."""
+        match message:
+            case protocol.Rejoin(path=path) if manifests.is_in_memory(Path(path)):
+                return message._replace(path=self._here(path))
+            case protocol.Welcome(resume=path) if manifests.is_in_memory(Path(path)):
+                return message._replace(resume=self._here(path))
+            case _:
+                return message
+
+    def _here(self, path: str) -> str:
+        """The same number of a process here would be another file."""
+        return held(self._files[-1]) if self._files and path == self._wanted else NOWHERE
+
     def take(self, order: TakeMemory) -> None:
         """Fetch a checkpoint, in a thread; the one before is forgotten."""
         self.forget()
@@ -253,7 +269,7 @@ class MemoryKeeper:
             _close(files)
             return
         self._files = files
-        self._tell(MemoryTaken(order.path, held(files[-1]) if files else "", why_not))
+        self._tell(MemoryTaken(order.path, why_not))
 
 
 def not_written(rank: int, attempt: int, save: protocol.Save, why: str) -> protocol.SaveFailed:

@@ -16,6 +16,7 @@ MOST_BYTES = 16 << 20  # of a message
 STRANGER_BYTES = 64 << 10  # of a message before the peer has proved that it belongs to the job
 _LENGTH = 4
 _DEFLATED = 1 << 31  # in the length
+_decode = json.JSONDecoder().raw_decode  # without white space around it, as we write it
 
 
 class FrameError(Exception):
@@ -126,7 +127,10 @@ def _inflated(body: bytes, limit: int) -> bytes:
 def _message(body: bytes) -> dict[str, object]:
     try:
         # strictly UTF-8; of bytes json would accept UTF-16, too
-        message = json.loads(body.decode())
+        text = body.decode()
+        message, end = _decode(text)
+        if end < len(text):
+            raise ValueError(f"{len(text) - end} characters too many")  # noqa: TRY301
     except (ValueError, RecursionError) as error:
         raise FrameError(f"unreadable message {body[:80]!r}: {error!r:.200}") from error
     if type(message) is not dict or type(message.get("kind")) is not str:

@@ -217,8 +217,7 @@ class TakeMemory(NamedTuple):
 class MemoryTaken(NamedTuple):
     """A checkpoint in memory is there, or is not because of ``why_not``."""
 
-    path: str  # that of the order
-    here: str  # its manifest's, on this node
+    path: str  # that of the order, which stands for the copy in what this node is told
     why_not: str = ""
 
 

@@ -34,6 +34,7 @@ class _Form(NamedTuple):
 
     pack: Callable[[Any], Any]
     unpack: Callable[[Any, _Room], Any]
+    exact: type | None = None  # values of this type are unpacked already
 
 
 class Vocabulary:
@@ -78,7 +79,13 @@ class Vocabulary:
         if not isinstance(fields, dict) or len(fields) != len(forms) + besides:
             raise CodecError(f"{fields!r:.80} are not the fields of {kind.__name__}")
         try:
-            return kind(*[form.unpack(fields[name], room) for name, form in forms.items()])
+            values = [fields[name] for name in forms]
+            return kind(
+                *[
+                    value if type(value) is form.exact else form.unpack(value, room)
+                    for value, form in zip(values, forms.values(), strict=True)
+                ]
+            )
         except KeyError:
             raise CodecError(f"{fields!r:.80} are not the fields of {kind.__name__}") from None
         except (TypeError, ValueError, OverflowError) as error:
@@ -105,7 +112,7 @@ class Vocabulary:
         if declared is object:
             return _Form(_same, lambda value, _: value)  # any JSON
         if declared in {int, str, bool}:
-            return _Form(_same, _exactly(declared))
+            return _Form(_same, _exactly(declared), declared)
         if declared is float:
             return _Form(_same, _unpack_float)
         if isinstance(declared, type) and issubclass(declared, Enum):

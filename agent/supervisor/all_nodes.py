@@ -57,7 +57,6 @@ OUTVOTED = "more than half of the nodes are silent, and may go on without this o
 FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at about that time
 SWEEP_S = 10.0  # until a node has swept, and told what it found
 TELL_S = 10.0  # until nodes whose ranks train already have told what these hold
-SAVING = frozenset({JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING})  # alike for nodes
 GARBAGE = 50_000  # objects, some megabytes, before cycles of them are looked for
 CLOSE_S = 5.0  # until all nodes have heard that the job is over
 
@@ -229,19 +228,12 @@ class AllNodes:
     def decided(self, view: JobView, holders: Holders) -> None:
         """Know what became of the job by the newest decision, which was carried out."""
         self._view, self._holders = view, holders
-        if self._is_news(view):
+        if view.is_news_to(self._known):
             self._known = view
             for node in self._others:
                 node.know(view)
         self._own.decided(view, holders)
         self._grow()
-
-    def _is_news(self, view: JobView) -> bool:
-        """Whether nodes have to know at once; if not, they do with the next order."""
-        known = self._known
-        if known is None or view.state not in SAVING:
-            return view != known
-        return known.state not in SAVING or view._replace(state=known.state) != known
 
     def catch_up(self) -> None:
         """Take in what all ranks and nodes have said by now."""
@@ -251,7 +243,7 @@ class AllNodes:
 
     def refresh(self) -> bool:
         """Note in the workers how far they are; whether that changes by itself."""
-        return self._own.refresh_of({worker.rank: worker for worker in self.workers()})
+        return self._own.refresh_of({each.rank: each for each in self.workers()})
 
     def workers(self) -> tuple[Worker, ...]:
         """The present attempt's, by rank."""

@@ -522,8 +522,7 @@ class HooksBridge:
         if not self._spec.dump.ttp:
             return
         self._agent.announce()  # the start comes before this message, the death after it
-        is_new = rank not in self._steps  # else it lives on, and has been told what follows
-        self._steps[rank] = message.step
+        known, self._steps[rank] = self._steps.get(rank), message.step
         self._training.add(rank)
         if rank in self._spec.ranks_here:
             self._agent.protect(self._links.pid(rank))
@@ -533,10 +532,12 @@ class HooksBridge:
         self._agent.post(
             message._replace(not_replaceable_why=encodable(message.not_replaceable_why))
         )
-        if is_new:
-            self._links.send(rank, self._replicated(rank))
-            for not_shared in self._not_shared.values():
-                self._links.send(rank, not_shared)
+        told: tuple[protocol.Message, ...] = (
+            self._replicated(rank),
+            *self._not_shared.values(),
+        )
+        for each in told if known is None else ():  # who lives on knows it
+            self._links.send(rank, each)
         if len(self._steps) == self._spec.world_size:
             self._load().dumps.beside.all_joined()
 

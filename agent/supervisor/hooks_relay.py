@@ -130,6 +130,8 @@ class HooksRelay:
         self._left: set[int] = set()  # ranks whose scripts have ended
         self._resume = ""  # the checkpoint that this attempt has resumed from
         self._alone: Callable[[Said], None] | None = None  # takes what nobody there can answer
+        self.as_here: Callable[[protocol.Message], protocol.Message] = lambda message: message
+        """What is said of the memory of the controller's node, of the copy on this one."""
 
     def attach(self, loop: Loop, agent: AgentPort) -> None:
         """Listen on ``loop``."""
@@ -203,9 +205,9 @@ class HooksRelay:
         """What the controller's node has for the hooks here."""
         match message:
             case ToRank():
-                self.tell(message.rank, unpack_said(message.message))
+                self.tell(message.rank, self.as_here(unpack_said(message.message)))
             case ToRanks():
-                said = unpack_said(message.message)
+                said = self.as_here(unpack_said(message.message))
                 for rank in message.ranks or self._ranks:
                     self.tell(rank, said)
             case SaveFar():

@@ -211,7 +211,7 @@ class JobController:
 
     def _note(self, before: Job, answers: list[Answer]) -> None:
         alike: dict[str, tuple[Answer, list[int]]] = {}
-        for _, row in groupby(answers, _but_its_rank):  # to spell each takes a hundred times as long
+        for _, row in groupby(answers, _but_its_rank):  # to spell each takes long
             same = list(row)
             of_all = same[0]._replace(rank=NEVER)
             alike.setdefault(repr(of_all), (of_all, []))[1].extend(one.rank for one in same)

@@ -12,6 +12,8 @@ from agent.hooks.rank_links import Loop
 from agent.ranks.parts import Groups
 from agent.workers.worker import Worker
 
+_SAVING = {JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING}  # alike for nodes
+
 
 class JobView(NamedTuple):
     """The job as of the newest decision."""
@@ -20,6 +22,12 @@ class JobView(NamedTuple):
     attempt: int = 0
     has_hooks: bool = False  # some rank's state could be saved, ever
     is_asked: bool = False  # somebody has asked it to stop
+
+    def is_news_to(self, known: JobView | None) -> bool:
+        """Whether nodes have to know at once; if not, they do with the next order."""
+        if known is None or not {self.state, known.state} <= _SAVING:
+            return self != known
+        return self._replace(state=known.state) != known
 
 
 class Holders(NamedTuple):

@@ -124,6 +124,7 @@ class RemoteController:
         self._memory = MemoryKeeper(
             self._host, loop.call_soon_threadsafe, self._link.send, self._security
         )
+        self._hooks.as_here = self._memory.as_here
         self._checkpoints = CheckpointFetcher(
             loop.call_soon_threadsafe, self._security, self._say, self._keep
         )

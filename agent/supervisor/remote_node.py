@@ -130,7 +130,7 @@ class RemoteNode:
         self._known: JobView | None = None
         self._renewed: tuple[int, frozenset[int]] = (0, frozenset())  # by a replacement: attempt
         self._waiting: Order | None = None
-        self._memory: dict[str, str] = {}  # of a checkpoint in memory here -> its copy there
+        self._memory: set[str] = set()  # of which there is a copy there: paths here
         self.lost_why = ""
         """Why it is gone; empty: it is there."""
         self._sweeping = -1  # the attempt that was known to it when the last sweep was ordered
@@ -156,7 +156,7 @@ class RemoteNode:
         self.facts = facts
         self._link = link
         self._known = None
-        self._memory = {}
+        self._memory = set()
         self.lost_why = ""
 
     def go_on(self, view: JobView) -> None:
@@ -289,7 +289,7 @@ class RemoteNode:
 
     def take_memory(self, order: TakeMemory) -> None:
         """Order it to fetch a checkpoint in memory."""
-        self._memory = {}
+        self._memory = set()
         self._link.send(order)
 
     def write_copy(self, order: WriteCopy) -> None:
@@ -299,7 +299,7 @@ class RemoteNode:
     def tell(self, ranks: tuple[int, ...], message: protocol.Message) -> None:
         """Send a message to ranks, unless it means nothing to another node's.
 
-        A path into the memory of this node's msrun means something else there.
+        That node knows where its copy of a checkpoint in memory is.
         """
         match message:
             case protocol.PeerPages():
@@ -309,18 +309,7 @@ class RemoteNode:
                     self._save_far(rank, message)
                 return
             case protocol.Rejoin(path=path) | protocol.Welcome(resume=path):
-                if is_in_memory(Path(path)):
-                    if path not in self._memory:
-                        why = "is on a node that has no copy of the checkpoint in memory"
-                        for rank in ranks:
-                            attempt = self.workers[rank].attempt
-                            self._job.post(ev.RankUnreachable(rank, attempt, why))
-                        return
-                    message = _with_path(message, self._memory[path])
-                elif path and isinstance(message, protocol.Welcome):
-                    for rank in ranks:
-                        attempt = self.workers[rank].attempt
-                        self._job.offer(path, partial(self._welcome, rank, attempt, message))
+                if self._is_elsewhere(ranks, message, path):
                     return
             case _:
                 pass
@@ -331,6 +320,24 @@ class RemoteNode:
             self._link.send(ToRanks(ranks, packed))
         else:
             self._link.send(ToRank(ranks[0], packed))
+
+    def _is_elsewhere(
+        self, ranks: tuple[int, ...], message: protocol.Rejoin | protocol.Welcome, path: str
+    ) -> bool:
+        """Whether these ranks cannot be told yet, or never, as the checkpoint is not there."""
+        if not path or path in self._memory:
+            return False
+        attempts = [(rank, self.workers[rank].attempt) for rank in ranks]
+        if is_in_memory(Path(path)):
+            why = "is on a node that has no copy of the checkpoint in memory"
+            for rank, attempt in attempts:
+                self._job.post(ev.RankUnreachable(rank, attempt, why))
+            return True
+        if isinstance(message, protocol.Welcome):
+            for rank, attempt in attempts:
+                self._job.offer(path, partial(self._welcome, rank, attempt, message))
+            return True
+        return False
 
     def _welcome(
         self, rank: int, attempt: int, message: protocol.Welcome, place: CheckpointPlace | None
@@ -382,7 +389,7 @@ class RemoteNode:
         """
         self.lost_why = why
         self._waiting = None
-        self._memory = {}  # went with it: what is ordered from now on is for the next node
+        self._memory = set()  # went with it: what is ordered from now on is for the next node
         over = [
             rank
             for rank, worker in self.workers.items()
@@ -439,7 +446,7 @@ class RemoteNode:
                 self._job.told_again(self)
             case MemoryTaken():
                 if not message.why_not:
-                    self._memory[message.path] = message.here
+                    self._memory.add(message.path)
                 self._job.memory_taken(self.facts.rank, message.path, message.why_not)
             case CopyProgressed():
                 self._job.post(ev.DumpProgressed(message.dump_id))
@@ -524,11 +531,3 @@ def _refused(action: do.RefuseRanks) -> frozenset[int]:
 
 # the same for all nodes
 _order, _ranks, _to_all = Once(_order_of), Once(_refused), Once(_to_all_of)
-
-
-def _with_path(
-    message: protocol.Rejoin | protocol.Welcome, path: str
-) -> protocol.Rejoin | protocol.Welcome:
-    if isinstance(message, protocol.Rejoin):
-        return message._replace(path=path)
-    return message._replace(resume=path)

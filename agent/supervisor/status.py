@@ -2,8 +2,8 @@
 
 A new state of the job is published at once, so a reader that saw its event does not read an older
 state for long. Changes within a state are published together: a replacement changes it forty times
-in 0.3 s. Of very many ranks it takes so long that it has to be done more rarely: then a new state is
-published beside what was known of the ranks.
+in 0.3 s. Of very many ranks it takes so long that it has to be done more rarely: then a new state
+is published beside what was known of the ranks.
 """
 
 from __future__ import annotations
@@ -137,6 +137,7 @@ REFRESH_S = 2.0  # how old the published steps may be
 PUBLISH_S = 0.1  # how old everything else may be
 CHEAP_S = 0.01  # of processor time: what takes less is done at once
 MOST_BUSY = 0.02  # share of a processor: the more ranks there are, the older it may be
+SHOWN_S = 10.0  # how old what is shown of very many ranks may be
 MOST_SHOWN = 256  # ranks of which every node shows the state: each time it goes to all nodes
 
 
@@ -174,15 +175,15 @@ class StatusPublisher:
             self._now()
         else:
             self._publish_state()
-            self._by(max(self._loop.time(), self._published_at) + self._pause_s(PUBLISH_S))
+            now_s = self._loop.time()
+            self._cancel()  # a replacement has more to do, and is several states soon
+            self._by(max(now_s, min(now_s + self._pause_s(0.0), self._published_at + SHOWN_S)))
 
     def _pause_s(self, least_s: float) -> float:
         return least_s if self._took_s < CHEAP_S else max(least_s, self._took_s / MOST_BUSY)
 
     def _now(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._cancel()
         self._published_at = self._loop.time()
         began_s = time.thread_time()
         changes_by_itself = self._publish()
@@ -192,9 +193,13 @@ class StatusPublisher:
 
     def _by(self, when: float) -> None:
         if self._timer is None or self._timer.when() > when:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._cancel()
             self._timer = self._loop.call_at(when, self._now)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class ShownNode(Protocol):
@@ -229,7 +234,7 @@ class ShownNodes:
             for node in self._nodes:
                 node.show(status, step)
         elif self._timer is None:
-            after_s = max(REFRESH_S, self._took_s / MOST_BUSY)
+            after_s = max(SHOWN_S, self._took_s / MOST_BUSY)
             self._timer = self._loop.call_later(after_s, self._show_theirs)
 
     def _show_theirs(self) -> None:

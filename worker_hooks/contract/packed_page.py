@@ -85,8 +85,12 @@ class SparseMemory:
             octets, start = octets[begin - start :], begin
         if not octets:
             return
+        octets = _alike(bytes(octets)) if len(octets) <= MOST_ALIKE else bytes(octets)
+        if len(self._parts.get(start, b"")) == len(octets):  # as nearly always
+            self._parts[start] = octets
+            return
         before = self._within(start, stop)
-        if before and not (len(before) == 1 and self._is_part(start, octets, before[0])):
+        if before:
             first, last = before[0], before[-1]
             low, high = min(start, first), max(stop, last + len(self._parts[last]))
             whole = bytearray(self[low:high])
@@ -96,12 +100,8 @@ class SparseMemory:
             self._held -= len(self._parts.pop(first))
             self._starts.remove(first)
         self._held += len(octets)
-        self._parts[start] = _alike(bytes(octets)) if len(octets) <= MOST_ALIKE else bytes(octets)
+        self._parts[start] = octets
         insort(self._starts, start)
-
-    def _is_part(self, start: int, octets: bytes, first: int) -> bool:
-        """Whether these bytes take the place of just this part."""
-        return first == start and len(self._parts[first]) == len(octets)
 
     def _within(self, start: int, stop: int) -> list[int]:
         """Where those parts begin of which some lies there."""

@@ -304,7 +304,8 @@ class Page:
 
     def raw_beat(self) -> bytes:
         """The bytes of the heartbeat, for a copy of this page."""
-        return self._map[_BEAT_AT : _BEAT_AT + _BEAT.size]
+        raw: bytes = self._at(_BEAT_AT, _BEAT)
+        return raw
 
     def put_beat(self, raw: bytes) -> None:
         """Write the heartbeat that :meth:`raw_beat` returned for the page that this is a copy of.

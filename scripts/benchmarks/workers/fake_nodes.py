@@ -341,8 +341,7 @@ class FakeNode:
                 data = connection.recv(min(left, RECEIVE_BYTES))
                 assert data, "the checkpoint is cut short"
                 left -= len(data)
-        here = f"/proc/{os.getpid()}/fd/9999"
-        self._soon(lambda: self._send(MemoryTaken(order["path"], here)))
+        self._soon(lambda: self._send(MemoryTaken(order["path"])))
 
 
 def _numbers(ranges: str | list[int]) -> Sequence[int]:

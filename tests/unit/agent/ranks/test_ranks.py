@@ -128,7 +128,12 @@ def test_states_are_as_a_mapping(seed):
 
 
 def test_who_can_and_why_others_cannot():
-    said = Refusals().noted(RankSet((1,)), "").noted(RankSet((2,)), "it is tired").noted(RankSet((3,)), "")
+    said = (
+        Refusals()
+        .noted(RankSet((1,)), "")
+        .noted(RankSet((2,)), "it is tired")
+        .noted(RankSet((3,)), "")
+    )
     assert (said.able, said.reasons, said.ranks) == ({1, 3}, {2: "it is tired"}, {1, 2, 3})
     said = said.noted(RankSet((2,)), "").noted(RankSet((1,)), "so is it")
     assert (said.able, said.reasons, said.ranks) == ({2, 3}, {1: "so is it"}, {1, 2, 3})

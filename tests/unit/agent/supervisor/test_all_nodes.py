@@ -436,7 +436,7 @@ def replacing(monkeypatch):
     cluster.all._sender = FakeSender()
     cluster.links[0].lose(GONE)
     cluster.all._spread(1, MEMORY, None, print)
-    cluster.links[1].hear(MemoryTaken(MEMORY, "/proc/8/fd/3", ""))
+    cluster.links[1].hear(MemoryTaken(MEMORY))
     cluster.all.act(REPLACE)
     cluster.controller.view = JobView(JobState.REPLACING, 1)
     cluster.events.clear()
@@ -451,7 +451,7 @@ def test_a_late_node_gets_the_state_before_it_starts_ranks(replacing):
     replacing.all._admit(1, None)
     assert [type(each) for each in replacing.late.said] == [TakeMemory]
     replacing.late.said.clear()
-    replacing.late.hear(MemoryTaken(MEMORY, "/proc/7/fd/3", ""))
+    replacing.late.hear(MemoryTaken(MEMORY))
     assert [each.newcomers for each in replacing.late.orders()] == [(2, 3, 4)]
     assert replacing.events == []
 
@@ -459,19 +459,19 @@ def test_a_late_node_gets_the_state_before_it_starts_ranks(replacing):
 def test_the_node_that_has_come_is_lost_as_well_and_another_one_gets_the_order(replacing):
     replacing.all._admit(1, None)
     lost = replacing.late
-    lost.hear(MemoryTaken(MEMORY, "/proc/7/fd/3", ""))
+    lost.hear(MemoryTaken(MEMORY))
     once = [do.ReplaceRanks(2, (0, 1, 5), (2, 3, 4), MEMORY, 7, "node 1 is gone again")]
     replacing.decide = lambda _: once and replacing.all.act(once.pop())
     lost.lose(GONE)
     replacing.late = FakeLink()
     replacing.all._admit(1, None)
-    replacing.late.hear(MemoryTaken(MEMORY, "/proc/6/fd/3", ""))
+    replacing.late.hear(MemoryTaken(MEMORY))
     assert [each.attempt for each in replacing.late.orders()] == [2]
 
 
 def test_the_replacement_fails_where_a_late_node_cannot_get_the_state(replacing):
     replacing.all._admit(1, None)
-    replacing.late.hear(MemoryTaken(MEMORY, "", "no memory is left"))
+    replacing.late.hear(MemoryTaken(MEMORY, "no memory is left"))
     why = "node 1 (b) did not get the state: no memory is left"
     assert replacing.events == [ev.StartFailed(rank, 1, why) for rank in (2, 3, 4)]
 

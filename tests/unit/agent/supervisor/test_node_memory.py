@@ -45,6 +45,9 @@ def in_memory(contents):
     ).completed()
 
 
+MEMORY = "/proc/1/fd/9"
+
+
 def ranks(*nodes):
     """Each of these nodes has one."""
     return {node: range(node, node + 1) for node in nodes}
@@ -84,9 +87,9 @@ def test_the_copy_has_every_file_under_its_own_number(nodes):
     nodes.run_until(lambda: nodes.told)
     (taken,) = nodes.told
     assert taken.why_not == ""
-    assert manifests.is_in_memory(Path(taken.here))
-    copy = manifests.read(Path(taken.here))
-    folder = Path(taken.here).parent
+    here = Path(nodes.keeper.as_here(protocol.Rejoin(1, taken.path, "why")).path)
+    assert manifests.is_in_memory(here)
+    copy, folder = manifests.read(here), here.parent
     assert {one.rank: (folder / one.file).read_bytes() for one in copy.shards} == dict(
         enumerate(contents)
     )
@@ -113,13 +116,14 @@ def test_what_ranks_alone_have_is_sent_in_as_few_pieces_as_it_lies_in(
     contents = [b"%d" % rank * (1 + rank % 3) for rank in range(9)]  # of rank 0 a byte, and so on
     contents[4] = b""
     manifest = in_one_file(contents)
-    order = nodes.sender.begin(1, "p", manifest, nodes.done.append, {3: range(6, 8)})[3]
+    order = nodes.sender.begin(1, MEMORY, manifest, nodes.done.append, {3: range(6, 8)})[3]
     sent = manifests.decode(order.manifest)
     # ranks 6 to 8 adjoin, as does 0 to itself
     assert len(module.spans_of(sent)) == (2 if most_whole else 3)
     nodes.keeper.take(order)
     nodes.run_until(lambda: nodes.told)
-    copy, folder = manifests.read(Path(nodes.told[0].here)), Path(nodes.told[0].here).parent
+    here = Path(nodes.keeper.as_here(protocol.Welcome(nodes.told[0].path)).resume)
+    copy, folder = manifests.read(here), here.parent
     found = {
         one.rank: (folder / one.file).read_bytes()[one.at :][: one.nbytes]
         for one in copy.shards
@@ -188,8 +192,26 @@ def test_a_node_says_why_it_has_nothing(nodes):
     nodes.keeper.take(TakeMemory("p", text, 1, "00" * 32))
     nodes.run_until(lambda: nodes.told)
     (taken,) = nodes.told
-    assert (taken.path, taken.here) == ("p", "")
+    assert taken.path == "p"
     assert "refused" in taken.why_not
+
+
+def test_ranks_are_told_of_the_copy_here_or_of_no_file(nodes):
+    order = nodes.sender.begin(1, MEMORY, in_memory([b"x"]), nodes.done.append, ranks(1))[1]
+    rejoin, welcome = protocol.Rejoin(1, MEMORY, "why"), protocol.Welcome(MEMORY)
+    for message, place in ((rejoin, "path"), (welcome, "resume")):
+        told = getattr(nodes.keeper.as_here(message), place)
+        assert told == module.NOWHERE
+        assert not Path(told).exists()
+    nodes.keeper.take(order)
+    nodes.run_until(lambda: nodes.told)
+    here = nodes.keeper.as_here(rejoin).path
+    assert here == nodes.keeper.as_here(welcome).resume != MEMORY
+    assert manifests.read(Path(here)).step == 7
+    nodes.keeper.forget()
+    assert nodes.keeper.as_here(rejoin).path == module.NOWHERE
+    for other in (protocol.Rejoin(1, "/disk", "why"), protocol.Welcome(""), protocol.GoOn(1)):
+        assert nodes.keeper.as_here(other) is other
 
 
 # --- what a rank of another node writes for the controller's --------------------------------------
