@@ -242,7 +242,7 @@ class Page:
     @property
     def keeper(self) -> tuple[int, int]:
         """What was noted there; zeros: nobody keeps it."""
-        pid, board = _KEEPER.unpack_from(self._map, _KEEPER_AT)
+        pid, board = _KEEPER.unpack(self._at(_KEEPER_AT, _KEEPER))
         return pid, board
 
     def content(self) -> bytes:

@@ -359,6 +359,8 @@ class _DumpWithoutAgent:
         groups, dead = peer_answers.groups_of(notes), peers.gone()
         if not groups or not dead.difference(*groups) or self._guard.memory is not None:
             return None
+        if _elsewhere(self._guard):  # a page of another node tells of processes there
+            return None
         found = plan_left(self._notes.mine.step, groups, dead, left_steps(self._pages()))
         return found if found is not None and found.step > self._guard.resumed_step else None
 

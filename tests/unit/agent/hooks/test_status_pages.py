@@ -247,6 +247,7 @@ def test_a_copy_of_no_page_is_refused_and_closed():
 def test_a_page_is_packed_without_its_gaps(device_bytes):
     fd = status_page.create(3, 1, ENTRIES, device_bytes=device_bytes)
     page = Page(fd)
+    page.note_keeper(17, 1 << 40)
     for step in (1, 2):
         page.beat(step, 0, step, Phase.FORWARD)
         page.write(step, 0, step, b"{}", lambda _: None, is_commit=True)
@@ -261,6 +262,7 @@ def test_a_page_is_packed_without_its_gaps(device_bytes):
     assert copy.content() == shared.content() == page.content()
     assert copy.records() == page.records() != []
     assert (copy.rank, copy.attempt, copy.entries) == (3, 1, page.entries)
+    assert copy.keeper == page.keeper == (17, 1 << 40)
     for each in (page, copy, shared):
         each.close()
     os.close(fd)
