@@ -13,7 +13,7 @@ from support.warm_python import WarmPython
 from msrun.drill.fault_options import read_words
 from worker_hooks.contract.process_stat import children
 from worker_hooks.drill.plan import DrillPlan
-from worker_hooks.kept.keeper import NAME
+from worker_hooks.machine.kept_memory import KEEPER
 from worker_hooks.storage import manifest as manifests
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
@@ -71,7 +71,7 @@ def test_nothing_that_was_committed_is_lost(
     path = Path(written["path"])
     assert manifests.verify(path, manifests.read(path)) == []
     assert (folder / f"{style}.sha").read_text() == (alone / f"{style}.sha").read_text()
-    assert not [pid for pid in children(os.getpid()) if named(pid) == NAME]
+    assert not [pid for pid in children(os.getpid()) if named(pid) == KEEPER]
 
 
 def test_what_a_rank_holds_that_hangs_is_read_once_it_is_killed(
@@ -160,7 +160,7 @@ def test_notes_that_are_too_dear_end_and_it_is_said_why(launcher: Launcher) -> N
     job = launcher.start("--worker_num=1", SHARDED, "fsdp", 1_000_000)
     job.await_seen("EndNotes")
     (order,) = job.seen("EndNotes")
-    poll(lambda: NAME not in map(named, children(job.pids()[0])))
+    poll(lambda: KEEPER not in map(named, children(job.pids()[0])))
     poll(lambda: f"is not read: {order['why']}" in job.status()["protection"]["why"])
     job.signal(signal.SIGINT)
     job.signal(signal.SIGINT)

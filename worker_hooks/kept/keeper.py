@@ -26,6 +26,7 @@ import select
 import signal
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 from worker_hooks.machine.kept_memory import KEEPER
@@ -65,7 +66,10 @@ def start_keeper(agent: int, beyond: int = 0) -> int:
     memory[_PAGE : _PAGE + len(KEEPER)] = KEEPER.encode()
     watched = list[int]()
     try:
-        watched += (os.pidfd_open(each) for each in (agent, beyond) if each)
+        watched.append(os.pidfd_open(agent))
+        if beyond:
+            with suppress(ProcessLookupError):  # it has ended
+                watched.append(os.pidfd_open(beyond))
         waits = b"".join(_POLLFD.pack(each, select.POLLIN, 0) for each in watched)
         memory[_PAGE + _AT : _PAGE + _AT + len(waits)] = waits
         text = _code(name, name + _AT, watched)

@@ -354,15 +354,23 @@ class _DumpWithoutAgent:
         self._notes.tell(failed=why or "no folder to save to")
 
     def _plan(self) -> LeftPlan | None:
-        """What of the state is read in memory, as the dead alone have it."""
-        peers, notes = self._guard.peers, self._notes.read()
-        groups, dead = peer_answers.groups_of(notes), peers.gone()
-        if not groups or not dead.difference(*groups) or self._guard.memory is not None:
+        """What of the state is read in memory, as no rank that lives holds it."""
+        guard, notes, step = self._guard, self._notes.read(), self._notes.mine.step
+        if guard.memory is not None or not (known := peer_answers.groups_of(notes)):
             return None
-        if _elsewhere(self._guard):  # a page of another node tells of processes there
+        if _elsewhere(guard):  # a page of another node tells of processes there
             return None
-        found = plan_left(self._notes.mine.step, groups, dead, left_steps(self._pages()))
-        return found if found is not None and found.step > self._guard.resumed_step else None
+        groups = [*known, *((rank,) for rank in sorted(guard.peers.gone().difference(*known)))]
+        whole = [rank for rank, note in notes.items() if note.is_whole and note.step == step]
+        if all({*whole} & {*group} for group in groups):
+            return None
+        left = left_steps(self._pages())
+        found = plan_left(step, groups, whole, left)
+        if found is not None and found.step > guard.resumed_step:
+            return found
+        there = (f"rank {rank}: {_listed(steps) or 'none'}" for rank, steps in sorted(left.items()))
+        log.error("steps that are left in memory: %s", "; ".join(there))
+        return None
 
     def _pages(self) -> dict[int, Page]:
         page, near = self._guard.source.page, self._guard.peers.pages()

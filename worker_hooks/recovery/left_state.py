@@ -7,7 +7,7 @@ that process live as long as peers save.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -33,28 +33,29 @@ class LeftPlan(NamedTuple):
 
 def plan_left(
     step: int,
-    alike: Collection[tuple[int, ...]],
-    dead: Iterable[int],
+    groups: Collection[tuple[int, ...]],
+    whole: Collection[int],
     left: Mapping[int, Collection[int]],
 ) -> LeftPlan | None:
-    """What of the state only memory has; ``None``: nothing of it helps.
+    """What of the state only memory has; ``None``: nothing, or it is not there either.
 
-    If the dead have no more than an older step, all of that is read, where all have it.
+    If some part is there only as of an older step, all of that is read, where all parts are.
 
     Args:
-        step: the newest that ranks hold which live.
-        alike: for each of those, the ranks that hold the same.
-        dead: the ranks that do not live.
+        step: the newest that ranks hold.
+        groups: the ranks that hold the same, of all ranks.
+        whole: those that live and hold the step.
         left: by rank the steps that are whole in its memory; no rank that lives changes that.
     """
-    lost = {*dead}.difference(*alike)
-    if all(step in left.get(rank, ()) for rank in lost):
-        return LeftPlan(step, {rank: (rank,) for rank in sorted(lost)}) if lost else None
-    groups = [*sorted({*alike}), *((rank,) for rank in sorted(lost))]
+    lost = [group for group in groups if not {*whole} & {*group}]
     held = [{each for rank in group for each in left.get(rank, ())} for group in groups]
     older = max((each for each in set.intersection(*held) if each < step), default=0)
-    writers = (next(r for r in group if older in left.get(r, ())) for group in groups if older)
-    return LeftPlan(older, dict(zip(writers, groups, strict=True))) if older else None
+    for of, parts in ((step, lost), (older, groups)):
+        readers = [next((r for r in group if of in left.get(r, ())), None) for group in parts]
+        if lost and None not in readers:
+            pairs = zip(readers, parts, strict=True)
+            return LeftPlan(of, {rank: group for rank, group in pairs if rank is not None})
+    return None
 
 
 def left_steps(pages: Mapping[int, Page]) -> dict[int, tuple[int, ...]]:

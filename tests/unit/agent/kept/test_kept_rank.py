@@ -243,12 +243,17 @@ def test_a_keeper_ends_with_its_agent_and_the_forkserver(count):
     assert os.waitpid(keeper, WALL) == (keeper, 0)
 
 
-def test_the_forkserver_may_end_first():
+@pytest.mark.parametrize("is_early", [True, False])
+def test_the_forkserver_may_end_first(is_early):
     agent, forkserver = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    if is_early:
+        forkserver.kill()
+        forkserver.wait()
     keeper = start_keeper(agent.pid, forkserver.pid)
     watched = os.pidfd_open(keeper)
-    forkserver.kill()
-    forkserver.wait()
+    if not is_early:
+        forkserver.kill()
+        forkserver.wait()
     assert not select.select([watched], [], [], 0.1)[0]
     agent.kill()
     agent.wait()
