@@ -20,6 +20,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset, Sampler
 
 from worker_hooks.script.left_out import (
     Inner,
@@ -121,7 +122,8 @@ class Unregistered:
             for key in list(holder):
                 name, thing = f"{prefix}{key}", holder.get(key, None)
                 is_covered = {id(thing), id(attributes(thing))} & covered
-                is_own = is_local and type(thing).__module__ in own
+                is_data = isinstance(thing, Dataset | Sampler)  # whose settings are kept
+                is_own = is_local and not is_data and type(thing).__module__ in own
                 if not is_covered and not is_ignored(name) and (is_own or _may_be_state(thing)):
                     found.setdefault(id(thing), (name, thing))
         for name, thing in found.values():

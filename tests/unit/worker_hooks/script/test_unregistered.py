@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import Dataset
 
 from worker_hooks.script import unregistered
 from worker_hooks.script.unregistered import Unregistered
@@ -547,3 +548,14 @@ def test_an_average_over_ranks_that_counts_its_calls_is_named_with_what_helps(sc
     assert said.endswith(
         "set averager.step to the count of its calls, such as state.step, before the loop"
     )
+
+
+def test_a_data_set_of_the_scripts_own_is_left_to_its_loader(script):
+    of = {"__module__": "__main__", "__len__": lambda _: 1, "__getitem__": lambda _, at: at}
+    data, other = type("Data", (Dataset,), of)(), type("Other", (), of)()
+    data.share = other.share = 1.0
+    model = Model(script)
+    model.begin()
+    data.share = other.share = 0.5
+    (named,) = model.step()
+    assert "`other` (Other)" in named
