@@ -217,9 +217,9 @@ class Feed:
             set_epoch = getattr(thing, "set_epoch", None)
             if epoch is not None and callable(set_epoch):
                 set_epoch(epoch)
-        self._set.begin()
         self.consumed = self._opened = 0
         iterator = self._persistent_iterator()
+        self._set.begin(is_fresh=iterator is None)
         if self._workers is not None:
             if iterator is None:
                 self._workers.forget()
@@ -306,11 +306,11 @@ class Feed:
 
         Args:
             meta: what :meth:`meta` returned then.
-            is_open: the workers have begun. Those that stay had begun in the first loop.
+            is_open: the workers have begun. Those that stay had begun in an earlier loop.
         """
         self._prepare()
-        has_first = self._is_persistent and not is_open
-        self._set.restore(meta.get("set", {}), has_first=has_first)
+        for_workers = self._is_persistent and not is_open
+        self._set.restore(meta.get("set", {}), for_workers=for_workers)
 
     def release(self) -> None:
         """The loop is over: drop its iterator, as a plain loop does."""

@@ -56,7 +56,9 @@ class SetAttributes:
         found = {id(each): (name, each) for name, each in reversed(list(parts.items()))}
         self._parts = dict(pair for pair in found.values() if _is_looked_at(pair[1], own))
         self.changed: dict[str, Any] = {}
-        """As JSON, by part and attribute, of what differs: as this loop begins, and at first."""
+        """As JSON, by part and attribute, of what differs from the begin of training: as this loop
+        begins, and as the present workers began."""
+        self._born: dict[str, str | int] = {}  # the latter, of all
         self._large: set[str] = set()
         self._told: list[str] = []
 
@@ -65,36 +67,36 @@ class SetAttributes:
         told, self._told = self._told, []
         return told
 
-    def begin(self) -> None:
-        """A loop begins."""
+    def begin(self, *, is_fresh: bool) -> None:
+        """A loop begins; ``is_fresh``: so do its workers, if it has any."""
         found, room = dict[str, Any](), _MOST
         for name, part, first in self.known():
             for key, value in _plain_of(part).items():
                 place = f"{name}.{key}"
-                if value == first.get(key) and place not in self.changed:
+                born = self._born[place] = value if is_fresh else self._born.get(place, value)
+                if value == born == first.get(key) and place not in self.changed:
                     continue
                 text = value if isinstance(value, str) else ""
                 room -= len(text)
                 if text and room > 0:
-                    found[place] = text, first.get(key)
+                    found[place] = text, born
                 elif place not in self._large:
                     self._large.add(place)
                     self._told.append(LARGE.format(f"{type(part).__name__}.{key}"))
         self.changed = found
 
-    def restore(self, saved: Mapping[str, Any], *, has_first: bool = False) -> None:
+    def restore(self, saved: Mapping[str, Any], *, for_workers: bool) -> None:
         """Set what was saved in :attr:`changed`.
 
         Args:
             saved: what that was.
-            has_first: what there was at first: workers that stay have it, and go on with it.
+            for_workers: as it was when the workers began, which stay, and have copies of it.
         """
-        for name, part, first in self.known():
-            for place, (now, was) in saved.items():
+        for name, part, _ in self.known():
+            for place, (now, born) in saved.items():
                 owner, _, key = place.rpartition(".")
-                text = was if has_first else now
+                text = born if for_workers else now
                 if owner == name and isinstance(text, str):
-                    first[key] = was
                     vars(part)[key] = state_json.decode(json.loads(text), {})
         self.changed = dict(saved)
 
