@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import enum
 import sys
-import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -42,7 +41,6 @@ REPLACED = (
 )
 
 _READ_BYTES = 16 << 20  # of an array; of a larger one both ends
-SHARE = 0.01  # of the time for looks at the begins of loops
 _CONTAINERS = (dict, list, set, deque, bytearray)
 _CODE = (FunctionType, BuiltinFunctionType, type, torch.nn.Module, enum.Enum)
 _FEEDS = (DataLoader, Dataset, Sampler)
@@ -57,23 +55,16 @@ class UnkeptValues:
         self._script = script
         self._modules = local_modules()
         self._own = {each.__name__ for each in self._modules}
-        self._commits, self._looked_at, self._cost_s = 0, time.monotonic(), 0.0
         self._named: set[str] = set()
         self._made_anew: set[str] = set()  # by each step
         self._seen = self._look()
 
-    def committed(self, *, is_first: bool) -> list[str]:
-        """A step is committed; sentences on what has changed, each once.
+    def changed(self, *, is_first: bool) -> list[str]:
+        """Sentences on what has changed, each once.
 
         Args:
-            is_first: of a loop.
+            is_first: the first step is committed.
         """
-        self._commits += 1
-        is_due = not self._commits & (self._commits - 1)
-        if is_first and time.monotonic() - self._looked_at > self._cost_s / SHARE:
-            is_due = True
-        if not is_due:
-            return []
         before, self._seen = self._seen, self._look()
         told = list[str]()
         for name, now in self._seen.items():
@@ -81,7 +72,7 @@ class UnkeptValues:
             if name in self._named or name in self._made_anew or was == now:
                 continue
             is_referred = isinstance(now, _Referred)
-            if is_referred and self._commits == 1:  # by this step, and by the next one again
+            if is_referred and is_first:  # by this step, and by the next one again
                 self._made_anew.add(name)
             elif not self._script.is_ignored(name):
                 self._named.add(name)
@@ -90,15 +81,12 @@ class UnkeptValues:
         return told
 
     def _look(self) -> dict[str, _Seen]:
-        begin = time.monotonic()
         found: dict[str, _Seen] = {}
         for name, value in self._unkept():
             try:
                 found[name] = self._seen_of(name, value)
             except Exception:  # noqa: BLE001, S112  values of any kind
                 continue
-        self._looked_at = time.monotonic()
-        self._cost_s = self._looked_at - begin
         return found
 
     def _unkept(self) -> Iterator[tuple[str, Any]]:

@@ -93,7 +93,6 @@ class Unregistered:
         self._state_of = state_of
         self._candidates: list[_Candidate] = []
         self._hooks: list[_Hook] = []
-        self._commits = 0
 
     def begin(
         self,
@@ -141,14 +140,12 @@ class Unregistered:
         bare = [each for each in _updated(self._registered.values()) if id(each) not in theirs]
         return [TRAINED.format(shape=tuple(each.shape)) for each in bare[:1]]
 
-    def committed(self, is_kept: Callable[[str], bool]) -> list[str]:
-        """A step is committed; sentences on what has changed, each once.
+    def changed(self, is_kept: Callable[[str], bool]) -> list[str]:
+        """Sentences on what has changed, each once.
 
         ``is_kept``: tells for the name of a variable whether its value is saved.
         """
-        self._commits += 1
-        is_due = not self._commits & (self._commits - 1)
-        if not is_due or not (self._candidates or self._hooks):
+        if not (self._candidates or self._hooks):
             return []
         covered, given = {id(each.thing) for each in self._inner()}, self._given()
         tensors = _tensors_of(self._registered.values())

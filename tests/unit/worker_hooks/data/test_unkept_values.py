@@ -5,7 +5,6 @@ from types import ModuleType
 
 import pytest
 
-from worker_hooks.data import unkept_values
 from worker_hooks.data.unkept_values import UnkeptValues
 from worker_hooks.script.kept import ScriptValues
 
@@ -24,12 +23,13 @@ class Script:
         self.values.exclude(registered.values())
         self.values.find(vars(self.main).get("train"))
         self.values.begin()
-        self.watch = UnkeptValues(self.values)
+        self.watch, self.steps = UnkeptValues(self.values), 0
 
-    def step(self, statement="step()", *, is_first=False):
+    def step(self, statement="step()"):
         exec(statement, vars(self.main))
+        self.steps += 1
         self.values.look(is_commit=True)
-        return [each.split("`")[1] for each in self.watch.committed(is_first=is_first)]
+        return [each.split("`")[1] for each in self.watch.changed(is_first=self.steps == 1)]
 
 
 @pytest.fixture
@@ -134,12 +134,3 @@ def test_an_ignored_value_is_not_named(script):
     one = script("import numpy as np\nrows = np.zeros((20000, 8))\n")
     one.values.ignored.add("rows")
     assert one.step("rows[0] += 1") == []
-
-
-def test_it_is_looked_at_rarely_and_as_loops_begin(script, monkeypatch):
-    monkeypatch.setattr(unkept_values, "SHARE", 1e9)
-    one = script("import numpy as np\nrows = np.zeros((20000, 8))\n")
-    for _ in range(4):
-        one.step("pass")
-    assert one.step("rows[0] += 1") == []  # the fifth
-    assert one.step("pass", is_first=True) == ["rows"]
