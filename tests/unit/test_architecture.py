@@ -24,7 +24,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.state": "committed_state device_state mismatch module private registry replication scaler snapshot",
     "worker_hooks.kept": "by_default state_mapper tensor_chain",
     "worker_hooks.changes": "observer",
-    "worker_hooks.script": "for_loops growing kept library notice own source unregistered values watch",
+    "worker_hooks.script": "containers for_loops growing kept library notice own source unregistered values watch",
     "worker_hooks.data": "feed feed_cache set_attributes unfed_loaders unkept_values",
     "worker_hooks.guard": "exit_hooks gate guard signal_wakeup state_source",
     "worker_hooks.recovery": "agent_lost rejoin resume",

@@ -16,7 +16,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from types import BuiltinFunctionType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from worker_hooks.contract.script_record import OWN
 from worker_hooks.data.look import look
 from worker_hooks.rng.generators import stream_of
+from worker_hooks.script.containers import MOST
 from worker_hooks.script.kept import SHARED, ScriptValues
 from worker_hooks.script.watch import Group, local_modules
 
@@ -37,7 +38,7 @@ CHANGES = (
 REPLACED = (
     "`{name}` is given another {kind} while training, and has its first one again after a "
     "replacement or resume: choose it at the top of each epoch, by the epoch or by a value in "
-    "state.own"
+    "state.own; or make it before training, and give it to TrainState"
 )
 
 _READ_BYTES = 16 << 20  # of an array; of a larger one both ends
@@ -55,6 +56,7 @@ class UnkeptValues:
         self._script = script
         self._modules = local_modules()
         self._own = {each.__name__ for each in self._modules}
+        self._listed: set[int] = set()
         self._named: set[str] = set()
         self._made_anew: set[str] = set()  # by each step
         self._seen = self._look()
@@ -93,6 +95,11 @@ class UnkeptValues:
         """What is not saved if it changes, with names."""
         script = self._script
         followed = {id(getattr(each.holder, "attributes", each.holder)) for each in script.groups}
+        listed = self._listed = set[int]()  # one of them may be the present one: a stage, a task
+        for group in [*script.groups]:
+            for value in map(group.holder.get, [*group.holder], repeat(None)):
+                if isinstance(value, (list, tuple, dict)) and len(value) <= MOST:
+                    listed.update(map(id, value.values() if isinstance(value, dict) else value))
         for group in [*script.groups]:
             if group.prefix in {OWN, SHARED}:  # what cannot be kept there raises
                 continue
@@ -102,7 +109,9 @@ class UnkeptValues:
                     continue
                 is_left = script.is_registered(value) or _is_kept(group, key, value)
                 is_left &= value is not None  # for which there may be an object later
-                if not is_left and id(getattr(value, "__dict__", None)) not in followed:
+                is_followed = id(getattr(value, "__dict__", None)) in followed
+                is_whole = isinstance(value, torch.nn.Module) or id(value) in listed
+                if not is_left and (is_whole or not is_followed):
                     yield name, value
         for module in self._modules:
             yield from _defaults(module)
@@ -115,6 +124,8 @@ class UnkeptValues:
             if isinstance(value, torch.nn.Module) and self._is_wrapper(value):
                 return _Referred("", None)
             return _Referred(_KINDS.get(type(value), kind), value)
+        if id(value) in self._listed and hasattr(value, "__dict__"):
+            return _Referred(kind, value)
         if _is_array(value) and not value.dtype.hasobject and value.nbytes <= _READ_BYTES:
             return _Seen(kind, (value.shape, zlib.crc32(value.tobytes())))
         if hasattr(type(value), "__next__"):

@@ -99,9 +99,12 @@ def test_what_is_given_another_object_later_is_named(script):
     one = script(
         "import enum\nfrom torch import nn\nfrom torch.nn import functional as F\n"
         "class Phase(enum.Enum):\n    WARM, MAIN = 1, 2\n"
+        "class Stage:\n    def __init__(self): self.seen = 0\n"
         "class Trainer:\n    def __init__(self):\n"
         "        self.criterion, self.reg = nn.MSELoss(), F.l1_loss\n"
         "        self.phase, self.best = Phase.WARM, None\n"
+        "        self.stages = [Stage(), Stage()]\n"
+        "        self.stage, self.noise = self.stages[0], Stage()\n"
         "net, each, trainer = nn.Linear(1, 1), F.relu, Trainer()\n"
         "def step():\n    global each\n    each = F.tanh if each is F.relu else F.relu\n"
     )
@@ -110,6 +113,9 @@ def test_what_is_given_another_object_later_is_named(script):
         "step(); trainer.criterion, trainer.reg, trainer.phase, trainer.best = "
         "nn.L1Loss(), F.mse_loss, Phase.MAIN, nn.Linear(1, 1)"
     ) == ["trainer.criterion", "trainer.reg", "trainer.phase", "trainer.best"]
+    change = "trainer.noise = Stage(); trainer.noise.seen = 3"  # whose attributes are kept
+    assert one.step(change) == []
+    assert one.step("trainer.stage = trainer.stages[1]") == ["trainer.stage"]
 
 
 def test_what_is_kept_or_read_or_wraps_what_is_registered_is_not_named(script):
