@@ -6,7 +6,6 @@ node write it into the memory of their own msrun, which brings it to the control
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import threading
@@ -21,6 +20,7 @@ from agent.dump.room import SPARE, shortage
 from agent.nodes.run_messages import MemoryTaken, SaveFar, TakeMemory, pack_said, unpack_said
 from agent.nodes.tls import PLAIN, Security
 from agent.nodes.transfer import SILENCE_S, MemoryInbox, MemoryServer, Span, fetch, give
+from agent.records.file_thread import CallSoon
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.layout import held
@@ -32,9 +32,6 @@ from worker_hooks.storage.manifest import PRIVATE, Manifest, Shard
 NOWHERE = "/proc/0/fd/0"  # in memory, as paths there are, but of no process
 MOST_WHOLE = 8  # nodes that get all of it; the others get what their ranks need
 PEERS = 8  # other ranks whose private state a rank may need, as worker_hooks.recovery.resume
-
-CallSoon = Callable[..., object]
-"""The loop's method that another thread may call."""
 
 
 class _Spreading(NamedTuple):
@@ -401,8 +398,7 @@ class MemoryGiver:
 
         def give_it() -> None:
             answer = self._given(*found, written)
-            with contextlib.suppress(RuntimeError):  # the job is just over
-                call_soon(tell, answer)
+            call_soon(tell, answer)
 
         threading.Thread(target=give_it, name="msrun-give", daemon=True).start()
         return True

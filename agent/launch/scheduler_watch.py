@@ -21,6 +21,7 @@ from agent.nodes.join import JoinedNode, NeverBegunError, NobodyThereError, Refu
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import AGAIN
 from agent.nodes.roster import Doors
+from agent.records.file_thread import until_closed
 
 AGAIN_S = 0.5  # from one try to the next
 GONE_S = 5.0  # that another worker's msrun is gone or silent, until that counts
@@ -95,7 +96,7 @@ class SchedulerWatch:
             say: prints one sentence for people.
         """
         self._look_at = look_at
-        self._loop = loop
+        self._loop, self._call = loop, until_closed(loop.call_soon_threadsafe)
         self._found = found
         self._too_late = too_late
         self._say = say
@@ -165,10 +166,6 @@ class SchedulerWatch:
         self._connection = connection
         if self._is_over.is_set():
             raise NobodyThereError
-
-    def _call(self, call: Callable[..., object], about: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the job is over
-            self._loop.call_soon_threadsafe(call, about)
 
     def _take(self, joined: JoinedNode) -> None:
         self._connection = None  # it is somebody else's now

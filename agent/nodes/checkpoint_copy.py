@@ -144,8 +144,7 @@ class CheckpointOffers:
                     server = CheckpointServer(Path(path), self._security)
                 except (OSError, ValueError):
                     server = None
-                with contextlib.suppress(RuntimeError):  # the job is just over
-                    self._call_soon(self._known, path, waiting, server)
+                self._call_soon(self._known, path, waiting, server)
 
             threading.Thread(target=read, name="msrun-offer", daemon=True).start()
 
@@ -206,7 +205,7 @@ class CheckpointFetcher:
         self._waiting[place] = [done]
 
         def say(sentence: str) -> None:
-            self._tell(self._say, sentence)
+            self._call_soon(self._say, sentence)
 
         def bring() -> None:
             why = ""
@@ -216,13 +215,9 @@ class CheckpointFetcher:
                 why = str(error)
             except Exception as error:  # noqa: BLE001  a rank waits for the answer
                 why = f"the checkpoint {place.path} cannot be copied: {error!r}"
-            self._tell(self._end, place, why)
+            self._call_soon(self._end, place, why)
 
         threading.Thread(target=bring, name="msrun-checkpoint", daemon=True).start()
-
-    def _tell(self, method: Callable[..., object], *about: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the job is just over
-            self._call_soon(method, *about)
 
     def _end(self, place: CheckpointPlace, why: str) -> None:
         for done in self._waiting.pop(place):

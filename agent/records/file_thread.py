@@ -14,15 +14,28 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+CallSoon = Callable[..., object]
+"""The loop's method that another thread may call."""
+
 THREADS = 8  # more do not make a disk faster
+
+
+def until_closed(call_soon: CallSoon) -> CallSoon:
+    """The loop's ``call_soon_threadsafe``, which does nothing once the loop is closed."""
+
+    def call(what: Callable[..., object], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the job is over: nobody waits
+            call_soon(what, *args)
+
+    return call
 
 
 class FileThread:
     """The thread; it is started with the first job."""
 
-    def __init__(self, call_soon: Callable[..., object]) -> None:
-        """``call_soon``: the loop's method that another thread may call."""
-        self._call_soon = call_soon
+    def __init__(self, call_soon: CallSoon) -> None:
+        self.tell = until_closed(call_soon)
+        """Let the loop call something; called in the thread."""
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._earlier: list[threading.Thread] = []  # they finish the jobs of their own queues
@@ -57,11 +70,6 @@ class FileThread:
             self._jobs.put(None)
             self._earlier = [*filter(threading.Thread.is_alive, self._earlier), self._thread]
             self._jobs, self._thread = SimpleQueue(), None
-
-    def tell(self, what: Callable[..., object], *args: object) -> None:
-        """Let the loop call ``what``; called in the thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            self._call_soon(what, *args)
 
     def close(self, within_s: float) -> None:
         """Wait until all jobs are done, but no longer than ``within_s``."""

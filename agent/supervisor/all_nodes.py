@@ -40,6 +40,7 @@ from agent.nodes.run_messages import (
     pack_said,
 )
 from agent.ranks.homes import Homes
+from agent.records.file_thread import until_closed
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.job_view import Holders, JobView
@@ -119,7 +120,7 @@ class AllNodes:
         )
         self._doorkeeper = Doorkeeper(job, met.roster.nodes, self._places, self._resize)
         self._view, self._holders = JobView(), Holders()
-        call_soon = own.loop.call_soon_threadsafe
+        call_soon = until_closed(own.loop.call_soon_threadsafe)
         self._sender = MemorySender(call_soon, self._progressed, met.security)
         self._offers = CheckpointOffers(call_soon, met.security)
         self._inboxes = MemoryInboxes(call_soon, self._progressed, hooks.take_memory, met.security)

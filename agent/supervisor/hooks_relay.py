@@ -520,7 +520,7 @@ class HooksRelay:
             case protocol.Frozen():
                 self._frozen[message.rank] = message.nbytes
             case protocol.Written():
-                if self._giver.take(message, self._loop.call_soon_threadsafe, self._say):
+                if self._giver.take(message, self._files.tell, self._say):
                     return  # told once the controller's node has it
             case protocol.Copied() if why := self._copied.why_unsound(message):
                 self._links.drop(message.rank, why)

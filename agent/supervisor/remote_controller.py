@@ -35,6 +35,7 @@ from agent.nodes.run_messages import (
     unpack_said,
 )
 from agent.nodes.tls import PLAIN, Security
+from agent.records.file_thread import until_closed
 from agent.supervisor.hooks_relay import ForHooks, HooksRelay
 from agent.supervisor.job_view import Holders, JobView
 from agent.supervisor.supervisor import Supervisor
@@ -121,13 +122,10 @@ class RemoteController:
         """Act on ``node``, in ``loop``."""
         self._loop = loop
         self._node = node
-        self._memory = MemoryKeeper(
-            self._host, loop.call_soon_threadsafe, self._link.send, self._security
-        )
+        call_soon = until_closed(loop.call_soon_threadsafe)
+        self._memory = MemoryKeeper(self._host, call_soon, self._link.send, self._security)
         self._hooks.as_here = self._memory.as_here
-        self._checkpoints = CheckpointFetcher(
-            loop.call_soon_threadsafe, self._security, self._say, self._keep
-        )
+        self._checkpoints = CheckpointFetcher(call_soon, self._security, self._say, self._keep)
 
     def begin(self) -> None:
         """The node is ready: hear what it is to do."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from agent.hooks.exit_files import ExitFiles
 from agent.hooks.rank_links import Loop
 from agent.launch import signals
 from agent.records import stop_note
+from agent.records.file_thread import until_closed
 from agent.spec.job_spec import JobSpec
 
 SHORT = frozenset({signal.SIGTERM, signal.SIGINT})  # a batch system that sends these kills soon
@@ -106,8 +106,7 @@ class Requests:
     def _later(self, call: Callable[[str], None], text: str) -> None:
         loop = self._loop
         if loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has just been closed
-                loop.call_soon_threadsafe(call, text)
+            until_closed(loop.call_soon_threadsafe)(call, text)
 
     def _on_request(self, why: str) -> None:
         if self._loop is not None:
