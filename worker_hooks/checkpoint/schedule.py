@@ -33,26 +33,15 @@ class SaveSchedule(Protocol):
         """Training is over."""
 
 
-class Never:
-    """Only the last step is saved."""
-
-    def is_due(self, step: int) -> bool:  # noqa: ARG002
-        """Never."""
-        return False
-
-    def close(self) -> None:
-        """Nothing."""
-
-
 class Steps:
-    """At multiples of a number of steps, counted since training began."""
+    """At multiples of a number of steps, counted since training began; 0: only the last one."""
 
     def __init__(self, every: int) -> None:
         self._every = every
 
     def is_due(self, step: int) -> bool:
         """Whether the step is a multiple."""
-        return step % self._every == 0
+        return self._every > 0 and step % self._every == 0
 
     def close(self) -> None:
         """Nothing."""
@@ -158,10 +147,8 @@ def make_schedule(
     Raises:
         OSError: the file cannot be made.
     """
-    if every_steps:
+    if every_steps or not every_s:
         return Steps(every_steps)
-    if not every_s:
-        return Never()
     rank, world_size = ranks
     if rank:
         return Listener(path())
