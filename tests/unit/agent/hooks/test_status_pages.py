@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
+import tracemalloc
 from time import monotonic_ns
 from types import SimpleNamespace
 
@@ -13,8 +15,8 @@ from support.status_pages import ENTRIES, kept, make, write
 from agent.hooks import status_pages as module
 from agent.hooks.status_pages import StatusPages
 from worker_hooks.contract import status_page
+from worker_hooks.contract.packed_page import SparseMemory, unpacked, unpacked_file
 from worker_hooks.contract.packed_page import packed as pack
-from worker_hooks.contract.packed_page import unpacked, unpacked_file
 from worker_hooks.contract.status_page import Page, Phase
 from worker_hooks.storage.private_records import record
 
@@ -322,3 +324,43 @@ def test_times_of_another_node_are_those_of_this_clock(monkeypatch, ahead_s):
     page.beat(10, 1, 6, Phase.BACKWARD)  # at 181.01
     assert told(182, 0.01) == pytest.approx(181.02, abs=0.05)
     there.clear()
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_memory_that_is_written_here_and_there_holds_what_was_written(seed):
+    dice, size = random.Random(seed), 200
+    sparse, whole = SparseMemory(size, dice.choice([0, 20])), bytearray(size)
+    for _ in range(40):
+        start = dice.randrange(size)
+        stop = min(size, start + dice.randrange(1, 60))
+        octets = dice.randbytes(stop - start)
+        sparse[start:stop] = whole[start:stop] = octets
+        start = dice.randrange(size)
+        stop = dice.randrange(start, size + 10)
+        assert sparse[start:stop] == whole[start:stop]
+    assert (sparse[:], len(sparse)) == (whole, size)
+    with pytest.raises(ValueError, match="room for 3"):
+        sparse[5:8] = b"four"
+    assert sparse[:] == whole
+
+
+def test_what_was_never_written_is_not_read_by_the_gigabyte():
+    sparse = SparseMemory(1 << 40, 8)
+    sparse[1 << 30 : (1 << 30) + 3] = b"abc"
+    assert sparse[(1 << 30) - 1 : (1 << 30) + 4] == b"\0abc\0"
+    with pytest.raises(ValueError, match="never written"):
+        sparse[0 : 1 << 39]
+
+
+def test_a_copy_takes_the_room_of_what_it_holds_and_once_what_is_alike():
+    here, page = kept(3)
+    packed = here.packed(3)
+    tracemalloc.start()
+    try:
+        copies = [unpacked(packed) for _ in range(100)]
+        took, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert took / len(copies) < len(packed) + 4000 < len(page.content()) / 4
+    del page
+    here.clear()

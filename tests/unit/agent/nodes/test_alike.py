@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from agent.nodes.alike import MOST_KINDS, Merger, said_by
+from agent.nodes.alike import MOST_KINDS, MOST_NEWEST, Merger, Once, said_by
 from agent.nodes.messages import pack, unpack
 from agent.nodes.run_messages import FromRank, FromRanks, ToRank, ToRanks, Wake, pack_said
 from agent.nodes.vocabulary import CodecError
@@ -89,3 +89,13 @@ def test_each_rank_is_heard_in_order(seed):
         return [each for each in messages if each.message["rank"] == rank]
 
     assert [of(rank, found) for rank in range(3)] == [of(rank, said) for rank in range(3)]
+
+
+def test_what_goes_to_all_in_turn_is_made_once():
+    made = []
+    once = Once(lambda thing: made.append(thing) or len(made))
+    things = [[at] for at in range(MOST_NEWEST)]  # equal ones are others
+    for _ in range(5):
+        assert [once(thing) for thing in things] == [1, 2, 3]
+    assert once([0]) == 4
+    assert once(things[0]) == 5  # the oldest was forgotten

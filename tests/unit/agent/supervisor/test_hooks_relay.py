@@ -27,6 +27,7 @@ from agent.nodes.run_messages import (
     PagesTold,
     RankUnlinked,
     ToRank,
+    ToRanks,
     UpdatesCleared,
     UpdatesReady,
     WriteCopy,
@@ -178,6 +179,16 @@ def test_an_answer_takes_the_page_along_as_it_is_now(node):
     node.say(client, protocol.Raised(4, 0, "ValueError: bad"))
     assert (len(node.said), node.said[-1].page) == (count + 1, "")
     del page, there
+
+
+@pytest.mark.parametrize("ranks", [(), RANKS, (5,)])
+def test_what_is_for_all_ranks_of_the_node_names_none(node, ranks):
+    clients = dict(zip(RANKS, map(node.rank, RANKS), strict=True))
+    node.relay.hear(ToRanks(ranks, pack_said(protocol.GoOn(0))))
+    for rank, client in clients.items():
+        node.relay.hear(ToRank(rank, pack_said(protocol.Release("go"))))
+        first, _ = wire.receive(client)
+        assert isinstance(first, protocol.GoOn if rank in (ranks or RANKS) else protocol.Release)
 
 
 def test_a_copy_goes_to_files_here_and_what_cannot_be_true_of_it_ends_the_line(node):

@@ -183,6 +183,16 @@ def test_orders_are_carried_out_and_the_job_is_known_first(node):
     assert node.here.log == [(view, Holders()), do.SignalRanks((2,), 15, "stop")]
 
 
+@pytest.mark.parametrize(
+    ("newcomers", "new", "live_on"),
+    [((0, 9), (), (2, 3)), ((0, 3), (3,), (2,)), ((2, 3), (2, 3), ())],
+)
+def test_all_nodes_are_told_alike_who_is_new_and_who_is_not_lives_on(node, newcomers, new, live_on):
+    action = do.ReplaceRanks(1, (), newcomers, "p", 7, "rank 0 died")
+    node.link.hear(Order(pack_action(action)))
+    assert node.here.log == [do.ReplaceRanks(1, live_on, new, "p", 7, "rank 0 died")]
+
+
 def test_a_message_for_a_rank_is_handed_on(node):
     message = ToRank(3, pack_said(protocol.Release("go")))
     node.link.hear(message)

@@ -2,11 +2,21 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from agent.controller.states import JobState
-from agent.supervisor.status import PUBLISH_S, REFRESH_S, StatusPublisher
+from agent.supervisor import status as module
+from agent.supervisor.status import (
+    MOST_BUSY,
+    MOST_SHOWN,
+    PUBLISH_S,
+    REFRESH_S,
+    SHOWN_S,
+    ShownNodes,
+    StatusPublisher,
+)
 
 
 class Clock(asyncio.SelectorEventLoop):
@@ -95,3 +105,91 @@ def test_nothing_after_the_end_waits(loop):
     one.changed(JobState.FAILED)
     one.changed(JobState.FAILED)
     assert told == [0, 0]
+
+
+DEAR_S = 0.1  # of processor time, for what has very many ranks
+
+
+class DearClock:
+    """Tells a thread's processor time; whoever publishes takes some."""
+
+    now = 0.0
+
+    def thread_time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def dear(loop, monkeypatch):
+    """What takes long to publish: its publisher, when all was told, and when a state was."""
+    clock, told, states = DearClock(), [], []
+    monkeypatch.setattr(module, "time", clock)
+
+    def tell() -> bool:
+        clock.now += DEAR_S
+        told.append(round(loop.now - Clock.now, 3))
+        return False
+
+    one = StatusPublisher(loop, tell, lambda: states.append(round(loop.now - Clock.now, 3)))
+    one.changed(JobState.RUNNING)
+    assert told.pop() == 0
+    return one, told, states
+
+
+def test_a_new_state_is_told_at_once_without_ranks_that_take_long(dear, loop):
+    one, told, states = dear
+    for state in (JobState.FREEZING, JobState.REPLACING, JobState.RUNNING):
+        one.changed(state)
+        loop.pass_by(1)
+    assert (told, states) == ([], [0, 1, 2])
+    loop.pass_by(10)
+    assert told == [pytest.approx(2 + DEAR_S / MOST_BUSY, abs=PUBLISH_S)]
+
+
+def test_states_that_change_all_the_time_do_not_hide_the_ranks_for_ever(dear, loop):
+    one, told, states = dear
+    for at in range(30):
+        one.changed((JobState.FREEZING, JobState.RUNNING)[at % 2])
+        loop.pass_by(1)
+    assert len(states) == 30
+    assert told[0] == pytest.approx(SHOWN_S, abs=PUBLISH_S)
+    assert len(told) >= 2
+
+
+def test_the_end_is_told_with_all_ranks_at_once(dear):
+    one, told, states = dear
+    one.changed(JobState.FAILED)
+    assert (told, states) == ([0], [])
+
+
+def shown_nodes(loop: Clock, count: int) -> tuple[ShownNodes, list[tuple[float, list[int], int]]]:
+    """Two nodes, with as many ranks."""
+    shown: list[tuple[float, list[int], int]] = []
+
+    def show(status: dict[str, object], step: int) -> None:
+        ranks = [each["rank"] for each in status["workers"]]
+        shown.append((round(loop.now - Clock.now, 3), ranks, step))
+
+    each = [SimpleNamespace(ranks=range(at, at + 2), show=show) for at in (0, 2)]
+    nodes = ShownNodes(loop, each)
+    nodes.show({"workers": [{"rank": rank, "step": rank} for rank in range(count)]})
+    return nodes, shown
+
+
+def test_other_nodes_are_shown_all_ranks_at_once(loop):
+    _, shown = shown_nodes(loop, 4)
+    assert shown == [(0, [0, 1, 2, 3], 3)] * 2
+
+
+def test_of_very_many_ranks_a_node_is_shown_its_own_and_later_and_the_newest(loop):
+    count = MOST_SHOWN + 1
+    nodes, shown = shown_nodes(loop, count)
+    loop.pass_by(1)
+    assert shown == []
+    nodes.show({"workers": [{"rank": rank, "step": 7} for rank in range(count)]})
+    loop.pass_by(SHOWN_S)
+    assert [each[1:] for each in shown] == [([0, 1], 7), ([2, 3], 7)]
+    assert shown[0][0] == pytest.approx(SHOWN_S, abs=PUBLISH_S)
+    nodes.show({"workers": [{"rank": rank} for rank in range(count)]})
+    loop.pass_by(SHOWN_S + 1)
+    assert [each[2] for each in shown[2:]] == [0, 0]

@@ -9,7 +9,16 @@ import pytest
 from support.checkpoints import OTHER, SHARD, flipped, saved
 
 from worker_hooks.storage import safetensors_file
-from worker_hooks.storage.manifest import PRIVATE, Shard, read, verify, write
+from worker_hooks.storage.manifest import (
+    PRIVATE,
+    QuickEncoder,
+    Shard,
+    decode,
+    encode,
+    read,
+    verify,
+    write,
+)
 
 
 @pytest.fixture
@@ -42,6 +51,17 @@ def test_a_manifest_is_read_as_it_was_written_and_people_can_read_it(folder):
     assert '\n "step": 7,\n' in text
     keys = list(json.loads(text))
     assert keys == sorted(keys)
+
+
+def test_manifests_that_differ_in_their_shards_are_written_as_each_alone(folder):
+    found = read(folder)._replace(reason='"shards": [] \\ "', digest='"shards": []')
+    quick = QuickEncoder(found)
+    one, other = found.shards
+    far = one._replace(file="12", kind=PRIVATE, at=7)
+    for shards in ((one, other), (), (far,), (other, far, one)):
+        text = quick(shards)
+        assert text == encode(found._replace(shards=shards), is_for_people=False).decode()
+        assert decode(text).shards == tuple(sorted(shards))
 
 
 def none(folder):
