@@ -68,13 +68,18 @@ class Doorkeeper:
             # one that was taken for lost, and has ended its ranks, may be of use again
             by_hand = cluster is not None and cluster.by_hand is not None
             may_wait = join.is_spare or has_room or by_hand or join.survived is not None
+            may_wait |= self._places.is_in_doubt
             return self._spared(join) if may_wait else FULL
         new = NodeFacts(
             rank, join.host, address, join.nproc, join.pid, join.torch, join.door, join.name
         )
         others = (each for each in self.facts if each.rank != rank)
+        before = self.facts[rank]
+        is_same = (before.host, before.pid) == (join.host, join.pid)
+        has_store = cluster is not None and bool(cluster.store)
+        is_haunted = has_store and self._places.is_haunted(rank) and not is_same
         self.facts[rank] = new._replace(local_first=local_rank(others, new))
-        settings = {**self._job.settings, "is_late": True}
+        settings = {**self._job.settings, "is_late": True, "is_haunted": is_haunted}
         return NodePlace(rank, Begin(tuple(self.facts), settings))
 
     def _judge_survivor(self, join: Join, survived: SurvivedStep) -> Refused | None:

@@ -7,7 +7,9 @@ from enum import Enum
 
 from agent.nodes.messages import ANY_RANK, SurvivedStep
 from agent.nodes.run_messages import NodeFacts
+from agent.seat.records import NodeShare
 
+TWO = 2  # nodes, of which each is half
 SURE_S = 60.0  # more than others wait for a node: then they have ended, or gone on
 
 
@@ -25,15 +27,28 @@ class LostPlaces:
         self._wait_s = wait_s
         self.vacant: set[int] = set()
         """The ranks of nodes that are lost, and in whose places others are awaited."""
+        self.is_in_doubt = False
+        """Whether a store is asked if this node goes on: no place is given away until then."""
         self._silent: set[int] = set()  # of these, nodes that may be alive
+        self._haunted: set[int] = set()  # places of which a node was silent, ever
+        self._is_unsure = False  # whether all nodes that may live know of this job
         self._silences: list[float] = []  # when nodes fell silent, also those replaced since
 
-    def lose(self, rank: int, now_s: float, *, is_silent: bool) -> None:
-        """A node is lost; ``is_silent``: it may be alive."""
+    def lose(self, rank: int, now_s: float, *, is_silent: bool, was_heard: bool = True) -> None:
+        """A node is lost.
+
+        Args:
+            rank: its place.
+            now_s: monotonic.
+            is_silent: it may be alive.
+            was_heard: in this job. Else it may not know of it, and go on with the one before.
+        """
         if self._wait_s:
+            self._is_unsure |= is_silent and not was_heard
             self.vacant.add(rank)
             if is_silent:
                 self._silent.add(rank)
+                self._haunted.add(rank)
                 self._silences.append(now_s)
 
     def settle(self, rank: int) -> None:
@@ -41,13 +56,28 @@ class LostPlaces:
         self.vacant.discard(rank)
         self._silent.discard(rank)
 
-    def is_outvoted(self, now_s: float) -> bool:
-        """Whether more than half of the nodes may go on without this one: then it must not, too."""
+    def is_haunted(self, rank: int) -> bool:
+        """Whether a node that had this place may live, and go on with nodes of its time.
+
+        One of two does not: without a store it has ended, with one it has asked that.
+        """
+        return rank in self._haunted and self._nodes > TWO
+
+    def standing(self, now_s: float) -> NodeShare:
+        """That of the nodes that are not silent, here. If these are few, the others may go on.
+
+        Exactly half of them may with a store alone.
+        """
         alive = self._nodes - len(self.vacant - self._silent)
-        # one that has been replaced may go on all the same, with others that are silent
+        self._forget(now_s)
+        if self._is_unsure:
+            return NodeShare.FEW
+        return NodeShare.of(alive - len(self._silences), alive)
+
+    def _forget(self, now_s: float) -> None:
+        """One that has been replaced may go on all the same for a while, with others."""
         since_s = now_s - self._wait_s - SURE_S
         self._silences = [each for each in self._silences if each > since_s]
-        return 2 * len(self._silences) > alive
 
     def place(
         self, facts: Collection[NodeFacts], nproc: int, name: str, node_rank: int = ANY_RANK
@@ -63,6 +93,7 @@ class LostPlaces:
             each
             for each in facts
             if each.rank in self.vacant
+            and not self.is_in_doubt
             and each.nproc == nproc
             and node_rank in {ANY_RANK, each.rank}
         ]

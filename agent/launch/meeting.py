@@ -31,7 +31,9 @@ from agent.nodes.join import (
     LostWhileSpareError,
     NeverBegunError,
     RefusedError,
+    Where,
     join,
+    nowhere_else,
 )
 from agent.nodes.line import Line
 from agent.nodes.messages import LivingRanks, SurvivedStep
@@ -39,6 +41,8 @@ from agent.nodes.roster import OwnNode, Roster, WantedNodes
 from agent.nodes.run_messages import NodeFacts
 from agent.nodes.tls import PLAIN, Security, Tls
 from agent.records.run_record import KeptRecord
+from agent.seat.job_seat import Whereabouts
+from agent.seat.records import HeldSeat
 from agent.spec.job_spec import ClusterSpec, JobSpec, NotStartedError, UsageError
 from agent.text.wording import other_world
 from agent.workers.master_port import (
@@ -73,6 +77,7 @@ class Met(NamedTuple):
     asked: JobSpec  # the job as it was before they met
     checkpoint: CheckpointServer | None = None  # on node 0: what the job resumes from
     early: StartedForkserver | None = None  # that of a spare node is at work
+    held: HeldSeat | None = None  # the controller's seat, which this node has from before
 
 
 class Continuation(NamedTuple):
@@ -87,6 +92,8 @@ class Continuation(NamedTuple):
     token: bytes = b""  # of the job that is over
     expected: int = 0  # on node 0, which is there: so many nodes begin
     past: KeptRecord | None = None  # of the run that is over: shown as alive until all have met
+    term: str = ""  # of the controller's seat that is known to count; empty: none
+    held: HeldSeat | None = None  # that seat, on node 0
 
 
 class LostControllerError(Exception):
@@ -111,7 +118,10 @@ def meet(
     """
     cluster = spec.cluster
     assert cluster is not None
-    door = _door(spec, cluster)
+    whereabouts = Whereabouts(spec, say)
+    whereabouts.check()
+    is_moved = not is_guest(spec, cluster) and whereabouts.settle(is_of_this_host)
+    door = None if is_moved else _door(spec, cluster)
     is_first = door is not None
     if door is None and spec.replace.node_wait_s:
         door = listen_in_reserve(spec.master_addr)
@@ -119,7 +129,7 @@ def meet(
         side = own_side(spec, environ, version, say, door, is_first=is_first)
         if not is_first:
             with side.token.marked():
-                return join_one(side)
+                return join_one(side, where=whereabouts)
         side.token.make()
         if not (side.token.read() or cluster.tls_config):
             say(OPEN_DOOR.format(spec.master_port, TOKEN))
@@ -359,11 +369,16 @@ def _on_its_host(spec: JobSpec, roster: Roster) -> JobSpec:
 
 
 def join_one(
-    side: OwnSide, started: StartedForkserver | None = None, *, is_once: bool = False
+    side: OwnSide,
+    started: StartedForkserver | None = None,
+    *,
+    is_once: bool = False,
+    where: Where = nowhere_else,
 ) -> Met:
     """Take part in the job whose nodes meet at its MASTER_ADDR: this is none of them yet.
 
     ``started``: its forkserver is at work already. ``is_once``: whether to dial only once.
+    ``where``: knows where they meet instead, if that has changed.
 
     Raises:
         UsageError: the request is wrong.
@@ -373,6 +388,14 @@ def join_one(
     """
     spec, environ, own, token, secured, door, say = side
     assert spec.master_port is not None
+    first, dialled = spec, spec
+
+    def turned() -> tuple[str, int] | None:
+        nonlocal dialled
+        at = where()
+        dialled = first if at is None else _moved(first, *at)
+        return at
+
     early = [] if started is None else [started]
 
     def waits_as_spare() -> None:
@@ -392,15 +415,17 @@ def join_one(
             security=secured,
             is_once=is_once,
             late_s=LATE_S if token.is_own and not is_once else 0.0,  # else it is known for long
+            where=turned,
         )
     except LostWhileSpareError as error:
         say(error.why)
-        lost = Continuation(spec, error.nodes, None, door, early[-1], token=token.read())
+        lost = Continuation(dialled, error.nodes, None, door, early[-1], token=token.read())
         raise LostControllerError(lost) from error
     except RefusedError as error:
         raise NotStartedError(error.why, error.exit_code) from error
     except NeverBegunError as error:
         raise NotStartedError(str(error), error.exit_code) from error
+    spec = dialled
     try:
         cluster = spec.cluster
         is_new = cluster is not None and cluster.home is not None  # saved a moment ago
@@ -438,6 +463,17 @@ def join_one(
         _interface(here),
         spec,
         early=early[-1] if early else None,
+    )
+
+
+def _moved(spec: JobSpec, host: str, port: int) -> JobSpec:
+    """The job where its nodes meet by now; its name in the store stays."""
+    cluster = spec.cluster
+    assert cluster is not None
+    assert spec.master_port is not None
+    home = cluster.home or (spec.master_addr, spec.master_port)
+    return spec._replace(
+        master_addr=host, master_port=port, cluster=cluster._replace(node_rank=-1, home=home)
     )
 
 

@@ -54,6 +54,7 @@ class Search:
         self._fruitless: Counter[int] = Counter()  # dials of what listens, and does not answer
         self._needs_others = is_spare or is_silent
         self._alone_since_s = now_s
+        self._is_first_dead = False  # it was seen to be gone: who is there now was started again
 
     def candidates(self) -> set[int]:
         """Whose doors are to be knocked at: of thousands of nodes only a few."""
@@ -71,6 +72,7 @@ class Search:
         Raises:
             AloneError: this node does not go on alone.
         """
+        self._is_first_dead |= FIRST in doors.gone
         self._forget(doors, now_s)
         self._check(doors.gone, now_s)
         there = min(doors.open - self._passed, default=None)
@@ -80,17 +82,22 @@ class Search:
         is_first_away = FIRST in doors.gone | doors.silent | self._passed
         return LEAD if there is None and is_first_away and self._is_next() else there
 
-    def gather(self, doors: Doors, now_s: float) -> Doors:
+    def gather(self, doors: Doors, now_s: float, *, is_seated: bool = False) -> Doors:
         """What counts of the doors while this node gathers the others.
 
         Args:
             doors: of those that are awaited, of :data:`FIRST` and :data:`HOME`.
             now_s: monotonic.
+            is_seated: a store says that this node goes on: node 0 does not, if it still lives.
 
         Raises:
             NodeZeroBackError: node 0 is there.
             AloneError: this node does not go on alone.
         """
+        self._is_first_dead |= FIRST in doors.gone
+        if is_seated and not self._is_first_dead:
+            left = doors.open & {FIRST, HOME}
+            doors = doors._replace(open=doors.open - left, silent=doors.silent | (left & {FIRST}))
         self._forget(doors, now_s)
         if (doors.open & {FIRST, HOME}) - self._passed:
             raise NodeZeroBackError

@@ -34,6 +34,10 @@ from agent.nodes.messages import SurvivedStep
 from agent.nodes.roster import Doors, NodeZeroBackError, Survivors
 from agent.nodes.run_messages import NodeFacts
 from agent.records.run_record import Record, new_record_id
+from agent.seat.claim import Claim
+from agent.seat.job_seat import claim_of
+from agent.seat.records import NodeShare
+from agent.seat.rights import SuccessorRight
 from agent.spec.job_spec import JobSpec, NotStartedError
 from agent.text.wording import duration
 
@@ -58,7 +62,9 @@ def next_job(asked: JobSpec) -> JobSpec:
     )
 
 
-def why_over(job: JobSpec, nodes: tuple[NodeFacts, ...], loss: Loss, reached: int) -> str:
+def why_over(
+    job: JobSpec, nodes: tuple[NodeFacts, ...], loss: Loss, reached: int, term: str
+) -> str:
     """Why nobody takes node 0's part; empty: perhaps somebody does.
 
     Args:
@@ -66,6 +72,7 @@ def why_over(job: JobSpec, nodes: tuple[NodeFacts, ...], loss: Loss, reached: in
         nodes: of the job.
         loss: of the line to node 0.
         reached: the newest step that a rank here has committed.
+        term: that is known to count; empty: no store can say that half of the nodes goes on.
     """
     assert job.cluster is not None
     before = job.cluster.lost_at[1 - FRUITLESS :]
@@ -75,8 +82,9 @@ def why_over(job: JobSpec, nodes: tuple[NodeFacts, ...], loss: Loss, reached: in
         return "no other node is waited for (--node-wait=0)"
     if not nodes[job.node_rank].door:
         return "this node has no port at which others would find it"
-    if loss.kind is LossKind.SILENCE and not Survivors(len(nodes), "").may_begin(
-        set(range(1, len(nodes))), Doors()
+    best = NodeShare.of(len(nodes) - 1, len(nodes))
+    if loss.kind is LossKind.SILENCE and (
+        best is NodeShare.FEW or (best is NodeShare.HALF and not term)
     ):
         return "it may be alive, and to go on without it takes more than half of the nodes"
     return ""
@@ -159,7 +167,8 @@ def _regathered(lost: Continuation, environ: Mapping[str, str], version: str, sa
         known=lost.token,
     )
     wait_s = lost.job.replace.node_wait_s or REGATHER_S
-    return gather_all(side, wait_s, early=lost.early, expected=lost.expected)
+    met = gather_all(side, wait_s, early=lost.early, expected=lost.expected)
+    return met._replace(held=lost.held)
 
 
 def _addresses(lost: Continuation) -> dict[int, Address]:
@@ -203,6 +212,7 @@ class _Meeting:
             is_silent=lost.is_silent,
         )
         self._sides: dict[bool, OwnSide] = {}  # by whether the others come to it
+        self._claim: Claim | None = None
 
     def met(self) -> Met:
         """Join the first node that gathers others, or gather them."""
@@ -213,6 +223,7 @@ class _Meeting:
                 try:
                     return self._gathered()
                 except NodeZeroBackError:
+                    self._close_claim(is_given_back=True)
                     self._say_once("node 0 is back: the nodes meet there")
             elif node is not None and (met := self._joined(node)):
                 return met
@@ -259,8 +270,27 @@ class _Meeting:
             f"To give a node to the job, start msrun there with {how}"
         )
         side = self._side(job, is_first=True)
-        succession = Succession(Survivors(len(lost.nodes), lost.saved.job), self._knock)
-        return gather_all(side, self._deadline_s - time.monotonic(), succession, lost.early)
+        nodes, saved = len(lost.nodes), lost.saved
+        needs_store = lost.is_silent and NodeShare.of(nodes - 1, nodes) is NodeShare.HALF
+        right = SuccessorRight(lost.term, needs_store=needs_store)
+        claim = claim_of(job, saved.job, nodes, saved.path, right)
+        self._claim, survivors = claim, Survivors(nodes, saved.job, claim.right)
+
+        def knock(awaited: set[int]) -> Doors:
+            doors = self._watch.look(awaited | {FIRST, HOME})
+            is_seated = claim.right.held is not None
+            doors = self._search.gather(doors, time.monotonic(), is_seated=is_seated)
+            claim.look(survivors.standing({*range(nodes)} - awaited, doors))
+            return doors
+
+        wait_s = self._deadline_s - time.monotonic()
+        met = gather_all(side, wait_s, Succession(survivors, knock), lost.early)
+        self._close_claim()
+        return met._replace(held=claim.right.held)
+
+    def _close_claim(self, *, is_given_back: bool = False) -> None:
+        if self._claim is not None:
+            self._claim.close(is_given_back=is_given_back)
 
     def _side(self, job: JobSpec, *, is_first: bool) -> OwnSide:
         if (side := self._sides.get(is_first)) is None:  # its certificate is read, and judged, once
@@ -275,7 +305,3 @@ class _Meeting:
                 known=self._lost.token,
             )
         return side._replace(spec=job)
-
-    def _knock(self, awaited: set[int]) -> Doors:
-        doors = self._watch.look(awaited | {FIRST, HOME})
-        return self._search.gather(doors, time.monotonic())

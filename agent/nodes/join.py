@@ -13,7 +13,7 @@ from agent.nodes.frames import MOST_BYTES, PREAMBLE, STRANGER_BYTES, FrameError,
 from agent.nodes.gather import FIRST_WORD_S, MISSING, NEXT_WORD_S
 from agent.nodes.guest import WRONG
 from agent.nodes.line import LIMIT_S, RECEIVE_BYTES, Line, bytes_of, set_options
-from agent.nodes.messages import Admitted, Begin, Challenge, Join, Refused, Spare, unpack
+from agent.nodes.messages import ANY_RANK, Admitted, Begin, Challenge, Join, Refused, Spare, unpack
 from agent.nodes.roster import OwnNode, Roster, named, why_other_version
 from agent.nodes.run_messages import NodeFacts
 from agent.nodes.tls import PLAIN, Security, UntrustedError, is_of_trust, why_untrusted
@@ -66,6 +66,15 @@ class JoinedNode(NamedTuple):
     line: Line  # to the controller's node
 
 
+Where = Callable[[], tuple[str, int] | None]
+"""Host and port at which nodes meet now; ``None``: where they were to meet first."""
+
+
+def nowhere_else() -> tuple[str, int] | None:
+    """Nodes meet where they were to meet."""
+    return None
+
+
 class _DialError(Exception):
     """One try came to nothing: a verb phrase about the other end."""
 
@@ -83,6 +92,7 @@ def join(
     is_once: bool = False,
     opened: Callable[[socket.socket], object] = lambda _: None,
     late_s: float = 0.0,
+    where: Where = nowhere_else,
 ) -> JoinedNode:
     """Join the job whose controller listens at ``host:port``, and wait until it begins.
 
@@ -104,6 +114,7 @@ def join(
         is_once: dial once; of several nodes any may be the one that gathers the others.
         opened: takes each connection; who shuts it down ends this try.
         late_s: a token that is refused may be another one here after so long.
+        where: asked before each connection; at another place no node has its rank of before.
 
     Raises:
         RefusedError: the job does not take this node, or is over and had no need of it.
@@ -123,6 +134,7 @@ def join(
         security,
         opened,
         late_s,
+        where,
     )
     return dialling.until_begun(is_once=is_once)
 
@@ -143,14 +155,15 @@ class _Dialling:
         security: Security,
         opened: Callable[[socket.socket], object],
         late_s: float,
+        where: Where,
     ) -> None:
         self._late_s = late_s
+        self._where_now = where
         self._refused_at: float | None = None  # because of the token, for the first time
         self._opened = opened
         self._security = security
-        self._host, self._port = host, port
-        self._where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._own = own
+        self._first_own, self._first = own, (host, port)
+        self._turn_to(own, host, port)
         self._token = token
         self._progress = progress
         self._limit_s = limit_s
@@ -195,8 +208,16 @@ class _Dialling:
             connection.close()
             raise
 
+    def _turn_to(self, own: OwnNode, host: str, port: int) -> None:
+        self._own, self._host, self._port = own, host, port
+        self._where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
     def _connected(self) -> socket.socket:
         self._speak()
+        if (now := self._where_now()) is None:
+            self._turn_to(self._first_own, *self._first)
+        else:
+            self._turn_to(self._first_own._replace(node_rank=ANY_RANK), *now)
         try:
             found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except (OSError, ValueError) as error:

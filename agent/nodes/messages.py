@@ -36,6 +36,7 @@ class SurvivedStep(NamedTuple):
     program: str  # a digest of what its ranks run, with which arguments
     nodes: int = 0  # that the job had, node 0 included; 0: not known
     attempt: int = 0  # the newest that the node knows of: a later one may have its place, if older
+    is_haunted: bool = False  # a silent node had its place, which may live, and ask a store, too
 
 
 class LivingRanks(NamedTuple):

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from agent.nodes.messages import ANY_RANK, Join, LivingRanks, SurvivedStep
 from agent.nodes.run_messages import NodeFacts
+from agent.seat.records import NO_TERM, NodeShare
+from agent.seat.rights import SuccessorRight
 from agent.text.wording import LISTED
 
 _MOST_WORKERS = 1 << 16  # of one node: more is nonsense
@@ -96,22 +98,38 @@ class Survivors:
     """Whether the nodes that have lost node 0 may begin the job anew without it. Pure.
 
     A node that is gone does not count any more. One that does not answer may live, and go on with
-    others; so more than half of those that may live have to be here, and no other half can.
+    others; so more than half of those that may live have to be here, and no other half can. Half of
+    them is enough if a store says so.
     """
 
-    def __init__(self, nodes: int, job: str) -> None:
-        """``nodes``: how many the job had, node 0 included; ``job``: its id."""
+    def __init__(self, nodes: int, job: str, right: SuccessorRight | None = None) -> None:
+        """Nobody is here yet.
+
+        Args:
+            nodes: how many the job had, node 0 included.
+            job: its id.
+            right: by a store; ``None``: there is none.
+        """
         self._nodes = nodes
         self.job = job
+        self.right = right or SuccessorRight(NO_TERM)
+        self.haunted: set[int] = set()
+        """Of those that are here: nodes in the places of silent ones. If these live they count."""
+
+    def standing(self, here: set[int], doors: Doors) -> NodeShare:
+        """How many of those that may live these are. ``here``: the ranks that they had."""
+        return NodeShare.of(len(here - self.haunted), self._nodes - len(doors.gone - here))
 
     def may_begin(self, here: set[int], doors: Doors) -> bool:
-        """Whether these are enough. ``here``: the ranks that they had."""
-        return 2 * len(here) > self._nodes - len(doors.gone - here)
+        """Whether these are enough."""
+        return self.right.may_go_on(self.standing(here, doors))
 
     def why_not(self, here: set[int], doors: Doors) -> str:
         """Why these are not enough, as a clause; empty: they are."""
         if self.may_begin(here, doors):
             return ""
+        if why := self.right.why_not(self.standing(here, doors)):
+            return why
         away = sorted(set(range(self._nodes)) - here - doors.gone)
         who = f"node{'' if len(away) == 1 else 's'} {', '.join(_cut([str(each) for each in away]))}"
         be = "has not come and may be" if len(away) == 1 else "have not come and may be"
@@ -279,6 +297,11 @@ class Gathering:
         told = [each.join.survived for each in self._members.values()]
         return _present([each for each in told if each and own and each.job == own.job])
 
+    def haunted(self) -> set[int]:
+        """Those of them that are in the places of silent nodes."""
+        told = [each.join.survived for each in self._members.values()]
+        return {each.node_rank for each in told if each and each.is_haunted}
+
     def why_too_few(self) -> str:
         """Why fewer nodes than the job wants may not go on, as a clause; empty: they may.
 
@@ -422,6 +445,7 @@ class Admission:
         """The nodes of the job before at whose doors is to be knocked."""
         if self._survivors is None:
             return set()
+        self._survivors.haunted = self._gathering.haunted()
         return self._survivors.awaited(self._gathering.survivors())
 
     def is_wanted(self, join: Join) -> bool:

@@ -1,11 +1,11 @@
 """What the controller's node and the others say to each other while the job runs. Pure.
 
 To the controller's node: Fact, FromRank, FromRanks, PageSeen, PageNews, UpdatesReady, RankUnlinked,
-FolderMarked, Beats, SweptNode, MemoryTaken, CopyProgressed, CopyWritten, ToldAgain; from the next
-one also PagesKept.
-To the others: JobKnown, NodesKnown, Order, ToRank, ToRanks, SaveFar, UpdatesCleared, Wake,
-TakeMemory, WriteCopy, ShownStatus, Ended; to the next one also PageSeen, PageNews, PagesTold and,
-if it is the next one no more, PagesLeft.
+FolderMarked, Beats, SweptNode, MemoryTaken, CopyProgressed, CopyWritten, ToldAgain, TermHeard; from
+the next one also PagesKept.
+To the others: JobKnown, NodesKnown, TermKnown, Order, ToRank, ToRanks, SaveFar, UpdatesCleared,
+Wake, TakeMemory, WriteCopy, ShownStatus, Ended; to the next one also PageSeen, PageNews, PagesTold
+and, if it is the next one no more, PagesLeft.
 """
 
 from __future__ import annotations
@@ -148,6 +148,22 @@ class JobKnown(NamedTuple):
     is_asked: bool = False  # somebody has asked it to stop
 
 
+class TermKnown(NamedTuple):
+    """Which term of the controller's seat counts, if half of the nodes is lost.
+
+    Answered by TermHeard.
+    """
+
+    term: str  # empty: the store does not count
+    number: int  # of what was told so
+
+
+class TermHeard(NamedTuple):
+    """The node knows what it was told with this number."""
+
+    number: int
+
+
 class Order(NamedTuple):
     """What was decided, for the processes of a node."""
 
@@ -273,7 +289,8 @@ RunMessage = (
     Fact | FromRank | FromRanks | PageSeen | PageNews | PagesTold | PagesKept | PagesLeft
     | UpdatesReady | UpdatesCleared | RankUnlinked | FolderMarked | Beats | SweptNode | MemoryTaken
     | JobKnown | NodesKnown | Order | ToRank | ToRanks | SaveFar | Wake | TakeMemory | WriteCopy
-    | CopyProgressed | CopyWritten | ShownStatus | Ended | ToldAgain | ResumeFrom
+    | CopyProgressed | CopyWritten | ShownStatus | Ended | ToldAgain | ResumeFrom | TermKnown
+    | TermHeard
 )
 # fmt: on
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from agent.arrivals.doorkeeper import Doorkeeper, RunningJob
+from agent.arrivals.going_on import GoingOn
 from agent.arrivals.late import LateGuests, NodePlace
 from agent.arrivals.places import LostPlaces
 from agent.arrivals.resize import Resize
@@ -41,6 +42,7 @@ from agent.nodes.run_messages import (
 )
 from agent.ranks.homes import Homes
 from agent.records.file_thread import until_closed
+from agent.seat.job_seat import tenure_of
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.job_view import Holders, JobView
@@ -54,7 +56,6 @@ from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import Manifest
 
-OUTVOTED = "more than half of the nodes are silent, and may go on without this one"
 FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at about that time
 SWEEP_S = 10.0  # until a node has swept, and told what it found
 TELL_S = 10.0  # until nodes whose ranks train already have told what these hold
@@ -115,6 +116,9 @@ class AllNodes:
         assert cluster is not None
         self._resize = Resize(cluster.least, cluster.nnodes, len(met.roster.nodes))
         spec = met.prepared.spec
+        tenure = tenure_of(met.asked, spec.saves_as, len(met.roster.nodes), met.held, say)
+        self.going_on = GoingOn(self._places, tenure, self._door.seat, self._give_up_all)
+        self.term_heard = self.going_on.knows
         job = RunningJob(
             spec, program_digest(spec), met.settings, hooks.newest_step, self._end, say
         )
@@ -132,6 +136,7 @@ class AllNodes:
         self._door.attach(loop)
         for node in self._others:
             node.attach(loop, self, self._on_lost)
+        self.going_on.attach(loop, self._by_rank)
         self._choose_next()
 
     # --- a node, for the controller -------------------------------------------------------------
@@ -269,6 +274,7 @@ class AllNodes:
         ending, goes_on = self._controller.ending, bool(self.goes_on_with)
         farewell = Refused(f"the job is over: {ending.reason}", ending.exit_code)
         self._door.close(None if goes_on else farewell)
+        self.going_on.close(ending, goes_on=goes_on)
         for timer in self._waits.values():
             timer.cancel()
         self._sender.close()
@@ -319,13 +325,15 @@ class AllNodes:
         why = f"{node.name} {doing}: its msrun {loss.why}"
         if loss.kind is LossKind.PROOF:  # silence was said before
             self._say(why)
+        is_silent = loss.kind is LossKind.SILENCE
         if self._wait_s:  # before the decision, which may be to start ranks there
-            rank, is_silent = node.facts.rank, loss.kind is LossKind.SILENCE
-            self._places.lose(rank, self._loop.time(), is_silent=is_silent)
+            rank = node.facts.rank
+            now_s, was_heard = self._loop.time(), node.was_heard
+            self._places.lose(rank, now_s, is_silent=is_silent, was_heard=was_heard)
             self._waits[rank] = self._loop.call_later(self._wait_s, self._give_up, node)
         node.lose(why, self._say)
         self.told_again(node)
-        self._give_up_if_outvoted()
+        self.going_on.lost(node.facts, self._controller.view, is_silent=is_silent)
         self._say_awaited()
         self._choose_next()
         node.is_swept = True
@@ -464,6 +472,7 @@ class AllNodes:
         node.renew(self._doorkeeper.facts[rank], NodeLink(line))
         self._known = None
         node.attach(self._loop, self, self._on_lost)
+        self.going_on.came(node.facts)
         self._choose_next()
         self._say(f"{node.name} has come in the place of the lost one")
         facts = tuple(self._doorkeeper.facts)
@@ -497,16 +506,13 @@ class AllNodes:
             return False
         return True
 
-    def _give_up_if_outvoted(self) -> None:
-        """More than half of the nodes may go on without this one: then it must not, too."""
-        is_outvoted = self._places.is_outvoted(self._loop.time())
-        if not (is_outvoted and self._controller.view.has_hooks):
-            return
-        self._say(f"{OUTVOTED}: no other node is awaited")
+    def _give_up_all(self, why: str) -> None:
+        """Other nodes may go on without this one: then it must not, too."""
+        self._say(f"{why}: no other node is awaited")
         for node in self._others:
             if (timer := self._waits.get(node.facts.rank)) is not None:
                 timer.cancel()
-                self._give_up(node, OUTVOTED)
+                self._give_up(node, why)
 
     def _give_up(self, node: RemoteNode, why: str = "") -> None:
         del self._waits[node.facts.rank]
@@ -514,7 +520,8 @@ class AllNodes:
         if not why:
             why = f"no node came in the place of {node.name} within {duration(self._wait_s)}"
             left = 1 + sum(other.is_there for other in self._others)
-            if self._view.has_hooks and (said := self._resize.shrink(left, self._holders.apart)):
+            may_shrink = self._view.has_hooks and not self._places.is_in_doubt
+            if may_shrink and (said := self._resize.shrink(left, self._holders.apart)):
                 why = f"{why}: {said}"
         for event in node.give_up(why, is_lost=True):
             self._controller.post(event)

@@ -30,12 +30,15 @@ from agent.nodes.run_messages import (
     ShownStatus,
     SweptNode,
     TakeMemory,
+    TermHeard,
+    TermKnown,
     ToldAgain,
     Wake,
     unpack_said,
 )
 from agent.nodes.tls import PLAIN, Security
 from agent.records.file_thread import until_closed
+from agent.seat.records import NO_TERM
 from agent.supervisor.hooks_relay import ForHooks, HooksRelay
 from agent.supervisor.job_view import Holders, JobView
 from agent.supervisor.supervisor import Supervisor
@@ -117,6 +120,8 @@ class RemoteController:
         """Until the step must be saved by which it goes on: ranks elsewhere may be at it."""
         self.nodes: tuple[NodeFacts, ...] = ()
         """Those that take part, once others do than have begun."""
+        self.term = NO_TERM
+        """Of the controller's seat, as the store has it; empty: that does not count."""
 
     def attach(self, loop: asyncio.AbstractEventLoop, node: Supervisor) -> None:
         """Act on ``node``, in ``loop``."""
@@ -174,6 +179,9 @@ class RemoteController:
                 self._hooks.hear(message)
             case NodesKnown():
                 self.nodes = message.nodes
+            case TermKnown():
+                self.term = message.term
+                self._link.send(TermHeard(message.number))
             case Order():
                 self._obey(unpack_action(message.action), message.port)
             case Wake():

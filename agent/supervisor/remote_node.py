@@ -47,6 +47,8 @@ from agent.nodes.run_messages import (
     ShownStatus,
     SweptNode,
     TakeMemory,
+    TermHeard,
+    TermKnown,
     ToldAgain,
     ToRank,
     ToRanks,
@@ -56,6 +58,7 @@ from agent.nodes.run_messages import (
     WriteCopy,
     unpack_said,
 )
+from agent.seat.rights import TellTerm
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_view import JobView
 from agent.text.wording import ranged, worker_named
@@ -104,6 +107,9 @@ class JobPort(Protocol):
     def copy_written(self, node: int, answer: CopyWritten) -> None:
         """A node has written what its ranks had copied, or has not."""
 
+    def term_heard(self, node: NodeFacts, number: int) -> None:
+        """A node knows which term counts, as it was told."""
+
 
 class RemoteNode:
     """The ranks of one other node."""
@@ -125,6 +131,8 @@ class RemoteNode:
         """What it found of the ends of the last attempt that was swept."""
         self.is_swept = True
         """Whether no process is left that a sweep was ordered for."""
+        self.was_heard = False
+        """Whether it has said anything in this job, or another node has its place."""
         self._link = link
         self._hooks = hooks
         self._known: JobView | None = None
@@ -153,7 +161,7 @@ class RemoteNode:
 
     def renew(self, facts: NodeFacts, link: NodeLink) -> None:
         """Another node has its place; see :meth:`attach`."""
-        self.facts = facts
+        self.facts, self.was_heard = facts, True
         self._link = link
         self._known = None
         self._memory = set()
@@ -209,6 +217,10 @@ class RemoteNode:
     def know_nodes(self, nodes: tuple[NodeFacts, ...]) -> None:
         """Tell it who takes part."""
         self._link.send(NodesKnown(nodes))
+
+    def know_term(self, told: TellTerm) -> None:
+        """Tell it which term of the seat counts."""
+        self._link.send(TermKnown(told.term, told.number))
 
     def adopt(self, action: do.StartAttempt) -> None:
         """Its ranks train already, in this attempt; it will tell more."""
@@ -414,6 +426,7 @@ class RemoteNode:
     # --- what it says ---------------------------------------------------------------------------
 
     def _hear(self, message: object) -> None:  # noqa: C901, PLR0912  a row for each kind
+        self.was_heard = True
         match message:
             case Fact():
                 self._on_event(unpack_event(message.event))
@@ -442,6 +455,8 @@ class RemoteNode:
                 self._hooks.mirror_beats(message.now_ns, beats, processes, message.inspection)
             case SweptNode():
                 self._on_swept(message)
+            case TermHeard():
+                self._job.term_heard(self.facts, message.number)
             case ToldAgain():
                 self._job.told_again(self)
             case MemoryTaken():

@@ -137,7 +137,7 @@ def _following(
     if found is None:
         following.call_off()
         return None
-    return found._replace(expected=nodes.goes_on_with, past=parts.kept)
+    return found._replace(expected=nodes.goes_on_with, past=parts.kept, held=nodes.going_on.held)
 
 
 def _report(

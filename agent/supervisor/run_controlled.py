@@ -83,7 +83,7 @@ def run_controlled(
         grace_s=spec.timeouts.grace_s,
         host=host,
         lost=lambda loss, reached, saves: nexts.begin(
-            loss, reached, saves, controller.nodes, controller.view.attempt
+            loss, reached, saves, controller.nodes, controller.view.attempt, controller.term
         ),
         look=None if dialling is None else look,
         security=met.security,
@@ -171,6 +171,7 @@ class NextJob:
         self._early: StartedForkserver | None = None
         self._is_silent = False
         self._head_lives = False  # it gathers the others
+        self._term = ""
 
     def begin(
         self,
@@ -179,6 +180,7 @@ class NextJob:
         saves: bool,
         nodes: tuple[NodeFacts, ...],
         attempt: int,
+        term: str,
     ) -> bool:
         """Node 0 is lost; whether this node may take part in what follows.
 
@@ -187,13 +189,15 @@ class NextJob:
             reached: the newest step that a rank here has committed.
             nodes: that take part in the job; none: those that began it.
             attempt: the newest that is known here.
+            term: of the controller's seat, as it is known here.
         """
         spec, self._reached, self._attempt = self._met.prepared.spec, reached, attempt
+        self._term = term
         if not (saves or self._has_lost_before):
             return False
         self._nodes = nodes or self._nodes
         self._is_silent = loss.kind is LossKind.SILENCE
-        if why := why_over(spec, self._nodes, loss, reached):
+        if why := why_over(spec, self._nodes, loss, reached, term):
             self._console.say(f"no node takes the part of node 0: {why}")
             return False
         self._job = next_job(self._met.asked)
@@ -258,7 +262,8 @@ class NextJob:
         if saved is None:
             self._console.say(f"the job does not go on by itself: step {reached} is not saved")
             return None
-        saved = saved._replace(attempt=self._attempt)
+        is_haunted = self._met.settings.get("is_haunted") is True
+        saved = saved._replace(attempt=self._attempt, is_haunted=is_haunted)
         cluster = self._job.cluster
         lost_at = cluster.lost_at if self._head_lives else (*cluster.lost_at, saved.step)
         job = self._job._replace(cluster=cluster._replace(lost_at=lost_at))
@@ -269,7 +274,14 @@ class NextJob:
             except UsageError:
                 kept.forget()  # then it ends with this run
         return Continuation(
-            job, self._nodes, saved, met.door, self._early, self._is_silent, met.token
+            job,
+            self._nodes,
+            saved,
+            met.door,
+            self._early,
+            self._is_silent,
+            met.token,
+            term=self._term,
         )
 
     def call_off(self) -> None:

@@ -330,6 +330,8 @@ def _with_nodes(job: JobSpec, settings: Settings, warnings: list[str]) -> JobSpe
     if found is None:
         if (settings.integer("node_rank") or 0) > 0:
             warnings.append(f"{settings.of('node_rank').shown} is ignored, there is only one node.")
+        if (store := settings.of("controller_store")).text:
+            warnings.append(f"{store.shown} is ignored, there is only one node.")
         return job
     job = job._replace(protect=_protect_on_nodes(job.protect, settings))
     if settings.boolean("standalone"):

@@ -23,6 +23,7 @@ _BACKENDS = ("static", "c10d", "msrun")
 _PORTS = {"static": 29500, "c10d": 29400, "msrun": 29500}
 """At which nodes meet if no port is given, as torchrun's do."""
 
+_ETCD_PORT = 2379
 _MOST_LAST_CALL_S = 86_400.0
 _ENDPOINT = re.compile(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>.*))?", re.DOTALL)
 
@@ -85,7 +86,7 @@ def cluster(
     Raises:
         UsageError: the rank of this node is no rank of so many nodes.
     """
-    spare = settings.of("spare_node")
+    spare, store = settings.of("spare_node"), _store(settings.of("controller_store"))
     is_spare = truth(spare)
     if found.nnodes == 1 and by_hand is None:
         if is_spare:
@@ -112,7 +113,22 @@ def cluster(
         last_call_s=last_call_s,
         tls_config=_file(settings.of("tls_config")),
         by_hand=by_hand,
+        store=store,
     )
+
+
+def _store(setting: Setting) -> tuple[tuple[str, int], ...]:
+    """The members of an etcd, as in ``etcd://host:2379,other:2379``."""
+    if not setting.text:
+        return ()
+    scheme, _, rest = setting.text.partition("://")
+    if scheme in {"etcds", "https"} or "@" in rest:
+        raise UsageError(f"{setting.shown}: TLS, users and passwords are not supported with etcd")
+    hosts = rest.rstrip("/").split(",")
+    if scheme != "etcd" or not all(hosts) or "/" in rest.rstrip("/"):
+        raise UsageError(f"{setting.shown} must be etcd://HOST:PORT, or several with commas")
+    members = (endpoint(setting._replace(text=host)) for host in hosts)
+    return tuple((host, port or _ETCD_PORT) for host, port in members)
 
 
 def _last_call_s(setting: Setting) -> float:
@@ -231,7 +247,10 @@ def _backend(setting: Setting) -> str:
     if setting.text in _BACKENDS:
         return setting.text
     if setting.text.startswith("etcd"):
-        raise UsageError(f"{setting.shown}: etcd is not supported, use static or c10d")
+        raise UsageError(
+            f"{setting.shown}: etcd is not supported, use static or c10d; beside these, "
+            "--controller-store takes one"
+        )
     raise UsageError(f"{setting.shown} is an unknown backend, use static or c10d")
 
 

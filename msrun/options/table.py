@@ -168,6 +168,10 @@ OPTIONS: tuple[Option, ...] = (
            "MindSpore's config.json: certificates by which the nodes know each other; what they "
            "say is encrypted. Needs msrun[tls].",
            metavar="FILE", origin=_MS),
+    Option("controller-store", _S.RENDEZVOUS,
+           "An etcd that the nodes share, as etcd://HOST:2379: where half of the nodes is cut off, "
+           "it says which half goes on, and other nodes find the job there if node 0 is lost.",
+           metavar="URL", origin=_OUR),
     Option("cluster-time-out", _S.RENDEZVOUS,
            "Seconds within which all nodes must have come, and then all workers have started; a "
            "negative number sets no bound.",

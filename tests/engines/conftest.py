@@ -5,19 +5,34 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import open_mpi, slurm
+from support import etcd_server, open_mpi, slurm
 from support.cluster import Cluster
+from support.node_trainings import SCRIPT, weights
 from support.open_mpi import OpenMpi
 from support.slurm import Slurm
+from support.warm_python import WarmPython
 
 from msrun.cluster.namespaces import refusal
 
 
-def _cluster(tmp_path: Path, count: int, why: str) -> Cluster:
+def _cluster(tmp_path: Path, count: int, why: str, *, as_root: bool = True) -> Cluster:
     if why := why or refusal():
         pytest.skip(why)
     (folder := tmp_path / "cluster").mkdir()
-    return Cluster(count, folder, as_root=True)
+    return Cluster(count, folder, as_root=as_root)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> list[str]:
+    """The final weights of the training on four ranks, without msrun."""
+    return weights(warm_python.train(tmp_path_factory.mktemp("undisturbed"), 4, SCRIPT))
+
+
+@pytest.fixture
+def etcd_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Four nodes, on one of which an etcd can be started."""
+    with _cluster(tmp_path, 4, etcd_server.missing(), as_root=False) as made:
+        yield made
 
 
 @pytest.fixture

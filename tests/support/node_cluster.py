@@ -186,6 +186,8 @@ class Cluster:
             version="1",
             token=b"",
             prepared=SimpleNamespace(spec=spec),
+            asked=spec,
+            held=None,
             roster=SimpleNamespace(nodes=facts),
             settings={},
             checkpoint=None,

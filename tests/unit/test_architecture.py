@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
     "worker_hooks": "contract machine storage rng device distributed drill shadows tensors script changes state kept data guard recovery checkpoint callbacks training adapters",
-    "agent": "forkserver text spec machine ranks controller nodes accounting records workers hooks shadows launch arrivals health dump kept failure notify supervisor",
+    "agent": "forkserver text spec machine ranks controller seat nodes accounting records workers hooks shadows launch arrivals health dump kept failure notify supervisor",
     "msrun": "options launchers cluster terminal runs report checkpoints job top doctor bugreport completion trials drill function",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
@@ -33,6 +33,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.training": "run train_state",
     "agent.forkserver": "",  # runs in a process of its own
     "agent.controller": "actions attempts decide drain events job messages protection replication restart_policy states",
+    "agent.seat": "claim job_seat records rights tenure",
     "agent.launch": "doors job_token meeting prepare rank_plan recover_arg scheduler_watch signals succession team unprotected warm_imports",
     "agent.shadows": "shadows",
     "agent.health": "monitor stopped",
@@ -61,6 +62,7 @@ PURE = {  # packages and modules without effects
     *("agent.notify.notice", "agent.notify.metrics"),
     *("agent.nodes.codec", "agent.nodes.frames", "agent.nodes.messages", "agent.nodes.roster"),
     "agent.nodes.vocabulary",
+    *("agent.seat.records", "agent.seat.rights"),
     "agent.shadows.cut_board",
     *("agent.nodes.alike", "agent.arrivals.places", "agent.arrivals.resize", "agent.launch.search"),
     *("agent.health.hang", "agent.health.stall", "agent.health.stragglers"),

@@ -22,6 +22,7 @@ from agent.nodes.roster import (
     WantedNodes,
     key_of,
 )
+from agent.seat.records import NodeShare
 from support.node_simulator.network import Line
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ class Msrun:
         self.world: World | None = None
         self.place = ANY_RANK
         self.attempt = 0  # the newest that it knows of
+        self.haunted = False
+        self.term = ""  # that it knows to count
+        self.held: Any = None  # the seat
         self.line: Line | None = None  # to the node that controls, gathers or is dialled
         self.spares: dict[Msrun, Line] = {}  # of a controller
         self._is_spare = is_spare
@@ -92,6 +96,7 @@ class Msrun:
         if world.is_over:
             return
         self.world, self.place, self.line = world, place, line
+        self.term = ""
         self.become("controls" if line is None else "takes part")
         world.begun.add(place)
         self.attempt = world.attempt
@@ -99,6 +104,12 @@ class Msrun:
     def know(self, attempt: int) -> None:
         """Another node has the place of a lost one."""
         self.attempt = max(self.attempt, attempt)
+
+    def know_term(self, world: World, term: str, number: int) -> None:
+        """Which term of the store counts."""
+        if self.world is world and self.what == "takes part" and self.line is not None:
+            self.term = term
+            self.line.send(self, world.knows, self, number)
 
     def lost(self, line: Line, loss: Loss) -> None:
         """A line of it is lost."""
@@ -148,7 +159,7 @@ class Msrun:
         self.sim.promises.saved(world, step)
         self._survived = SurvivedStep(
             world.job, self.place, f"/{world.job}/{step}", step, tuple(world.lineage), "train.py"
-        )._replace(nodes=len(world.members), attempt=self.attempt)
+        )._replace(nodes=len(world.members), attempt=self.attempt, is_haunted=self.haunted)
         if why := self.sim.why_over(world, self.place, loss, step):
             self.end(why)
         else:
@@ -170,6 +181,9 @@ class Msrun:
             is_silent=is_silent,
         )
         self._until_s = now + self.sim.wait_s
+        needs_store = is_silent and NodeShare.of(len(known) - 1, len(known)) is NodeShare.HALF
+        term = "" if is_spare else self.term
+        self._right = self.sim.rules.successor(term, needs_store=needs_store)
         self._look_again()
 
     def _know(self, nodes: list[Msrun]) -> None:
@@ -332,7 +346,9 @@ class Msrun:
         self._gathering = self.sim.gathering(own._replace(nproc=0) if by_hand else own, wanted)
         if by_hand and job:  # who takes the scheduler's part has a rank, too
             self._gathering = self.sim.gathering(own, WantedNodes(nodes - 1, nodes - 1))
-        survivors = self.sim.survivors(len(self._known), job) if job else None
+        self._survivors = survivors = None
+        if job:
+            self._survivors = survivors = self.sim.survivors(len(self._known), job, self._right)
         self._admission = Admission(self._gathering, survivors)
         if not job:
             self._until_s = self.sim.clock.now + START_S
@@ -347,8 +363,13 @@ class Msrun:
         if is_succession:
             assert self._search is not None
             try:
-                doors = self._doors({0, *self._admission.awaited()})
-                self._admission.doors = self._search.gather(doors, self.sim.clock.now)
+                awaited = self._admission.awaited()
+                self._admission.doors = self._search.gather(
+                    self._doors({0, *awaited}),
+                    self.sim.clock.now,
+                    is_seated=self._right.held is not None,
+                )
+                self._claim({*range(len(self._known))} - awaited)
             except NodeZeroBackError:
                 for _, line in self._seats.values():
                     line.close(self)
@@ -368,6 +389,21 @@ class Msrun:
             self._begin_all()
         else:
             self.after(LOOK_S, self._knock, is_succession)
+
+    def _claim(self, here: set[int]) -> None:
+        """Ask the store, as `Claim` does."""
+        assert self._survivors is not None
+        assert self._admission is not None
+        standing = self._survivors.standing(here, self._admission.doors)
+        wish = self._right.wish(standing, self.sim.clock.now)
+        if wish is not None and self.sim.store is not None:
+            self.sim.store.ask(self, wish, self._heard)
+
+    def _heard(self, _asker: Msrun, happened: str, *about: Any) -> None:
+        if happened == "took":
+            self.sim.note(f"{self.number} has the seat: {about[0].term}")
+        known = () if happened in {"failed", "renewed"} else about
+        getattr(self._right, happened)(*known, self.sim.clock.now)
 
     def _turn_away(self, why: str) -> None:
         for guest, line in self._seats.values():
@@ -422,6 +458,8 @@ class Msrun:
         for key, (guest, _) in seats.items():
             members[ranks[key]] = guest
         adopted = self.sim.jobs.get(past.job) if isinstance(past, LivingRanks) else None
+        if self._survivors is not None:
+            self.held = self._right.held
         world = self.sim.begin(self, members, past, adopted)
         self.begin(world, 0, None)
         for key, (guest, line) in seats.items():

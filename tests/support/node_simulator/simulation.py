@@ -16,12 +16,16 @@ from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import LivingRanks
 from agent.nodes.roster import Gathering, Survivors
 from agent.nodes.run_messages import NodeFacts
+from agent.seat.records import NodeShare
+from agent.seat.rights import GrantPlaces, NodeZeroRight, SuccessorRight, TellTerm
 from agent.spec.job_spec import ClusterSpec, JobSpec, Program, ProgramKind, ReplaceSpec
 from agent.supervisor.all_nodes import FENCE_S
 from support.node_simulator.msrun import START_S, Msrun
 from support.node_simulator.network import Clock, Line, Network
+from support.node_simulator.store import ASKED, STORE, Store
 
 STEP_S = 1.0
+STORE_DIES = 0.03  # that it is the store that something happens to
 TROUBLE_S = 60.0  # in which things happen
 HORIZON_S = 300.0  # after that, until all has settled, on top of what nodes wait
 SPEC = JobSpec(Program("train.py", (), ProgramKind.SCRIPT, "python"), 1, "r", "r")
@@ -35,6 +39,9 @@ class Rules:
     """What is decided by; mutants replace one of it."""
 
     survivors: Any = Survivors
+    node_zero: Any = NodeZeroRight
+    successor: Any = SuccessorRight
+    store: Any = Store
     places: Any = LostPlaces
     search: Any = Search
     gathering: Any = Gathering
@@ -55,10 +62,12 @@ class World:
         self.lineage: list[str] = []
         self.members: list[Msrun | None] = [*members]
         self.began_with = members
+        self.first_members = tuple(members)
         self.begun: set[int] = set()
         self.lines: dict[Msrun, Line] = {}
         self.attempt = 0
         self.step = resumed
+        self.changed_at = -1  # the step in which another node got a place
         self.first_s: float | None = None  # its first commit
         self.holds = False  # some rank does
         self.is_over = False
@@ -69,6 +78,11 @@ class World:
         self.sim.promises.controlled(self)
         self.controller = controller
         self.places = self.sim.rules.places(len(self.members), self.sim.wait_s)
+        self.right = None
+        if self.sim.store is not None:
+            self.right = self.sim.rules.node_zero(controller.held, self.sim.clock.now)
+            controller.held = None
+            self.sim.clock.after(0.0, self._greet, controller)
 
     def nodes(self) -> list[Msrun]:
         """Those that have places, or had them last."""
@@ -124,10 +138,19 @@ class World:
         place = self.members.index(node)
         self.members[place] = None
         now = self.sim.clock.now
-        self.places.lose(place, now, is_silent=loss.kind is LossKind.SILENCE)
-        if self.places.is_outvoted(now):
+        is_silent = loss.kind is LossKind.SILENCE
+        was_heard = place in self.begun or node is not self.first_members[place]
+        self.places.lose(place, now, is_silent=is_silent, was_heard=was_heard)
+        standing = self.places.standing(now)
+        if standing is NodeShare.FEW:
             self.end("more than half of the nodes are silent")
             return
+        if self.right is not None:
+            self.right.lost(node, is_silent=is_silent)
+            self.places.is_in_doubt = True
+            self._do(self.right.judged(standing, now))
+            if self.is_over:
+                return
         self.sim.clock.after(self.sim.wait_s, self._give_up, place, node, controller)
         self.fill_places()
 
@@ -145,15 +168,63 @@ class World:
                 break
             del self.controller.spares[guest]
             self.places.settle(place)
+            is_same = self.began_with[place] is guest
+            guest.haunted = bool(self.right) and self.places.is_haunted(place) and not is_same
             self.members[place] = self.began_with[place] = guest
             self.begun.discard(place)
+            self.changed_at = self.step
             self.attempt += 1
             self.controller.know(self.attempt)
             for node, its in self.lines.items():
                 its.send(self.controller, node.know, self.attempt)
             self.lines[guest] = line
             line.send(self.controller, guest.begin, self, place, line)
+            if self.right is not None:
+                self._do(self.right.came(guest))
         self.holds = self.holds and bool(self.places.vacant)
+
+    # --- what it does about the store -----------------------------------------------------------
+
+    def _greet(self, controller: Msrun) -> None:
+        if controller is self.controller:
+            for node in self.lines:
+                self._do(self.right.came(node))
+            self._tick(controller)
+
+    def _tick(self, controller: Msrun) -> None:
+        if controller is self.controller and controller.is_alive and not self.is_over:
+            self._do(self.right.passed(self.sim.clock.now))
+            self.sim.clock.after(1.0, self._tick, controller)
+
+    def _do(self, actions: list[Any]) -> None:
+        for action in actions:
+            if isinstance(action, TellTerm):
+                for node in action.nodes:
+                    if node in self.lines:
+                        about = self, action.term, action.number
+                        self.lines[node].send(self.controller, node.know_term, *about)
+            elif isinstance(action, ASKED):
+                self.sim.store.ask(self.controller, action, self._hear)
+            elif isinstance(action, GrantPlaces):
+                self.places.is_in_doubt = False
+                self.fill_places()
+            elif hasattr(action, "why"):
+                self.end(action.why)
+
+    def _hear(self, asker: Msrun, happened: str, *about: Any) -> None:
+        if asker is self.controller and asker.is_alive and not self.is_over:
+            if happened == "took":
+                self.sim.note(f"{self.job} has the seat: {about[0].term}")
+            now = self.sim.clock.now
+            if happened == "renewed":
+                self._do(self.right.renewed(now, is_held=about[0]))
+            else:
+                self._do(getattr(self.right, happened)(*about, now))
+
+    def knows(self, node: Msrun, number: int) -> None:
+        """A node has heard which term counts."""
+        if self.right is not None:
+            self.right.knows(node, number)
 
     def end(self, why: str) -> None:
         """The step is saved, and all are told."""
@@ -161,6 +232,8 @@ class World:
             return
         self.sim.promises.saved(self, self.step)
         self.is_over = True
+        if self.right is not None and self.right.held is not None:
+            self.sim.store.leave(self.controller, self.right.held)
         for node, line in self.lines.items():
             line.send(self.controller, node.over)
         for node, line in self.controller.spares.items():
@@ -174,6 +247,7 @@ class Promises:
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self._saved: dict[int, World] = {}
+        self._terms: dict[str, int] = {}
 
     def broken(self, promise: str) -> None:
         raise BrokenPromiseError(
@@ -196,6 +270,12 @@ class Promises:
             is_later = other is not world and other.first_s is not None
             if is_later and other.first_s > world.first_s and other.shares_past_with(world):
                 self.broken(f"{world.job} trains step {world.step} beside {other.job}")
+
+    def seated(self, process: Msrun, term: str) -> None:
+        """Never two who have begun the same term, and each later than the one before."""
+        if term in self._terms:
+            self.broken(f"{process.number} begins term {term}, as {self._terms[term]} did")
+        self._terms[term] = process.number
 
     def saved(self, world: World, step: int) -> None:
         """Never two checkpoints of one step that are not the same."""
@@ -240,6 +320,7 @@ class Simulation:
         self.by_hand = self.nodes > 2 and rng.random() < 0.4
         self.wait_s = rng.choice((40.0, 120.0))
         self.least = 0 if self.by_hand else rng.choice((0, 0, 1, 2))  # nodes of a smaller job
+        self.store = rules.store(self) if rng.random() < 0.5 else None
         self.search, self.gathering, self.survivors = rules.search, rules.gathering, rules.survivors
         first = [Msrun(self, machine) for machine in range(self.nodes)]
         world = self.begin(first[0], first, None, None)
@@ -290,7 +371,7 @@ class Simulation:
         return known[rank]
 
     def may_train_on(self, loss: Loss, world: World) -> bool:
-        is_calm = not world.holds and not world.places.vacant
+        is_calm = not (world.holds or world.places.vacant) and world.step > world.changed_at
         return self.rules.may_train_on(loss, is_calm=is_calm, is_asked=False)
 
     def relation(self, survived: Any, jobs: Any, newest: int) -> Any:
@@ -303,7 +384,14 @@ class Simulation:
             node_rank=place,
             replace=ReplaceSpec(node_wait_s=self.wait_s),
         )
-        return why_over(spec, nodes, loss, step)
+        term = self.at_place(world, place)
+        return why_over(spec, nodes, loss, step, term)
+
+    def at_place(self, world: World, place: int) -> str:
+        """The term that the node at a place knows to count."""
+        return next(
+            (each.term for each in self.all if each.world is world and each.place == place), ""
+        )
 
     def note(self, text: str) -> None:
         self.story.append(f"{self.clock.now:6.1f} s: {text}")
@@ -315,6 +403,10 @@ class Simulation:
         rng = self.rng
         machine = rng.randrange(self.nodes) if rng.random() < 0.6 else 0
         there = [each for each in self.all if each.machine == machine and each.is_alive]
+        if self.store is not None and rng.random() < STORE_DIES:
+            self.note("the store is off")
+            self.network.change(off=STORE)
+            return
         match rng.choice(("cut", "cut", "mend", "kill", "kill", "off", "again", "again")):
             case "cut":
                 self.network.change(self._parts())
@@ -332,8 +424,7 @@ class Simulation:
             case "again" if not [each for each in self.all if each.machine == 0 and each.is_alive]:
                 if not self.network.is_off(0):
                     self.note("node 0 is started again")
-                    new = Msrun(self, 0)
-                    new.gather(new._own(node_rank=0))
+                    self._start_first(Msrun(self, 0))
             case "again" if (
                 self.by_hand and machine and not there and not self.network.is_off(machine)
             ):
@@ -341,6 +432,16 @@ class Simulation:
                 Msrun(self, machine).come(self.all[: self.nodes], self.clock.now + START_S)
             case _:
                 pass
+
+    def _start_first(self, new: Msrun) -> None:
+        """Node 0 begins, unless the store says that the job is elsewhere."""
+        seat = self.store and self.store.holder(new)
+        if self.store is not None and not self.network.reach(new, self.store):
+            new.end("the store does not answer")
+        elif seat is not None and seat.machine != 0 and not self.by_hand:
+            new.come([seat], self.clock.now + START_S)
+        else:
+            new.gather(new._own(node_rank=0))
 
     def _parts(self) -> dict[int, int]:
         """The network falls apart, often into halves of the job; spare nodes are anywhere."""
@@ -355,6 +456,7 @@ class Simulation:
         parts |= {
             each.machine: rng.randrange(count) for each in self.all if each.machine >= self.nodes
         }
+        parts[STORE] = rng.randrange(count + 1)  # perhaps with nobody
         self.note(f"cut into {parts}")
         return parts
 

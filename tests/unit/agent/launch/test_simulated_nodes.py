@@ -2,10 +2,13 @@
 
 import pytest
 from support.node_simulator.simulation import BrokenPromiseError, Rules, simulate
+from support.node_simulator.store import Store
 
 from agent.arrivals.places import LostPlaces
 from agent.launch.scheduler_watch import LostWorkers
 from agent.nodes.roster import Gathering, Survivors
+from agent.seat.records import NodeShare
+from agent.seat.rights import GrantPlaces, NodeZeroRight, SuccessorRight
 
 USUAL = 2_000
 SCHEDULES, PARTS = 100_000, 20  # parts that the workers of pytest share
@@ -36,18 +39,19 @@ def test_a_seed_is_a_schedule():
 
 
 class HalfIsEnough(Survivors):
-    def may_begin(self, here, doors):
-        return 2 * len(here) >= self._nodes - len(doors.gone - here)
+    def standing(self, here, doors):
+        found = super().standing(here, doors)
+        return NodeShare.MOST if found is NodeShare.HALF else found
 
 
 class SilentIsGone(Survivors):
-    def may_begin(self, here, doors):
-        return super().may_begin(here, doors._replace(gone=doors.gone | doors.silent))
+    def standing(self, here, doors):
+        return super().standing(here, doors._replace(gone=doors.gone | doors.silent))
 
 
 class NeverOutvoted(LostPlaces):
-    def is_outvoted(self, _now_s):
-        return False
+    def standing(self, _now_s):
+        return NodeShare.MOST
 
 
 class ForgettingTheReplaced(LostPlaces):
@@ -70,6 +74,30 @@ def trains_on_in_silence(_loss, *, is_calm, is_asked):
     return is_calm and not is_asked
 
 
+class WithoutAsking(NodeZeroRight):
+    def judged(self, _share, _now_s):
+        return [GrantPlaces()]
+
+
+class ForgettingWhoMayAsk(NodeZeroRight):
+    def failed(self, why, now_s):
+        found = super().failed(why, now_s)
+        if self.held is None:
+            self._believers.clear()
+            self._silent.clear()
+        return found
+
+
+class HalfByItself(SuccessorRight):
+    def may_go_on(self, standing):
+        return super().may_go_on(standing) or (standing is NodeShare.HALF and self._term != "")
+
+
+class GivingToAll(Store):
+    def fits(self, _after):
+        return True
+
+
 BESIDE = "trains step .* beside"
 BROKEN = [
     ("survivors", HalfIsEnough, BESIDE),
@@ -77,6 +105,10 @@ BROKEN = [
     ("places", NeverOutvoted, BESIDE),
     ("places", ForgettingTheReplaced, BESIDE),
     ("gathering", StartedAgainWithAnybody, BESIDE),
+    ("node_zero", WithoutAsking, BESIDE),
+    ("node_zero", ForgettingWhoMayAsk, BESIDE),
+    ("successor", HalfByItself, BESIDE),
+    ("store", GivingToAll, BESIDE),
     ("lost_workers", DeafToSilence, "for ever"),
     (
         "may_train_on",

@@ -44,7 +44,21 @@ JOB = JobSpec(
     master_port=100,
     replace=ReplaceSpec(node_wait_s=600.0),
 )
-MET = object()
+
+
+def knock(one, awaited):
+    """As the node that gathers does."""
+    return one._search.gather(one._watch.look(awaited | {FIRST, HOME}), one.clock.now_s)
+
+
+class FakeMet:
+    """All are here."""
+
+    def _replace(self, **_):
+        return self
+
+
+MET = FakeMet()
 
 
 class Watch:
@@ -178,7 +192,7 @@ def test_another_job_at_node_0s_port_is_none_of_this_one(meeting):
     assert one.met() is MET
     assert one.led == ("10.0.0.3", 103)
     assert one.said[0].startswith("mn0:100 is not node 0 of this job: ")
-    assert one._knock({0, 4}).gone == {0}
+    assert knock(one, {0, 4}).gone == {0}
 
 
 @pytest.mark.parametrize("away", [{"gone": {0, 1, 2}}, {"gone": {1, 2}, "silent": {0}}])
@@ -195,7 +209,7 @@ def test_what_says_nothing_at_node_0s_port_is_left_and_may_be_alive(meeting):
     watch = Watch(doors(open={0}, gone={1, 2}))
     one = meeting(watch, answers=[NobodyThereError()] * 3)
     assert one.met() is MET
-    assert one._knock({0, 4}).gone == set()
+    assert knock(one, {0, 4}).gone == set()
 
 
 def test_a_refusal_by_the_node_that_leads_is_final(meeting):
@@ -229,7 +243,7 @@ def test_nobody_goes_on_alone_where_the_job_may_be_over(meeting, own, is_silent)
         if own is None:
             one.met()
         while True:  # as it gathers
-            one._knock({0, 1, 2, 4, 5})
+            knock(one, {0, 1, 2, 4, 5})
             one.clock.sleep(1)
     assert one.clock.now_s < 10
 
@@ -256,7 +270,7 @@ def test_a_spare_node_joins_as_such_and_never_leads(meeting):
     ],
 )
 def test_why_nobody_takes_its_part(change, nodes, loss, why):
-    told = why_over(JOB._replace(**change), nodes, loss, 5)
+    told = why_over(JOB._replace(**change), nodes, loss, 5, "")
     assert why in told
     assert bool(why) == bool(told)
 

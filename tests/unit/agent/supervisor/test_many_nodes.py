@@ -75,6 +75,8 @@ class Job:
             version="1",
             token=b"",
             prepared=SimpleNamespace(spec=spec),
+            asked=spec,
+            held=None,
             roster=SimpleNamespace(nodes=facts),
             settings={},
             checkpoint=None,

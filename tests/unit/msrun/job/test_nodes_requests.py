@@ -184,3 +184,23 @@ def test_a_spare_node_of_nothing_is_refused(line, why):
     with pytest.raises(UsageError) as refused:
         job_of(line)
     assert str(refused.value) == why
+
+
+@pytest.mark.parametrize(
+    ("url", "members"),
+    [
+        ("etcd://a:2379", (("a", 2379),)),
+        ("etcd://a/", (("a", 2379),)),
+        ("etcd://a:1,[::1]:2,b", (("a", 1), ("::1", 2), ("b", 2379))),
+        ("", ()),
+    ],
+)
+def test_members_of_a_store(url, members):
+    assert job_of(f"--nnodes 2 --controller_store={url}").cluster.store == members
+
+
+def test_one_node_has_no_need_of_a_store():
+    request = parse(["--controller_store=etcd://a:2379", "t.py"], {})
+    assert request.job.cluster is None
+    why = "--controller_store=etcd://a:2379 is ignored, there is only one node."
+    assert why in request.warnings
