@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -76,8 +77,7 @@ class Doorkeeper:
         others = (each for each in self.facts if each.rank != rank)
         before = self.facts[rank]
         is_same = (before.host, before.pid) == (join.host, join.pid)
-        has_store = cluster is not None and bool(cluster.store)
-        is_haunted = has_store and self._places.is_haunted(rank) and not is_same
+        is_haunted = self._places.is_haunted(rank, time.monotonic()) and not is_same
         self.facts[rank] = new._replace(local_first=local_rank(others, new))
         settings = {**self._job.settings, "is_late": True, "is_haunted": is_haunted}
         return NodePlace(rank, Begin(tuple(self.facts), settings))

@@ -30,7 +30,7 @@ class LostPlaces:
         self.is_in_doubt = False
         """Whether a store is asked if this node goes on: no place is given away until then."""
         self._silent: set[int] = set()  # of these, nodes that may be alive
-        self._haunted: set[int] = set()  # places of which a node was silent, ever
+        self._haunted: dict[int, float] = {}  # places, and when a node there fell silent last
         self._is_unsure = False  # whether all nodes that may live know of this job
         self._silences: list[float] = []  # when nodes fell silent, also those replaced since
 
@@ -48,7 +48,7 @@ class LostPlaces:
             self.vacant.add(rank)
             if is_silent:
                 self._silent.add(rank)
-                self._haunted.add(rank)
+                self._haunted[rank] = now_s
                 self._silences.append(now_s)
 
     def settle(self, rank: int) -> None:
@@ -56,12 +56,14 @@ class LostPlaces:
         self.vacant.discard(rank)
         self._silent.discard(rank)
 
-    def is_haunted(self, rank: int) -> bool:
+    def is_haunted(self, rank: int, now_s: float) -> bool:
         """Whether a node that had this place may live, and go on with nodes of its time.
 
         One of two does not: without a store it has ended, with one it has asked that.
         """
-        return rank in self._haunted and self._nodes > TWO
+        silent_s = self._haunted.get(rank)
+        is_sure = silent_s is None or silent_s < now_s - self._wait_s - SURE_S
+        return not is_sure and self._nodes > TWO
 
     def standing(self, now_s: float) -> NodeShare:
         """That of the nodes that are not silent, here. If these are few, the others may go on.

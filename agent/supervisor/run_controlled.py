@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from agent.arrivals.places import SURE_S
 from agent.controller.states import JobState
 from agent.dump.node_memory import MemoryGiver
 from agent.failure.evidence_json import as_json
@@ -172,6 +173,7 @@ class NextJob:
         self._is_silent = False
         self._head_lives = False  # it gathers the others
         self._term = ""
+        self._begun_s = time.monotonic()
 
     def begin(
         self,
@@ -262,7 +264,8 @@ class NextJob:
         if saved is None:
             self._console.say(f"the job does not go on by itself: step {reached} is not saved")
             return None
-        is_haunted = self._met.settings.get("is_haunted") is True
+        is_recent = time.monotonic() < self._begun_s + spec.replace.node_wait_s + SURE_S
+        is_haunted = is_recent and self._met.settings.get("is_haunted") is True
         saved = saved._replace(attempt=self._attempt, is_haunted=is_haunted)
         cluster = self._job.cluster
         lost_at = cluster.lost_at if self._head_lives else (*cluster.lost_at, saved.step)

@@ -48,7 +48,7 @@ class Msrun:
         self.world: World | None = None
         self.place = ANY_RANK
         self.attempt = 0  # the newest that it knows of
-        self.haunted = False
+        self.haunted_s = 0.0  # until then who had its place may live
         self.term = ""  # that it knows to count
         self.held: Any = None  # the seat
         self.line: Line | None = None  # to the node that controls, gathers or is dialled
@@ -96,6 +96,8 @@ class Msrun:
         if world.is_over:
             return
         self.world, self.place, self.line = world, place, line
+        if not world.attempt:
+            self.haunted_s = 0.0
         self.term = ""
         self.become("controls" if line is None else "takes part")
         world.begun.add(place)
@@ -157,9 +159,13 @@ class Msrun:
 
     def _saved(self, world: World, step: int, loss: Loss) -> None:
         self.sim.promises.saved(world, step)
-        self._survived = SurvivedStep(
+        survived = SurvivedStep(
             world.job, self.place, f"/{world.job}/{step}", step, tuple(world.lineage), "train.py"
-        )._replace(nodes=len(world.members), attempt=self.attempt, is_haunted=self.haunted)
+        )
+        is_haunted = self.haunted_s > self.sim.clock.now
+        self._survived = survived._replace(
+            nodes=len(world.members), attempt=self.attempt, is_haunted=is_haunted
+        )
         if why := self.sim.why_over(world, self.place, loss, step):
             self.end(why)
         else:

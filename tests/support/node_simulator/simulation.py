@@ -8,7 +8,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from agent.arrivals.places import LostPlaces, relation
+from agent.arrivals.places import SURE_S, LostPlaces, relation
 from agent.launch.scheduler_watch import LostWorkers, may_train_on
 from agent.launch.search import Search
 from agent.launch.succession import why_over
@@ -169,7 +169,9 @@ class World:
             del self.controller.spares[guest]
             self.places.settle(place)
             is_same = self.began_with[place] is guest
-            guest.haunted = bool(self.right) and self.places.is_haunted(place) and not is_same
+            now = self.sim.clock.now
+            is_haunted = self.places.is_haunted(place, now) and not is_same
+            guest.haunted_s = now + self.sim.wait_s + SURE_S if is_haunted else 0.0
             self.members[place] = self.began_with[place] = guest
             self.begun.discard(place)
             self.changed_at = self.step

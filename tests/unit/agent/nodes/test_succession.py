@@ -10,6 +10,8 @@ from agent.nodes.gather import MissingNodesError, Succession
 from agent.nodes.join import NobodyThereError
 from agent.nodes.messages import SurvivedStep
 from agent.nodes.roster import Doors, NodeZeroBackError, Survivors
+from agent.seat.records import HeldSeat
+from agent.seat.rights import SuccessorRight
 from agent.spec.job_spec import NotStartedError
 
 
@@ -34,8 +36,9 @@ class Knocks:
         return self.doors
 
 
-def survived(rank, step=5, job="lost"):
-    return SurvivedStep(job, rank, f"/ckpt/step_{step}", step, ("lost", "before"), "train.py")
+def survived(rank, step=5, job="lost", **more):
+    path, lineage = f"/ckpt/step_{step}", ("lost", "before")
+    return SurvivedStep(job, rank, path, step, lineage, "train.py", **more)
 
 
 def one(rank, **more):
@@ -124,6 +127,30 @@ def test_who_was_taken_for_lost_before_does_not_count(job):
     for rank in (2, 3):
         job.join(one(rank), is_once=True)
     assert isinstance(controller.exception(LONG_S), MissingNodesError)
+
+
+def test_who_is_in_the_place_of_a_silent_node_does_not_count_with_node_0_lost(job):
+    """That one may live, and be with those that have not come."""
+    knocks = Knocks()
+    controller = lead(job, knocks, nodes=4, timeout_s=1.0)
+    others = [job.join(one(2, is_haunted=True)), job.join(one(3, is_haunted=True))]
+    with pytest.raises(MissingNodesError, match="more than half of the nodes"):
+        controller.result(LONG_S)
+    for other in others:
+        other.exception(LONG_S)
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_half_of_the_nodes_begin_if_a_store_says_so(is_held):
+    right = SuccessorRight("1-a")
+    survivors = Survivors(4, "lost", right)
+    assert right.wish(survivors.standing({1, 2}, Doors()), 0.0) is not None
+    if is_held:
+        right.took(HeldSeat("2-b", "7"), 0.1)
+    assert survivors.may_begin({1, 2}, Doors()) is is_held
+    assert bool(survivors.why_not({1, 2}, Doors())) is not is_held
+    survivors.haunted = {2}
+    assert not survivors.may_begin({1, 2}, Doors())
 
 
 @pytest.mark.parametrize("others", [(1, 2), (1, 2, 3)])
