@@ -23,6 +23,7 @@ _SCHEDULER, _WORKER = "MS_SCHED", "MS_WORKER"
 _SIZES = ("worker_num", "local_worker_num", "nproc_per_node")
 _PLACES = ("master_addr", "rdzv_endpoint")
 _UNNAMED = re.compile(r"[^\w.-]")
+_PRTERUN = re.compile(r"prterun-([\w.-]+)-\d+@\d+$")
 _BRACKET = re.compile(r"\[([^],-]*)[^]]*\]")
 
 
@@ -241,11 +242,14 @@ def _open_mpi(environ: Mapping[str, str], settings: Settings) -> Engine | None:
             }
     given = _settings(environ, named)
     if nnodes > 1:
+        is_open = not set(_PLACES) & settings.given.keys()
         given |= _place(environ, space, is_first=rank == 0)
-        if rank == 0 and "master_addr" not in given and not set(_PLACES) & settings.given.keys():
+        if is_open and (found := _host_of_prterun(environ, space, is_first=rank == 0)):
+            given["master_addr"] = found
+        if rank == 0 and "master_addr" not in given and is_open:
             raise UsageError(
-                "mpirun does not tell at which address the nodes meet, as Open MPI 4 does where "
-                "mpirun's own machine has ranks: name the first of its hosts, as in "
+                "mpirun does not tell at which address the nodes meet, as it does where its own "
+                "machine has ranks: name the first of its hosts, as in "
                 "--master-addr=HOST"
             )
     return Engine(
@@ -270,6 +274,14 @@ def _place(environ: Mapping[str, str], space: str, *, is_first: bool) -> dict[st
     port = _LOWEST_PORT + crc32(space.encode()) % _PORTS
     given["master_port"] = Setting(str(port), "PMIX_NAMESPACE")
     return given
+
+
+def _host_of_prterun(environ: Mapping[str, str], space: str, *, is_first: bool) -> Setting | None:
+    """The host of Open MPI 5's mpirun, by the job's name; ``None``: it cannot be node 0."""
+    found = _PRTERUN.match(space)
+    if found is None or (is_first and environ.get("PMIX_HOSTNAME") != found[1]):
+        return None
+    return Setting(found[1], "PMIX_NAMESPACE")
 
 
 # --- Kubernetes -----------------------------------------------------------------------------------

