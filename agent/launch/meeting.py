@@ -120,7 +120,8 @@ def meet(
     assert cluster is not None
     whereabouts = Whereabouts(spec, say)
     whereabouts.check()
-    is_moved = not is_guest(spec, cluster) and whereabouts.settle(is_of_this_host)
+    may_lead = not is_guest(spec, cluster)  # workers look for their scheduler where it was
+    is_moved = may_lead and cluster.by_hand is None and whereabouts.settle(is_of_this_host)
     door = None if is_moved else _door(spec, cluster)
     is_first = door is not None
     if door is None and spec.replace.node_wait_s:

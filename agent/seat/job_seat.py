@@ -75,6 +75,7 @@ class Whereabouts:
         self._say = say
         self._moved: tuple[str, int] | None = None
         self._will: Will | None = None
+        self._is_known = False  # somebody has had the seat
         self._looked_s = 0.0
 
     def check(self) -> None:
@@ -93,7 +94,7 @@ class Whereabouts:
             raise UsageError(f"--controller-store: the store at {where} {error}") from error
 
     def settle(self, is_here: Callable[[str], bool]) -> bool:
-        """Before this node becomes node 0: whether the job is met elsewhere.
+        """Before this node becomes node 0: whether the job is met elsewhere, or will be.
 
         Args:
             is_here: whether an address is this machine's.
@@ -112,7 +113,8 @@ class Whereabouts:
                 f"run {sanitized(will.job)} of this name has ended before its time; to go on from "
                 f"what it saved, add --resume={sanitized(will.saved)}"
             )
-        return at is not None
+        is_known = at is None and self._is_known
+        return at is not None or (is_known and not is_here(self._job.master_addr))
 
     def __call__(self) -> tuple[str, int] | None:
         """Host and port; ``None``: where it was to be met first."""
@@ -125,6 +127,7 @@ class Whereabouts:
 
     def _note(self, found: SeatRecord) -> None:
         self._looked_s, self._will = time.monotonic(), found.will
+        self._is_known = bool(found.term)
         before, self._moved = self._moved, None
         if found.seat is not None:
             at = found.seat.address, found.seat.port
