@@ -1,5 +1,6 @@
 """Nodes that come when a job runs, or whose ranks train already, and what they know of it."""
 
+import time
 from dataclasses import replace
 from functools import partial
 from signal import SIGTERM
@@ -222,6 +223,29 @@ def test_a_spare_node_gets_the_place_of_the_first_lost_one_of_its_size(waiting, 
     place = seated.pop()
     assert place.node_rank == 1
     assert place.begin.nodes[1] == NodeFacts(1, "d", "10.0.0.4", 3, 77)
+
+
+@pytest.mark.parametrize(
+    ("is_silent", "join", "is_haunted"),
+    [
+        (True, spare(), True),
+        (False, spare(), False),
+        (True, spare(host="b", pid=9), False),  # it is the silent one itself
+    ],
+)
+def test_who_comes_in_the_place_of_a_silent_node_is_told(waiting, is_silent, join, is_haunted):
+    waiting.all._places.lose(1, time.monotonic(), is_silent=is_silent)
+    place = waiting.all._judge(join, "10.0.0.4")
+    assert (place.node_rank, place.begin.settings["is_haunted"]) == (1, is_haunted)
+
+
+def test_no_place_is_free_while_a_store_is_asked(waiting):
+    waiting.all._places.lose(1, time.monotonic(), is_silent=True)
+    waiting.all._places.is_in_doubt = True
+    late = spare()._replace(is_spare=False)
+    assert isinstance(waiting.all._judge(late, "10.0.0.4"), Spare)
+    waiting.all._places.is_in_doubt = False
+    assert waiting.all._judge(late, "10.0.0.4").node_rank == 1
 
 
 @pytest.mark.parametrize(
