@@ -34,7 +34,6 @@ from agent.nodes.messages import SurvivedStep
 from agent.nodes.roster import Doors, NodeZeroBackError, Survivors
 from agent.nodes.run_messages import NodeFacts
 from agent.records.run_record import Record, new_record_id
-from agent.seat.claim import Claim
 from agent.seat.job_seat import claim_of
 from agent.seat.records import NodeShare
 from agent.seat.rights import SuccessorRight
@@ -212,7 +211,7 @@ class _Meeting:
             is_silent=lost.is_silent,
         )
         self._sides: dict[bool, OwnSide] = {}  # by whether the others come to it
-        self._claim: Claim | None = None
+        self._term = lost.term  # of the controller's seat, the newest that this node knows of
 
     def met(self) -> Met:
         """Join the first node that gathers others, or gather them."""
@@ -223,7 +222,6 @@ class _Meeting:
                 try:
                     return self._gathered()
                 except NodeZeroBackError:
-                    self._close_claim(is_given_back=True)
                     self._say_once("node 0 is back: the nodes meet there")
             elif node is not None and (met := self._joined(node)):
                 return met
@@ -272,25 +270,26 @@ class _Meeting:
         side = self._side(job, is_first=True)
         nodes, saved = len(lost.nodes), lost.saved
         needs_store = lost.is_silent and NodeShare.of(nodes - 1, nodes) is NodeShare.HALF
-        right = SuccessorRight(lost.term, needs_store=needs_store)
+        right = SuccessorRight(self._term, needs_store=needs_store)
         claim = claim_of(job, saved.job, nodes, saved.path, right)
-        self._claim, survivors = claim, Survivors(nodes, saved.job, claim.right)
+        survivors = Survivors(nodes, saved.job, right)
 
         def knock(awaited: set[int]) -> Doors:
             doors = self._watch.look(awaited | {FIRST, HOME})
-            is_seated = claim.right.held is not None
+            is_seated = right.held is not None
             doors = self._search.gather(doors, time.monotonic(), is_seated=is_seated)
             claim.look(survivors.standing({*range(nodes)} - awaited, doors))
             return doors
 
         wait_s = self._deadline_s - time.monotonic()
-        met = gather_all(side, wait_s, Succession(survivors, knock), lost.early)
-        self._close_claim()
-        return met._replace(held=claim.right.held)
-
-    def _close_claim(self, *, is_given_back: bool = False) -> None:
-        if self._claim is not None:
-            self._claim.close(is_given_back=is_given_back)
+        try:
+            met = gather_all(side, wait_s, Succession(survivors, knock), lost.early)
+        except BaseException:
+            claim.close(is_given_back=True)
+            self._term = self._term if right.held is None else right.held.term
+            raise
+        claim.close()
+        return met._replace(held=right.held)
 
     def _side(self, job: JobSpec, *, is_first: bool) -> OwnSide:
         if (side := self._sides.get(is_first)) is None:  # its certificate is read, and judged, once

@@ -33,7 +33,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.training": "run train_state",
     "agent.forkserver": "",  # runs in a process of its own
     "agent.controller": "actions attempts decide drain events job messages protection replication restart_policy states",
-    "agent.seat": "claim job_seat records rights tenure",
+    "agent.seat": "job_seat records rights tenure",
     "agent.launch": "doors job_token meeting prepare rank_plan recover_arg scheduler_watch signals succession team unprotected warm_imports",
     "agent.shadows": "shadows",
     "agent.health": "monitor stopped",
