@@ -62,7 +62,7 @@ class Membership:
         guard.not_replaceable_why, guard.rehearses = why, self._kept is not None
         guard.why_cut_inside = self._why_cut_inside
         if guard.is_on and not why:
-            store_connection.connect_in_short_tries(guard.gate.raise_if_ejected)
+            store_connection.connect_in_short_tries(self._raise_if_ejected)
         if self._kept is not None and rehearsal.is_on():
             rehearsal.end()
             kept_groups.join(self._kept, is_first=True)
@@ -78,6 +78,10 @@ class Membership:
             return count > 1
         parameters = (one for module in self._modules() for one in module.parameters())
         return pipelines.are_there() or any(map(placements.is_distributed, parameters))
+
+    def _raise_if_ejected(self) -> None:
+        """A method of this object, which can be referred to weakly: the gate's could not."""
+        self._guard.gate.raise_if_ejected()
 
     def leave(self, users: Sequence[ref[Any]]) -> tuple[Rejoin, bool]:
         """Leave the broken groups, as the agent ordered; the training function was left.
