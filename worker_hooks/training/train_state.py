@@ -53,7 +53,7 @@ NO_STEP = (
 class TrainState:
     """The state of one rank's training: what it is made of, and how far it is."""
 
-    is_made = False
+    _is_made = False
     """The script of this process has made one: to import the class protects nothing."""
 
     def __init__(
@@ -88,7 +88,7 @@ class TrainState:
             ValueError: a checkpoint does not fit what was registered.
             SystemExit: msrun was asked to resume and no checkpoint can be trusted.
         """
-        TrainState.is_made = True
+        TrainState._is_made = True
         self._callbacks = CallbackList(callbacks)
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
         given = {name: thing for name, thing in (named | objects).items() if thing is not None}
