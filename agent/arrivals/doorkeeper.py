@@ -9,6 +9,7 @@ from typing import NamedTuple
 from agent.arrivals.late import NodePlace
 from agent.arrivals.places import LostPlaces, Relation, relation
 from agent.arrivals.resize import Resize
+from agent.arrivals.successors import swapped
 from agent.nodes.gather import MISSING
 from agent.nodes.guest import WRONG
 from agent.nodes.messages import AGAIN, ANY_RANK, Begin, Join, Refused, Spare, SurvivedStep
@@ -104,7 +105,8 @@ class Doorkeeper:
         """A node that has come to wait, or waits already."""
         if self._resize.has_room and not join.is_spare:
             return self._waiting(join, "it is taken in once the state can be saved")
-        sizes = sorted({facts.nproc for facts in self.facts[1:]})
+        own = self._job.spec.node_rank
+        sizes = sorted({facts.nproc for facts in self.facts if facts.rank != own})
         if not sizes:
             return Refused("the job runs on one node, whose place no other one can take", WRONG)
         if join.nproc not in sizes:
@@ -121,4 +123,4 @@ class Doorkeeper:
             self._spares.add(who)
             kind = "a spare node" if join.is_spare else "another node"
             self._job.say(f"{kind} has come ({join.host}): {why}")
-        return Spare(tuple(self.facts))
+        return Spare(swapped(tuple(self.facts), self._job.spec.node_rank))

@@ -25,6 +25,9 @@ class NodePlace(NamedTuple):
     begin: Begin
 
 
+Judge = Callable[[Join, str], NodePlace | Spare | Refused]
+
+
 class LateGuests:
     """Answers whoever connects to ``listener``, which stays the caller's."""
 
@@ -33,21 +36,16 @@ class LateGuests:
         listener: socket.socket,
         version: str,
         token: bytes,
-        judge: Callable[[Join, str], NodePlace | Spare | Refused],
-        admitted: Callable[[int, Line], None],
         security: Security = PLAIN,
     ) -> None:
         """Take the parts; nobody is answered before :meth:`attach`.
 
         Args:
             token: the job's; empty: none.
-            judge: decides about a node at an address that has proved to belong to the job.
-            admitted: takes the line to a node that has got a place, and its rank.
+            security: of the connections.
         """
         self._security = security
         listener.setblocking(False)
-        self._judge = judge
-        self._admitted = admitted
         self._listener = listener
         self._version = version
         self._token = token
@@ -57,10 +55,19 @@ class LateGuests:
         self.refused = 0  # nodes
         self.strangers = 0
 
-    def attach(self, loop: Loop) -> None:
-        """Answer on ``loop``."""
-        self._loop = loop
-        loop.add_reader(self._listener, self._let_in)
+    def attach(self, loop: Loop, judge: Judge, admitted: Callable[[int, Line], None]) -> None:
+        """Answer on ``loop``; called again: those that wait are somebody else's now.
+
+        Args:
+            loop: msrun's.
+            judge: decides about a node at an address that has proved to belong to the job.
+            admitted: takes the line to a node that has got a place, and its rank.
+        """
+        self._loop, self._judge, self._admitted = loop, judge, admitted
+        self._listen()
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._listener, self._let_in)
 
     def seat(self) -> None:
         """A place is free: judge the spare nodes once more."""
@@ -102,7 +109,7 @@ class LateGuests:
             return
         except OSError:  # no descriptor is left: do not spin
             self._loop.remove_reader(self._listener)
-            self._retry = self._loop.call_later(RETRY_S, self.attach, self._loop)
+            self._retry = self._loop.call_later(RETRY_S, self._listen)
             return
         if len(self._guests) >= MOST_GUESTS:
             self._drop(next(iter(self._guests)))

@@ -196,24 +196,17 @@ def _of_nodes(job: Job) -> str:
             "; likewise a worker's msrun, once it is started again; without the scheduler the "
             "ranks train on"
         )
-    if job.apart:
-        return "; likewise a node other than node 0, once another takes its place"
-    return (
-        "; likewise a node, once another takes its place (if it is node 0, all ranks start again "
-        "from that step)"
-    )
+    return "; likewise a node, once another takes its place"
 
 
 def _of_folders(job: Job) -> str:
     """What is different where each node saves into a folder of its own."""
     if not job.apart:
         return ""
-    head, costs = "the scheduler", "without it no step is saved"
-    if job.policy.replace.near:
-        head, costs = "node 0", "if that dies, the job ends and its step is not saved"
+    head = "node 0" if job.policy.replace.near else "the scheduler"
     return (
         f"; what is saved is on the disk of {head} alone, other nodes copy it as they resume, and "
-        f"{costs} ({job.apart})"
+        f"without that no step is saved ({job.apart})"
     )
 
 

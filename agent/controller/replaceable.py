@@ -97,14 +97,15 @@ def why_not(job: Job, gone: Collection[int], step: int, *, is_in_memory: bool = 
         step: that all would resume from.
         is_in_memory: it is complete in the agent's memory, so no rank has to live on.
     """
-    never = _why_never(job) or _why_not_now(job, gone)
+    never = why_never(job) or _why_not_now(job, gone)
     able = job.alive() - (RankSet(gone) - job.now.exiting)
     if not never and not is_in_memory and not able:
         never = "every rank is lost"
     return never or _why_not_again(job, gone, step)
 
 
-def _why_never(job: Job) -> str:
+def why_never(job: Job) -> str:
+    """Why no rank of this attempt can be replaced, whatever befalls it; empty: it can."""
     if job.policy.replace.why_off:
         return job.policy.replace.why_off
     if not job.policy.replace.is_on:

@@ -204,6 +204,8 @@ class MemoryKeeper:
         self._tell = tell
         self._files: list[int] = []
         self._wanted = ""
+        self.is_controllers = False
+        """Whether the controller is in this process: its memory is this one's."""
 
     def as_here(self, message: protocol.Message) -> protocol.Message:
         """What the controller's node says of its memory, as of the copy here."""
@@ -216,7 +218,9 @@ class MemoryKeeper:
                 return message
 
     def _here(self, path: str) -> str:
-        """The same number of a process here would be another file."""
+        """The same number of a process here would be another file, if that process is not this."""
+        if self.is_controllers:
+            return path
         return held(self._files[-1]) if self._files and path == self._wanted else NOWHERE
 
     def take(self, order: TakeMemory) -> None:

@@ -71,6 +71,12 @@ class NodeClearance:
         if self._board is not None:
             self._board.begin(0)
 
+    def doubt(self) -> None:
+        """Nobody clears updates for a moment: ranks here wait longer, until :meth:`close`."""
+        self._is_told_doubt = True
+        if self._board is not None:
+            self._board.doubt(is_in_doubt=True)
+
     def ready(self, rank: int, step: int) -> int:
         """A rank here is ready for the update of a step.
 

@@ -1,19 +1,29 @@
 """Copies of the status pages of node 0, which die with it, on the node that would take its part.
 
 On node 0 what its ranks write is sent on; on the other node it is kept in memory that the ranks
-there have open, so that they can save it when node 0 and their own msrun's orders are gone.
+there have open, so that they can save it when node 0 and their own msrun's orders are gone. What
+the ranks have said that stays true goes there as well: a controller on that node has to know it.
 """
 
 from __future__ import annotations
 
 import os
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from agent.hooks.rank_links import Loop, RankLinks
+from agent.hooks.rank_links import Loop, RankLinks, Said
+from agent.hooks.standing_words import StandingWords
 from agent.hooks.status_pages import StatusPages
 from agent.nodes.frames import octets_of
-from agent.nodes.run_messages import PageNews, PageSeen, PagesTold
+from agent.nodes.run_messages import (
+    PageNews,
+    PageSeen,
+    PagesTold,
+    WordKept,
+    pack_said,
+    unpack_said,
+)
 from agent.text.wording import sized
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.packed_page import unpacked_file
@@ -25,9 +35,13 @@ LARGE = (
     "what rank {} alone holds (buffers, data position, variables) is too large to be kept on "
     "another node ({}): if node 0 dies, it begins anew"
 )
+TOO_LARGE = (
+    "what rank {} alone holds (buffers, data position, variables) is too large to be kept on the "
+    "controller's node ({}): if its node dies, or it dies itself, it begins there anew"
+)
 
-
-Send = Callable[[PageSeen | PageNews | PagesTold], None]
+Copied = PageSeen | PageNews | PagesTold | WordKept
+Send = Callable[[Copied], None]
 
 
 class PageCopies:
@@ -42,7 +56,11 @@ class PageCopies:
     ) -> None:
         """Take the parts.
 
-        ``kept``: takes what :meth:`confirm` was given, if no other node keeps copies.
+        Args:
+            pages: of all ranks.
+            ranks: whose copies are kept: those that are lost with this node.
+            say: prints one sentence for people.
+            kept: takes what :meth:`confirm` was given, if no other node keeps copies.
         """
         self._pages = pages
         self._ranks = ranks
@@ -51,11 +69,14 @@ class PageCopies:
         self._told: PagesTold | None = None  # the newest that was to be confirmed
         self._send: Send | None = None
         self._large: set[int] = set()  # of which no copy is kept, which was said
+        self._words = StandingWords()
 
     def begin(self, send: Send | None) -> None:
         """Another node keeps them from now on."""
         self._send = send
         for rank in self._ranks:
+            for said in self._words.of(rank):
+                self._pass_on(said)
             self.show(rank)
         if self._told is not None:  # the node before may not have answered
             self.confirm(self._told)
@@ -68,9 +89,20 @@ class PageCopies:
         else:
             self._send(told)
 
+    def hear(self, message: Said) -> None:
+        """A rank has said something."""
+        if message.rank in self._ranks and self._words.hear(message):
+            self._pass_on(message)
+
+    def _pass_on(self, message: Said) -> None:
+        if self._send is not None:
+            self._send(WordKept(pack_said(message)))
+
     def show(self, rank: int) -> None:
         """A rank has another page than before."""
-        if self._send is None or not (content := self._pages.packed(rank)):
+        if self._send is None or rank not in self._ranks:
+            return
+        if not (content := self._pages.packed(rank)):
             return
         self._pages.news(rank)  # what the page has, and perhaps less
         page = b64encode(content).decode()
@@ -84,7 +116,7 @@ class PageCopies:
 
     def tell(self, rank: int) -> None:
         """A rank has written to its page."""
-        if self._send is None or rank in self._large:
+        if self._send is None or rank in self._large or rank not in self._ranks:
             return
         if self._pages.has_device_areas(rank):  # of those there is no news
             self.show(rank)
@@ -102,13 +134,18 @@ class CopiedPages:
         self._links = links
         self._ranks = ranks
         self._pages = StatusPages()
+        self._words = StandingWords()
         self._files: dict[int, int] = {}  # rank of node 0 -> a descriptor of its page
         self._lacking: dict[int, set[int]] = {}  # rank here -> those whose pages it was not sent
         self._ready: set[int] = set()  # ranks here that have registered: before, none is expected
         self._stale: set[int] = set()  # ranks here that have pages which are kept no more
 
-    def take(self, message: PageSeen | PageNews, loop: Loop) -> None:
+    def take(self, message: PageSeen | PageNews | WordKept, loop: Loop) -> None:
         """Keep what was sent."""
+        if isinstance(message, WordKept):
+            said: Any = unpack_said(message.message)
+            self._words.hear(said)
+            return
         rank = message.rank
         if isinstance(message, PageNews):
             pieces = [(int(at), octets_of(one)) for at, one in message.pieces.items()]
@@ -126,6 +163,14 @@ class CopiedPages:
         for here in self._ranks:
             self._lacking.setdefault(here, set()).add(rank)
         self.share(loop)
+
+    def told(self) -> Iterator[tuple[Said, str]]:
+        """What the ranks there have said that stays true, with their pages, packed, in base64."""
+        for rank in sorted(self._words.ranks):
+            for said in self._words.of(rank):
+                is_shown = isinstance(said, protocol.Registered)
+                page = self._pages.packed(rank) if is_shown else b""
+                yield said, b64encode(page).decode()
 
     def registered(self, here: int, loop: Loop) -> None:
         """A rank of this node takes pages from now on, all of them if it is a new process."""
@@ -163,6 +208,7 @@ class CopiedPages:
 
     def _close(self) -> None:
         self._pages.clear()
+        self._words.clear()
         for file in self._files.values():
             os.close(file)
         self._files.clear()

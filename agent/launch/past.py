@@ -48,9 +48,14 @@ def adopting(spec: JobSpec, living: LivingRanks, say: Callable[[str], None]) -> 
         resume_step=living.resume_step,
         lineage=living.lineage,
     )
+    return spec._replace(dump=dump, adopted=adopted_job(living))
+
+
+def adopted_job(living: LivingRanks) -> AdoptedJob:
+    """What a controller has to know of ranks that train already, as nodes tell it."""
     adopted = AdoptedJob(living.job, living.attempt)
     if living.attempt_resume:
         path = Path(living.attempt_resume)
         with contextlib.suppress(ValueError):  # it is not seen here: a restart finds none
             adopted = adopted._replace(resume=path, resume_step=manifest.read(path).step)
-    return spec._replace(dump=dump, adopted=adopted)
+    return adopted

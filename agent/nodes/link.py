@@ -40,6 +40,15 @@ class NodeLink:
         """Take the connection over."""
         self.open(line)
 
+    @classmethod
+    def lost(cls) -> NodeLink:
+        """A link to a node that is lost before anything was said."""
+        end, other = socket.socketpair()
+        other.close()
+        link = cls(Line(end))
+        link.close()
+        return link
+
     def open(self, line: Line) -> None:
         """Take another connection over, in the place of one that is lost; see :meth:`attach`."""
         line.connection.setblocking(False)

@@ -4,8 +4,8 @@ To the controller's node: Fact, FromRank, FromRanks, PageSeen, PageNews, Updates
 FolderMarked, Beats, SweptNode, MemoryTaken, CopyProgressed, CopyWritten, ToldAgain, TermHeard; from
 the next one also PagesKept.
 To the others: JobKnown, NodesKnown, TermKnown, Order, ToRank, ToRanks, SaveFar, UpdatesCleared,
-Wake, TakeMemory, WriteCopy, ShownStatus, Ended; to the next one also PageSeen, PageNews, PagesTold
-and, if it is the next one no more, PagesLeft.
+Wake, TakeMemory, WriteCopy, ShownStatus, Ended; to the next one also WordKept, PageSeen, PageNews,
+PagesTold and, if it is the next one no more, PagesLeft.
 """
 
 from __future__ import annotations
@@ -42,6 +42,12 @@ class FromRank(NamedTuple):
 
     message: dict[str, object]  # as :func:`pack_said`
     page: str = ""  # base64; empty: the page that was seen last is good enough
+
+
+class WordKept(NamedTuple):
+    """What a rank of the controller's node has said that stays true: it dies with that node."""
+
+    message: dict[str, object]  # as :func:`pack_said`
 
 
 class PageSeen(NamedTuple):
@@ -286,7 +292,7 @@ class Ended(NamedTuple):
 
 # fmt: off
 RunMessage = (
-    Fact | FromRank | FromRanks | PageSeen | PageNews | PagesTold | PagesKept | PagesLeft
+    Fact | FromRank | FromRanks | WordKept | PageSeen | PageNews | PagesTold | PagesKept | PagesLeft
     | UpdatesReady | UpdatesCleared | RankUnlinked | FolderMarked | Beats | SweptNode | MemoryTaken
     | JobKnown | NodesKnown | Order | ToRank | ToRanks | SaveFar | Wake | TakeMemory | WriteCopy
     | CopyProgressed | CopyWritten | ShownStatus | Ended | ToldAgain | ResumeFrom | TermKnown

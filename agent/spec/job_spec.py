@@ -236,6 +236,7 @@ class AdoptedJob(NamedTuple):
     attempt: int  # that the ranks are in
     resume: Path | None = None  # the checkpoint that they have resumed from
     resume_step: int = 0  # that it holds
+    near: range = range(0)  # ranks on the node of this msrun, which has taken node 0's part
 
 
 class JobSpec(NamedTuple):
@@ -281,7 +282,8 @@ class JobSpec(NamedTuple):
         """The part that decides."""
         ranks, replace = tuple(range(self.world_size)), self.replace
         if self.nnodes > 1:
-            here = range(self.first_rank, self.first_rank + self.nproc)
+            ranks_near = self.ranks_near
+            here = range(ranks_near[0], ranks_near[-1] + 1) if ranks_near else range(0)
             replace = replace._replace(near=here, has_nodes=True)
         dump = self.dump._replace(restarts_from_memory=self.nnodes == 1)
         return Policy(ranks, self.max_restarts, self.timeouts, dump, replace)
@@ -311,6 +313,14 @@ class JobSpec(NamedTuple):
     def ranks_here(self) -> tuple[int, ...]:
         """The ranks of this node."""
         return tuple(range(self.first_rank, self.first_rank + self.nproc))
+
+    @property
+    def ranks_near(self) -> tuple[int, ...]:
+        """The ranks that are lost with the node of this msrun, which may decide without having any.
+
+        If it has taken the part of a node 0, it reaches those of its node as it does all others.
+        """
+        return tuple(self.adopted.near) if self.adopted and self.adopted.near else self.ranks_here
 
     @property
     def local_world_size(self) -> int:

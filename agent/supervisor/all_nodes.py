@@ -17,19 +17,17 @@ from agent.arrivals.going_on import GoingOn
 from agent.arrivals.late import LateGuests, NodePlace
 from agent.arrivals.places import LostPlaces
 from agent.arrivals.resize import Resize
+from agent.arrivals.successors import swapped
 from agent.arrivals.withheld import WithheldFailures
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.decide import Answer
 from agent.controller.states import JobState
-from agent.dump.flush import Written
-from agent.dump.node_copies import CopyGatherer
-from agent.dump.node_memory import MemoryInboxes, MemorySender
 from agent.failure.evidence import Evidence
 from agent.launch.meeting import Met, program_digest
 from agent.nodes.alike import Once
-from agent.nodes.checkpoint_copy import SEEN_S, CheckpointOffers, CheckpointPlace
-from agent.nodes.line import Line, Loss, LossKind
+from agent.nodes.checkpoint_copy import SEEN_S, CheckpointPlace
+from agent.nodes.line import CLOSED, Line, Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.messages import Join, Refused, Spare
 from agent.nodes.run_messages import (
@@ -37,7 +35,6 @@ from agent.nodes.run_messages import (
     Ended,
     NodeFacts,
     SaveFar,
-    WriteCopy,
     pack_said,
 )
 from agent.ranks.homes import Homes
@@ -45,16 +42,14 @@ from agent.records.file_thread import until_closed
 from agent.seat.job_seat import tenure_of
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
-from agent.supervisor.job_view import Holders, JobView
+from agent.supervisor.job_view import ControllersNode, Holders, JobView
+from agent.supervisor.nodes_memory import NodesMemory
 from agent.supervisor.remote_node import RemoteNode, replacement_order
 from agent.supervisor.status import MOST_SHOWN, ShownNodes
 from agent.supervisor.supervisor import Supervisor
 from agent.text.wording import duration
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
-from worker_hooks.contract.atomic_file import describe_os_error
-from worker_hooks.storage import manifest as manifests
-from worker_hooks.storage.manifest import Manifest
 
 FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at about that time
 SWEEP_S = 10.0  # until a node has swept, and told what it found
@@ -68,23 +63,23 @@ class AllNodes:
 
     def __init__(
         self,
-        own: Supervisor,
+        own: ControllersNode,
         others: Sequence[RemoteNode],
         hooks: HooksBridge,
         controller: JobController,
         met: Met,
         say: Callable[[str], None],
+        door: LateGuests | None = None,
     ) -> None:
         """Take the nodes; nothing is heard of the others before :meth:`attach`.
 
         Args:
             say: prints one sentence for people.
+            door: answers whoever comes; ``None``: nobody has come yet.
         """
         assert met.door is not None
         self.met = met
-        self._door = LateGuests(
-            met.door, met.version, met.token, self._judge, self._admit, met.security
-        )
+        self._door = door or LateGuests(met.door, met.version, met.token, met.security)
         self._withheld = WithheldFailures(self._decide_on)
         self.post = self._withheld.post
         """Decide on an event; of what is lost not before all have told what they have."""
@@ -96,7 +91,6 @@ class AllNodes:
         self._next: RemoteNode | None = None  # takes node 0's part if that is lost
         self.packed = Once(pack_said)  # makes JSON of a message for ranks
         self._known: JobView | None = None  # to all nodes
-        self._memory: tuple[str, Manifest] | None = None  # the newest checkpoint in memory
         self._say = say
         self._own = own
         self._hooks = hooks
@@ -107,8 +101,6 @@ class AllNodes:
         self._late: asyncio.TimerHandle | None = None
         self._held: list[tuple[Sequence[int], protocol.Message]] | None = None  # as one begins
         hooks.relay(self._tell)
-        self._gatherer = CopyGatherer()
-        hooks.spread_memory(self._spread, self._gather)
         if self._others:
             of = (node.rank for node in met.roster.nodes if node.nproc)
             hooks.clear_over(of, self._others)
@@ -125,15 +117,13 @@ class AllNodes:
         self._doorkeeper = Doorkeeper(job, met.roster.nodes, self._places, self._resize)
         self._view, self._holders = JobView(), Holders()
         call_soon = until_closed(own.loop.call_soon_threadsafe)
-        self._sender = MemorySender(call_soon, self._progressed, met.security)
-        self._offers = CheckpointOffers(call_soon, met.security)
-        self._inboxes = MemoryInboxes(call_soon, self._progressed, hooks.take_memory, met.security)
+        self._memory = NodesMemory(self._others, hooks, controller, call_soon, met.security, say)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen to the others on ``loop``."""
         self._loop = loop
         self._shown = ShownNodes(loop, self._others)
-        self._door.attach(loop)
+        self._door.attach(loop, self._judge, self._admit)
         for node in self._others:
             node.attach(loop, self, self._on_lost)
         self.going_on.attach(loop, self._by_rank)
@@ -154,7 +144,7 @@ class AllNodes:
                     node.act(replace(action, ranks=ranks), self._controller.view)
                 self._own.act(replace(action, ranks=here))
             case do.Sweep():
-                self._forget_memory()  # it is freed with the attempt
+                self._memory.forget()  # it is freed with the attempt
                 self._order_all(action)
                 if not self.is_swept:
                     self._late = self._loop.call_later(SWEEP_S, self._give_up_sweeps)
@@ -164,7 +154,7 @@ class AllNodes:
                 self._cancel(action)
                 self._own.act(action)
             case do.ForgetMemory():
-                self._forget_memory()
+                self._memory.forget()
                 self._order_all(action)
                 self._own.act(action)
             case do.StartAttempt() | do.RefuseRanks() | do.WarmUp():
@@ -173,21 +163,17 @@ class AllNodes:
             case _:  # of the ranks' state
                 self._own.act(action)
 
-    def _forget_memory(self) -> None:
-        self._memory = None
-        self._sender.forget()
-        self._inboxes.close()
-
     def _order_all(self, action: do.Action) -> None:
         if self._adopts and isinstance(action, do.StartAttempt):
             self._adopts = False
-            self._withheld.begin(self._others)
+            there = [node for node in self._others if node.is_there]
+            self._withheld.begin(there, self._lose_absent)
             self._loop.call_later(TELL_S, self._give_up_told)
             for node in self._others:
                 node.adopt(action)
             return
         if isinstance(action, do.StartAttempt):
-            self._offers.begin()
+            self._memory.begin()
         for node in self._others:
             node.act(action, self._controller.view)
         self._give_up_unawaited()
@@ -224,7 +210,7 @@ class AllNodes:
         for node in self._others:
             node.replace(action, old.get(node, ()), new.get(node, ()), told, view)
             if node.is_there:
-                self._bring(node)
+                self._memory.bring(node)
         self._give_up_unawaited()
         self._say_awaited()
         held, self._held = self._held, None
@@ -277,9 +263,7 @@ class AllNodes:
         self.going_on.close(ending, goes_on=goes_on)
         for timer in self._waits.values():
             timer.cancel()
-        self._sender.close()
-        self._inboxes.close()
-        self._offers.close()
+        self._memory.close()
         if self.met.checkpoint is not None:
             self.met.checkpoint.close()
         end_s = self._loop.time() + CLOSE_S
@@ -307,6 +291,11 @@ class AllNodes:
         for node in self._others:
             node.is_swept = True
         self._controller.go_on()
+
+    @property
+    def rank(self) -> int:
+        """The place of the controller's node."""
+        return self.met.prepared.spec.node_rank
 
     def next_end(self) -> int:
         """The number of one more worker's end, among those of all nodes."""
@@ -338,87 +327,39 @@ class AllNodes:
         self._choose_next()
         node.is_swept = True
         self.swept()
-        self._sender.hear(node.facts.rank, "", "")
-        self._gatherer.lose(node.facts.rank, why)
+        self._memory.lose(node, why)
         self._door.seat()
 
     def _choose_next(self) -> None:
         """The node that would take this one's part keeps copies of what its ranks alone have."""
-        there = next((node for node in self._others if node.is_there), None)
+        others = (node for node in self._others if node.is_there and not node.is_here)
+        there = next(others, None)
         if there is not self._next:
             if self._next is not None:
                 self._next.leave_pages()  # what stands still there must not be saved
             self._next = there
             self._hooks.copy_pages(None if there is None else there.keep_page)
 
-    def _spread(
-        self, dump_id: int, path: str, manifest: Manifest, done: Callable[[str], None]
-    ) -> None:
-        """Bring a checkpoint in memory to the other nodes."""
-        self._memory = path, manifest
-        there = {node.facts.rank: node for node in self._others if node.is_there}
-        ranks = {rank: node.ranks for rank, node in there.items()}
-        for rank, order in self._sender.begin(dump_id, path, manifest, done, ranks).items():
-            there[rank].take_memory(order)
-
-    def _gather(
-        self,
-        dump_id: int,
-        files: int,
-        manifest: Manifest,
-        folder: str,
-        done: Callable[[Written], None],
-    ) -> None:
-        """Have the others write what their ranks have copied."""
-        parts = [
-            (node, tuple(each for each in manifest.shards if each.rank in node.ranks))
-            for node in self._others
-        ]
-        parts = [(node, shards) for node, shards in parts if shards]
-        self._gatherer.begin(dump_id, folder, [node.facts.rank for node, _ in parts], done)
-        for node, _ in parts:
-            if not node.is_there:
-                self._gatherer.lose(node.facts.rank, node.lost_why)
-                return
-        for node, shards in parts:
-            part = manifests.encode(manifest._replace(shards=shards), is_for_people=False).decode()
-            node.write_copy(WriteCopy(dump_id, files, part, folder))
-
-    def copy_written(self, node: int, answer: CopyWritten) -> None:
-        """A node has written what its ranks had copied, or has not."""
-        self._gatherer.hear(node, answer)
-
     def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
-        """How a rank of another node writes to this node's memory.
-
-        Raises:
-            OSError: no socket can be opened.
-        """
-        return self._inboxes.order(rank, save)
+        """How a rank of another node writes to this node's memory; may raise OSError."""
+        return self._memory.far_order(rank, save)
 
     def offer(self, path: str, told: Callable[[CheckpointPlace | None], object]) -> None:
         """``told`` takes where a checkpoint on this node's disk is to be had."""
-        self._offers.place(path, told)
+        self._memory.offer(path, told)
+
+    def memory_taken(self, node: int, path: str, why_not: str) -> None:
+        """A node has the checkpoint in memory, or has not because of ``why_not``."""
+        self._memory.taken(node, path, why_not)
+
+    def copy_written(self, node: int, answer: CopyWritten) -> None:
+        """A node has written what its ranks had copied, or has not."""
+        self._memory.copy_written(node, answer)
 
     @property
     def seen_s(self) -> float:
         """How long what was saved here may be invisible on other nodes, if they share it."""
         return 0.0 if self._holders.apart else SEEN_S
-
-    def memory_taken(self, node: int, path: str, why_not: str) -> None:
-        """A node has the checkpoint in memory, or has not because of ``why_not``."""
-        self._sender.hear(node, path, why_not)
-        if self._memory is None or path != self._memory[0]:
-            return
-        other = self._by_rank[node]
-        if other.has_memory(path):
-            other.go_on(self._controller.view)
-            return
-        for event in other.give_up(f"{other.name} did not get the state: {why_not}", is_lost=False):
-            self._controller.post(event)
-
-    def _progressed(self, dump_id: int) -> None:
-        self._controller.post(ev.DumpProgressed(dump_id))
 
     # --- another node in the place of a lost one ------------------------------------------------
 
@@ -479,8 +420,8 @@ class AllNodes:
         for other in self._others:
             if other is not node:
                 other.know_nodes(facts)
-        self._door.tell_spares(Spare(facts))
-        if not self._bring(node):
+        self._door.tell_spares(Spare(swapped(facts, self.rank)))
+        if not self._memory.bring(node):
             node.go_on(self._controller.view)
 
     def _say_awaited(self) -> None:
@@ -494,17 +435,6 @@ class AllNodes:
                     f"waiting {duration(self._wait_s)} at most for another {node.place}: start "
                     "msrun again, there or elsewhere, with the same command"
                 )
-
-    def _bring(self, node: RemoteNode) -> bool:
-        """Send a node the checkpoint in memory, if it lacks that; whether it has to wait for it."""
-        if self._memory is None or node.has_memory(self._memory[0]):
-            return False
-        try:
-            node.take_memory(self._sender.again(*self._memory))
-        except OSError as error:
-            self._say(f"{node.name} cannot be sent the state: {describe_os_error(error)}")
-            return False
-        return True
 
     def _give_up_all(self, why: str) -> None:
         """Other nodes may go on without this one: then it must not, too."""
@@ -541,9 +471,35 @@ class AllNodes:
         else:
             self._controller.post(event)
 
+    def is_vacant(self, rank: int) -> bool:
+        """Whether another node is awaited in this place."""
+        return rank in self._places.vacant
+
     def told_again(self, node: RemoteNode) -> None:
         """A node whose ranks trained already has told all that is true of them."""
         self._withheld.told(node)
+
+    def _lose_absent(self) -> None:
+        """All have told: what was lost with the last controller's node is lost now."""
+        absent = [node for node in self._others if not (node.is_there or node.lost_why)]
+        self._controller.decide_now()
+        if absent and (why := self._controller.why_never_replaced):
+            self.resign(f"no rank can be replaced ({why})")
+            return
+        for node in absent:
+            self._lose(node, CLOSED)
+
+    def resign(self, why: str) -> None:
+        """Decide nothing any more: the ranks save their step, and the nodes meet again."""
+        self._say(f"{why}: the ranks of all nodes save their step, and begin again from there")
+        self._controller.retire()
+        self._door.close(None)
+        for timer in self._waits.values():
+            timer.cancel()
+        self._memory.close()
+        self._own.finish()
+        for node in self._others:
+            node.forsake()
 
     def _give_up_told(self) -> None:
         self.catch_up()

@@ -40,6 +40,7 @@ from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import CopyMode, JobSpec
 from agent.supervisor.job_view import Action, AgentPort, Holders
 from agent.text.sanitize import encodable
+from agent.text.wording import NOT_KEPT, ONE_NODE_ONLY
 from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
@@ -49,11 +50,6 @@ if TYPE_CHECKING:
     from agent.supervisor.guarding import Guarding
 
 WRAPPER_S = 0.5  # until a wrapper ends whose rank has died
-ONE_NODE_ONLY = (
-    "--protect-memory=live keeps the memory of killed ranks on one node only: on several it is "
-    "copied, as with --protect-memory=copy"
-)
-NOT_KEPT = "the memory of rank {} is lost if it is killed (--protect-memory=live): {}"
 CLOSE_S = 5.0  # for file work that nobody waits for any more
 
 
@@ -86,7 +82,7 @@ class HooksBridge:
         self._pages = StatusPages()
         self._shared = SharedPages(self._links, self._pages, spec.ranks_here)
         here = partial(self.updates_ready, spec.node_rank)
-        self._copies = PageCopies(self._pages, spec.ranks_here, say, here)
+        self._copies = PageCopies(self._pages, spec.ranks_near, say, here)
         self._guarding: Guarding | None = None  # no rank has hooks yet
         self._state = JobState.NEW
         self._attempt = 0
@@ -311,6 +307,8 @@ class HooksBridge:
             self._pages.keep_copy(rank, attempt, page)
         except (ValueError, OSError) as error:
             self._journal.event("LinkRefused", rank=rank, why=str(error))
+        else:
+            self._copies.show(rank)
 
     def copy_pages(self, send: Send | None) -> None:
         """Keep copies of this node's pages on another one, by ``send``; ``None``: there is none."""
@@ -324,7 +322,10 @@ class HooksBridge:
     def updates_ready(self, node: int, told: UpdatesReady | PagesKept | PagesTold) -> None:
         """The ranks of a node are ready for the update of a step."""
         assert isinstance(self._votes, UpdateClearances)
-        self._votes.ready(node, told.attempt, told.step)
+        if node == self._spec.node_rank and isinstance(told, UpdatesReady):
+            self._copies.confirm(PagesTold(told.attempt, told.step))  # it is lost with this msrun
+        else:
+            self._votes.ready(node, told.attempt, told.step)
 
     def spread_memory(self, spread: Spread, gather: Gather) -> None:
         """Checkpoints in memory are complete once ``spread`` has them on all nodes.
@@ -343,6 +344,7 @@ class HooksBridge:
     def mirror_news(self, rank: int, attempt: int, pieces: Iterable[tuple[int, bytes]]) -> None:
         """Take what a rank has written to its page."""
         self._pages.mirror_news(rank, attempt, pieces)
+        self._copies.tell(rank)
 
     def mirror_beats(
         self,
@@ -435,8 +437,6 @@ class HooksBridge:
             case protocol.GoOn():
                 self._votes.go_on()
                 guarding.handshake.go_on()
-            case _:
-                pass
 
     def _tell(self, ranks: Sequence[int], message: protocol.Message) -> None:
         self._links.send_all(ranks, message)
@@ -451,6 +451,7 @@ class HooksBridge:
             return
         for fd in fds:
             os.close(fd)
+        self._copies.hear(message)
         if isinstance(message, protocol.PageWritten):
             self._copies.tell(message.rank)
             if message.ready and (step := self._votes.ready_here(message.rank, message.ready)):
@@ -506,6 +507,7 @@ class HooksBridge:
 
     def _register(self, message: protocol.Registered, fds: list[int]) -> None:
         rank = message.rank
+        self._copies.hear(message)
         try:
             if rank in self._spec.ranks_here:
                 if len(fds) != 1:

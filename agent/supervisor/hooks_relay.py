@@ -14,16 +14,18 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
+from typing import Any
 
 from agent.controller import actions as do
 from agent.controller.states import JobState
 from agent.dump.node_copies import NodeCopies
 from agent.dump.node_memory import MemoryGiver, not_written
 from agent.hooks.node_clearance import NodeClearance
-from agent.hooks.page_copies import MOST_SHOWN, CopiedPages
+from agent.hooks.page_copies import MOST_SHOWN, TOO_LARGE, CopiedPages
 from agent.hooks.peer_pages import RESEND_S, SharedPages
 from agent.hooks.rank_links import Loop, RankLinks, Said
 from agent.hooks.shared_folders import FolderMarks
+from agent.hooks.standing_words import StandingWords
 from agent.hooks.status_pages import StatusPages
 from agent.machine.process_use import ProcessNews
 from agent.nodes.run_messages import (
@@ -42,6 +44,7 @@ from agent.nodes.run_messages import (
     ToRanks,
     UpdatesCleared,
     UpdatesReady,
+    WordKept,
     WriteCopy,
     pack_said,
     unpack_said,
@@ -61,7 +64,6 @@ from worker_hooks.contract.left_pages import leave_page, notes_folder
 from worker_hooks.contract.status_page import Phase
 from worker_hooks.storage.manifest import is_in_memory
 
-MOST_KNOWN = 64  # messages of a rank that are kept
 CHANGED_BY = protocol.Frozen | protocol.Standing | protocol.Leaving
 """A rank says this once its page holds what matters."""
 
@@ -69,17 +71,12 @@ WAITS = protocol.Raised | protocol.Leaving | protocol.ExitRequested
 ANSWERS = protocol.Release | protocol.Leave | protocol.Dismiss | protocol.Rejoin | protocol.Hold
 """What a rank has said when it waits, and what it waits for."""
 
+ForCopies = PageSeen | PageNews | WordKept
 # fmt: off
 ForHooks = (
-    ToRank | ToRanks | SaveFar | WriteCopy | UpdatesCleared | PageSeen | PageNews | PagesTold
-    | PagesLeft
+    ToRank | ToRanks | SaveFar | WriteCopy | UpdatesCleared | ForCopies | PagesTold | PagesLeft
 )
 # fmt: on
-
-LARGE = (
-    "what rank {} alone holds (buffers, data position, variables) is too large to be kept on the "
-    "controller's node ({}): if its node dies, or it dies itself, it begins there anew"
-)
 
 
 class HooksRelay:
@@ -123,7 +120,7 @@ class HooksRelay:
         self._told: dict[int, bytes] = {}  # rank -> the heartbeat that was told last
         self._inspection = 0  # the newest one
         self._forsaken = ""  # why nobody decides any more
-        self._known: dict[int, list[Said]] = {}  # what ranks have said that stays true
+        self._words = StandingWords()
         self._greeted: set[int] = set()  # ranks that were welcomed
         self._halted: set[int] = set()  # ranks that wait for an order
         self._pending: dict[int, Said] = {}  # rank -> what it has said, and waits for the answer
@@ -132,6 +129,9 @@ class HooksRelay:
         self._alone: Callable[[Said], None] | None = None  # takes what nobody there can answer
         self.as_here: Callable[[protocol.Message], protocol.Message] = lambda message: message
         """What is said of the memory of the controller's node, of the copy on this one."""
+        self._is_brief = False  # the last controller's node is lost, with ranks
+        self.meets_at = ""
+        """Where ranks meet that rejoin others, if that is another machine than at the beginning."""
 
     def attach(self, loop: Loop, agent: AgentPort) -> None:
         """Listen on ``loop``."""
@@ -149,11 +149,12 @@ class HooksRelay:
 
     def end_attempt(self) -> None:
         """Every rank is gone."""
-        self._known.clear()
+        self._words.clear()
         self._greeted.clear()
         self._halted.clear()
         self._pending.clear()
         self._left.clear()
+        self._is_brief = False
         self._links.end()
         self._pages.clear()
         self._copies.clear()
@@ -178,8 +179,11 @@ class HooksRelay:
         self._attempt = action.attempt
         self._links.renew(action.attempt, action.survivors)
         self._clearance.close()
+        if self._is_brief:  # all resume from what the lost node's ranks had, too
+            self._is_brief = False
+            self._copies.leave(self._loop)
         for rank in action.newcomers:
-            self._known.pop(rank, None)
+            self._words.drop(rank)
             self._greeted.discard(rank)
             self._halted.discard(rank)
             self._pending.pop(rank, None)
@@ -213,7 +217,7 @@ class HooksRelay:
             case SaveFar():
                 self._save_far(message)
             case UpdatesCleared():
-                if message.attempt == self._attempt:
+                if message.attempt == self._attempt and not self._is_brief:
                     self._clearance.take(message)
             case PagesTold():
                 self._send(PagesKept(message.attempt, message.step))
@@ -221,10 +225,10 @@ class HooksRelay:
                 self._copied.write(message, self._files, self._send)
             case PagesLeft():
                 self._copies.leave(self._loop)
-            case _:  # a page of a rank there
+            case _:  # of a rank there
                 self._copies.take(message, self._loop)
 
-    def tell(  # noqa: C901  a row for each kind
+    def tell(  # noqa: C901, PLR0912  a row for each kind
         self, rank: int, message: protocol.Message
     ) -> None:
         """Hand a message on to a rank."""
@@ -245,12 +249,16 @@ class HooksRelay:
                 self._show(rank)
             case protocol.Welcome() if rank in self._greeted:
                 return  # another controller answers what was said to the one before
+            case protocol.Replicated() if self._is_brief:
+                return  # it learns only now what the one before knew, and has told
             case protocol.Welcome():
                 self._greeted.add(rank)
                 if message.resume and not is_in_memory(Path(message.resume)):
                     self._resume = message.resume  # which the rank has asked for, or the job
             case protocol.Hold() | protocol.Rejoin():
                 self._halted.add(rank)
+                if self.meets_at and isinstance(message, protocol.Rejoin):
+                    message = message._replace(host=self.meets_at)
             case protocol.GoOn() | protocol.Proceed():
                 self._halted.discard(rank)
             case protocol.Inspect(id=inspection) if inspection != self._inspection:
@@ -287,10 +295,16 @@ class HooksRelay:
     @property
     def are_calm(self) -> bool:
         """Whether no rank waits for the controller, but to be let go at its end."""
-        are_greeted = self._known.keys() <= self._greeted
-        pending = self._pending.values()
-        are_leaving = all(isinstance(each, protocol.Leaving) for each in pending)
-        return are_greeted and are_leaving and not self._halted
+        return self._wait_but_for(protocol.Leaving)
+
+    @property
+    def may_wait(self) -> bool:
+        """The same if another controller is there at once: who has raised holds its state."""
+        return self._wait_but_for(protocol.Leaving | protocol.Raised)
+
+    def _wait_but_for(self, kinds: Any) -> bool:
+        is_all = all(isinstance(each, kinds) for each in self._pending.values())
+        return is_all and self._words.ranks <= self._greeted and not self._halted
 
     @property
     def are_in_a_step(self) -> bool:
@@ -314,13 +328,18 @@ class HooksRelay:
         """The checkpoint that this attempt has resumed from, or empty."""
         return self._resume
 
-    def be_alone(self, disturbed: Callable[[Said], None] | None) -> None:
+    def be_alone(self, disturbed: Callable[[Said], None] | None, *, briefly: bool = False) -> None:
         """The ranks train on without the controller; ``None``: it is there again.
 
-        ``disturbed``: takes what a rank says that only the controller could answer.
+        Args:
+            disturbed: takes what a rank says that only the controller could answer.
+            briefly: there is another one at once, or nobody trains on: who waits goes on waiting.
         """
         self._alone = disturbed
-        if disturbed is not None:
+        if briefly:
+            self._is_brief = True
+            self._clearance.doubt()
+        elif disturbed is not None:
             self._clearance.stop()
             for rank in tuple(self._pending):
                 self._let_go(rank)
@@ -332,19 +351,26 @@ class HooksRelay:
     def say_again(self) -> None:
         """Tell another controller what ranks have said that is still true."""
         self._marks.begin()  # it may be on another machine, with other folders
-        for said in self._known.values():
-            for message in said:
-                page = ""
-                if isinstance(message, protocol.Registered):
-                    self._pages.news(message.rank)  # what the page has, and perhaps less
-                    page = self._page(message.rank)
-                self._say(message._replace(attempt=self._attempt), page)
-                if isinstance(message, protocol.Registered):
-                    self._mark(message)
+        for message, page in self._copies.told():  # of the node that was the controller's
+            self._say(message._replace(attempt=self._attempt), page)
+        for message in (each for rank in self._words.ranks for each in self._words.of(rank)):
+            page = ""
+            if isinstance(message, protocol.Registered):
+                self._pages.news(message.rank)  # what the page has, and perhaps less
+                page = self._page(message.rank)
+            self._say(message._replace(attempt=self._attempt), page)
+            if isinstance(message, protocol.Registered):
+                self._mark(message)
+        for message in self._pending.values():
+            self._say(message)
+
+    def places(self) -> tuple[str, ...]:
+        """Where ranks here save without a controller."""
+        return tuple(sorted({*self._save_to.values()}))
 
     def notes_folders(self) -> tuple[Path, ...]:
         """Where ranks of the job talk to each other once no controller is there."""
-        return tuple(notes_folder(place, self._job_id) for place in set(self._save_to.values()))
+        return tuple(notes_folder(place, self._job_id) for place in self.places())
 
     def leave_pages(self, ranks: Iterable[int]) -> None:
         """Leave what these dead ranks alone had to the ranks on other nodes."""
@@ -443,7 +469,7 @@ class HooksRelay:
             return page
         if rank not in self._large:
             self._large.add(rank)
-            text = LARGE.format(rank, sized(len(page)))
+            text = TOO_LARGE.format(rank, sized(len(page)))
             self._send(FromRank(pack_said(protocol.Unprotected(rank, self._attempt, text))))
         return ""
 
@@ -485,24 +511,14 @@ class HooksRelay:
             self._left.add(message.rank)
         if isinstance(message, protocol.Rejoining):
             self._pending.pop(message.rank, None)
-        match message:
-            case protocol.Hello():
-                self._left.discard(message.rank)
-                known = self._known[message.rank] = []
-                known.append(message._replace(wants_resume=False))  # it has begun
-            case protocol.Registered():
-                known = self._known.setdefault(message.rank, [])
-                known[:] = [each for each in known if not isinstance(each, protocol.Registered)]
-                known.append(message)
-            case protocol.Fingerprinted():
-                known = self._known.setdefault(message.rank, [])
-                if len(known) < MOST_KNOWN:
-                    known.append(message)
-            case _:
-                pass
+        if isinstance(message, protocol.Hello):
+            self._left.discard(message.rank)
+        self._words.hear(message)
 
     def _hear_alone(self, message: Said, disturbed: Callable[[Said], None]) -> None:
         match message:
+            case protocol.Raised() | protocol.Leaving() if self._is_brief:
+                pass  # it waits for the other one
             case protocol.Hello() | protocol.Raised():  # who has raised holds its state
                 disturbed(message)
             case protocol.ExitRequested():
@@ -510,8 +526,6 @@ class HooksRelay:
                 self._answer(message)
             case protocol.Leaving():
                 self._let_go(message.rank)
-            case _:
-                pass
 
     def _hand_on(self, message: Said, page: str) -> None:
         match message:
@@ -556,8 +570,6 @@ class HooksRelay:
                 self._links.send(message.rank, protocol.Dismiss(self._forsaken))
             case protocol.Raised() | protocol.Leaving():
                 self._links.send(message.rank, protocol.Release(self._forsaken))
-            case _:
-                return
 
     def _tell_news(self, rank: int) -> None:
         if rank in self._large:

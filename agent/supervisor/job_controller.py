@@ -23,16 +23,17 @@ from agent.controller.decide import Answer, absorb, decide, in_rows
 from agent.controller.events import renewed
 from agent.controller.job import NEVER, Job, first_job
 from agent.controller.messages import ELAPSED
+from agent.controller.replaceable import why_never
 from agent.controller.replication import groups_to_copy, known_groups, why_no_holder
 from agent.controller.states import JobState, RankState
+from agent.failure.ending import RunEnding
+from agent.health.step_times import StepTimes
 from agent.notify.notice import notices
 from agent.notify.notifier import Notifier
 from agent.records.journal import Journal
 from agent.spec.job_spec import JobSpec
-from agent.supervisor.ending import RunEnding
 from agent.supervisor.job_view import Holders, JobView
 from agent.supervisor.status import StatusPublisher
-from agent.supervisor.step_times import StepTimes
 from agent.text.tone import Tone
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
@@ -106,6 +107,8 @@ class JobController:
         self._account = Account()
         self._events: deque[ev.Event] = deque()
         self._deciding = False
+        self.is_retired = False
+        """Whether it decides nothing any more, though the job goes on."""
         self._is_due = False  # events wait for the next turn of the loop
         self._skips = self._barren = 0  # events that are not taken in rows, now and the last time
         self._left: Iterator[None] | None = None  # of a decision that waits for a sweep
@@ -132,18 +135,35 @@ class JobController:
         return self._ending
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it is known how the job ended."""
+        return self._ending is not None
+
+    @property
     def view(self) -> JobView:
         """What nodes know of the job, as of the newest decision."""
         job = self._job
         is_asked = bool(job.stop.why)
         return JobView(job.state, job.attempt, has_hooks=job.has_hooks, is_asked=is_asked)
 
+    @property
+    def why_never_replaced(self) -> str:
+        """Why no rank can be replaced, whatever befalls it; empty: it can."""
+        return why_never(self._job)
+
+    def retire(self) -> None:
+        """Decide nothing any more: the nodes do as if this controller were lost."""
+        self.is_retired = True
+        self._cancel_deadline()
+        for timer in self._reminders:
+            timer.cancel()
+
     # --- events in -----------------------------------------------------------------------------
 
     def post(self, event: ev.Event) -> None:
         """Decide on an event and act; events that acting causes are decided afterwards."""
         self._events.append(event)
-        if not self._deciding:
+        if not (self._deciding or self.is_retired):
             self._decide_all()
 
     def post_soon(self, event: ev.Event) -> None:
@@ -154,11 +174,12 @@ class JobController:
         self._events.append(event)
         if not self._is_due:
             self._is_due = True
-            self._loop.call_soon(self._decide_soon)
+            self._loop.call_soon(self.decide_now)
 
-    def _decide_soon(self) -> None:
+    def decide_now(self) -> None:
+        """Decide on what was to be decided soon."""
         self._is_due = False
-        if self._events and not self._deciding:
+        if self._events and not (self._deciding or self.is_retired):
             self._decide_all()
 
     def go_on(self) -> None:
@@ -240,6 +261,8 @@ class JobController:
         self._changed(self._job, None, self._account_now())
 
     def _publish(self) -> bool:
+        if self.is_retired:
+            return False
         changes_by_itself = self._node.refresh()
         workers, account = self._node.workers(), self._account_now()
         if account.since_s is not None:

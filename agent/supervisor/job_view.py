@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -96,6 +97,62 @@ class AgentPort(Protocol):
 
     def wake(self, rank: int) -> None:
         """Send SIGCONT to a rank."""
+
+
+class ControllersNode(Protocol):
+    """The controller's own node, as far as it is one of all nodes."""
+
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def port(self) -> int:
+        """The port at which the ranks of this attempt meet."""
+
+    @property
+    def reserved_port(self) -> int:
+        """That of an attempt that may follow; 0: none is reserved."""
+
+    def reserve(self, attempt: int) -> int:
+        """The port at which the ranks of an attempt would meet; 0: it cannot be told yet."""
+
+    def act(self, action: do.Action) -> None:
+        """Carry out what concerns this node, and the state of all ranks."""
+
+    def decided(self, view: JobView, holders: Holders) -> None:
+        """Know what became of the job by the newest decision, which was carried out."""
+
+    def catch_up(self) -> None:
+        """Take in what ranks have said by now, and their ends."""
+
+    def refresh_of(self, workers: Mapping[int, Worker]) -> bool:
+        """Note in the workers of all nodes how far they are; whether that changes by itself."""
+
+    def workers(self) -> tuple[Worker, ...]:
+        """The present attempt's workers of this node."""
+
+    def worker(self, rank: int) -> Worker:
+        """One of these."""
+
+    def next_end(self) -> int:
+        """The number of one more worker's end in the attempt."""
+
+    def announce(self) -> None:
+        """Take in every start that has happened already."""
+
+    def settle(self) -> None:
+        """Take in every start and death that has happened already."""
+
+    def protect(self, pid: int) -> None:
+        """If this msrun dies, a rank of this node gets its time to save."""
+
+    def wake(self, rank: int) -> None:
+        """Send SIGCONT to a rank of this node."""
+
+    def watch(self, path: str) -> None:
+        """A graceful exit may be asked for in this file."""
+
+    def finish(self) -> None:
+        """The job is over."""
 
 
 class HooksPort(Protocol):

@@ -7,7 +7,10 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple, Protocol
 
+from agent.arrivals.successors import HEAD
+from agent.arrivals.takeover import SuccessorWatch
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
@@ -17,7 +20,7 @@ from agent.launch.scheduler_watch import SchedulerWatch, may_train_on
 from agent.nodes.checkpoint_copy import CheckpointFetcher, CheckpointPlace
 from agent.nodes.codec import pack_event, unpack_action
 from agent.nodes.join import JoinedNode
-from agent.nodes.line import Loss, LossKind
+from agent.nodes.line import Loss, LossKind, plain_address
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import (
     Ended,
@@ -56,6 +59,31 @@ ASKED = "it is asked for, and no scheduler is there"
 FAILED_EXIT = 1
 
 
+class SuccessorPort(Protocol):
+    """Finds another controller once the node of the last one is lost, with ranks."""
+
+    def why_not(self, loss: Loss, nodes: tuple[NodeFacts, ...], lost: int, *, is_calm: bool) -> str:
+        """Why the ranks here do not wait for it; empty: they do."""
+
+    def look(
+        self,
+        attempt: int,
+        nodes: tuple[NodeFacts, ...],
+        lost: int,
+        found: Callable[[JoinedNode], object],
+        too_late: Callable[[str, bool], object],
+    ) -> SuccessorWatch | None:
+        """Begin to look for it; ``None``: this node cannot."""
+
+
+class _Unsettled(NamedTuple):
+    """Another node has taken the part of the lost one, whose ranks are not replaced yet."""
+
+    loss: Loss  # of the line to the lost one
+    head: int  # its place
+    attempt: int  # that the ranks were in
+
+
 Look = Callable[
     [int, Callable[[JoinedNode], object], Callable[[str, bool], object]], SchedulerWatch
 ]
@@ -77,6 +105,10 @@ class RemoteController:
         host: str,
         lost: Callable[[Loss, int, bool], bool],
         look: Look | None = None,
+        successors: SuccessorPort | None = None,
+        nodes: tuple[NodeFacts, ...] = (),
+        head: int = 0,
+        node_rank: int = 0,
         security: Security = PLAIN,
         keep: int = 0,
     ) -> None:
@@ -92,10 +124,20 @@ class RemoteController:
                 whether ranks here save their state: whether this node takes part in what follows.
             look: begins to look for that node's msrun if it has ended. ``None``: ranks do not
                 train without it.
+            successors: finds another controller, if that node has ranks, and they are lost with it.
+            nodes: those that take part.
+            head: the place of the controller's.
+            node_rank: that of this one.
+            security: of connections to it.
             keep: how many checkpoints stay beside one that was copied; 0: all.
         """
         self._look = look
-        self._alone: tuple[Loss, SchedulerWatch] | None = None  # while they train without it
+        self._successors = successors
+        self._unsettled: _Unsettled | None = None
+        self._seeks = False  # whether ranks wait for another one
+        self._succeeded_at = -1  # the newest step of a rank here as that happened last
+        # while ranks train without it, or wait for another one
+        self._alone: tuple[Loss, SchedulerWatch | SuccessorWatch] | None = None
         self._security = security
         self._keep = keep
         self._link = link
@@ -108,6 +150,7 @@ class RemoteController:
         self._grace_s = grace_s
         self._host = host
         self._take_part = lost
+        self._node_rank = node_rank
         self._beats: asyncio.TimerHandle | None = None
         self._is_asked = False  # somebody wants the job to end
         self._is_hurried = False  # somebody wants the ranks, which save by themselves, to end
@@ -118,8 +161,12 @@ class RemoteController:
         """Whether the job goes on as another one: the controller's node is lost, or says so."""
         self.patience_s = 0.0
         """Until the step must be saved by which it goes on: ranks elsewhere may be at it."""
-        self.nodes: tuple[NodeFacts, ...] = ()
-        """Those that take part, once others do than have begun."""
+        self.nodes = nodes
+        """Those that take part."""
+        self.head = head
+        """The place of the controller's node among them."""
+        self.has_run = False
+        """Whether all ranks have trained since this node has its place."""
         self.term = NO_TERM
         """Of the controller's seat, as the store has it; empty: that does not count."""
 
@@ -169,11 +216,15 @@ class RemoteController:
         self._hooks.tell_beats()
         self._beats = self._loop.call_later(BEAT_S, self._tell_beats)
 
-    def _hear(self, message: object) -> None:  # noqa: C901  a row for each kind
+    def _hear(self, message: object) -> None:  # noqa: C901, PLR0912  a row for each kind
         match message:
             case JobKnown():
                 state = JobState(message.state)
                 self.view = JobView(state, message.attempt, message.has_hooks, message.is_asked)
+                self.has_run |= state is JobState.RUNNING
+                was = self._unsettled
+                if was is not None and state is JobState.RUNNING and message.attempt > was.attempt:
+                    self._unsettled = None
                 self._node.decided(self.view, Holders())
             case _ if isinstance(message, ForHooks):
                 self._hooks.hear(message)
@@ -241,9 +292,18 @@ class RemoteController:
 
     def _lost(self, loss: Loss) -> None:
         """Without it nothing is decided; while nothing has to be, the ranks may go on."""
-        is_calm = self.view.state is JobState.RUNNING and self._hooks.are_calm
+        if self._unsettled is not None:  # what has befallen the one before counts
+            loss, self.head, _ = self._unsettled
+            self._unsettled = None
+            self._forsake(loss)
+            return
         is_asked = self.view.is_asked or self._is_asked
-        is_calm = is_calm and bool(self._node.living())
+        is_running = self.view.state is JobState.RUNNING and bool(self._node.living())
+        if self._successors is not None and self._await_successor(
+            self._successors, loss, is_calm=is_running and not is_asked and self._hooks.may_wait
+        ):
+            return
+        is_calm = is_running and self._hooks.are_calm
         if self._look is None or not may_train_on(loss, is_calm=is_calm, is_asked=is_asked):
             self._forsake(loss)
             return
@@ -253,6 +313,26 @@ class RemoteController:
         )
         self._alone = loss, self._look(self.view.attempt, self._found, self._end_training)
         self._hooks.be_alone(self._disturbed)
+
+    def _await_successor(self, successors: SuccessorPort, loss: Loss, *, is_calm: bool) -> bool:
+        """Another node may decide from now on; whether the ranks here wait for that."""
+        reached = self._hooks.newest_step()
+        if reached == self._succeeded_at:  # the step itself may be what kills the node
+            return False
+        if successors.why_not(loss, self.nodes, self.head, is_calm=is_calm):
+            return False
+        look = self.view.attempt, self.nodes, self.head, self._found, self._no_successor
+        if (watch := successors.look(*look)) is None:
+            return False
+        self._succeeded_at = reached
+        self._hooks.be_alone(self._disturbed, briefly=True)
+        self._alone, self._seeks = (loss, watch), True
+        return True
+
+    def _no_successor(self, why: str, _certain: bool) -> None:
+        if self._alone is not None:
+            self._say(f"{why}: the nodes meet again")
+            self._end_alone("")
 
     def _end_training(self, why: str, certain: bool) -> None:
         """The ranks cannot train on.
@@ -288,6 +368,8 @@ class RemoteController:
         """What follows takes a controller: what is known of the loss of the last one counts."""
         if self._alone is None:
             return
+        if self._seeks:
+            why = ""  # no other one but the loss of that node
         loss = self._stop_looking()
         self._hooks.be_alone(None)
         dead = [each.rank for each in self._node.workers() if each.exit_code]
@@ -307,6 +389,7 @@ class RemoteController:
     def _stop_looking(self) -> Loss:
         assert self._alone is not None
         (loss, watch), self._alone = self._alone, None
+        self._seeks = False
         watch.close()
         return loss
 
@@ -315,17 +398,20 @@ class RemoteController:
         if self._alone is None:
             joined.line.connection.close()
             return
-        self._stop_looking()
+        loss = self._stop_looking()
         self._hooks.be_alone(None)
         self.nodes = joined.roster.nodes
         self._link.open(joined.line)
         with suppress(OSError):  # it is lost again, as will be heard
-            host = joined.line.connection.getpeername()[0]
+            host = plain_address(joined.line.connection.getpeername()[0])
             self._host = host
             self._memory.move(host)
             self._hooks.move_memory(host)
         self.begin()
-        self._say("the scheduler is there again")
+        if HEAD in joined.settings:
+            self._follow(loss, int(str(joined.settings[HEAD])), joined)
+        else:
+            self._say("the scheduler is there again")
         for worker in self._node.workers():
             started = ev.WorkerStarted(worker.rank, worker.attempt, worker.pid)
             self._link.send(Fact(pack_event(started)))
@@ -335,6 +421,20 @@ class RemoteController:
                 exited = ev.WorkerExited(worker.rank, worker.attempt, worker.exit_code)
                 self._link.send(Fact(pack_event(exited)))
         self._link.send(ToldAgain())
+
+    def _follow(self, loss: Loss, head: int, joined: JoinedNode) -> None:
+        """Another node decides, where the ranks meet as well."""
+        self._unsettled = _Unsettled(loss, self.head, self.view.attempt)
+        self.head = head
+        self._hooks.meets_at = self._host
+        self._memory.is_controllers = self._node_rank == head
+        self._node.move(int(str(joined.settings["store_port"])), self._host)
+        if self._node_rank != head:
+            there = self.nodes[head]
+            self._say(
+                f"the controller's node {loss.why}: node {head} ({there.host}) has its part, and "
+                "controls and reports the job; the ranks here live on"
+            )
 
     def _forsake(self, loss: Loss, why: str = "") -> None:
         """End what runs here."""

@@ -16,6 +16,7 @@ from agent.controller.events import renewed
 from agent.dump.node_memory import not_written
 from agent.failure.evidence import Evidence
 from agent.failure.evidence_json import as_heard, from_json
+from agent.hooks.page_copies import Copied
 from agent.nodes.alike import Once, said_by
 from agent.nodes.checkpoint_copy import CheckpointPlace
 from agent.nodes.codec import pack_action, unpack_event
@@ -40,7 +41,6 @@ from agent.nodes.run_messages import (
     PageSeen,
     PagesKept,
     PagesLeft,
-    PagesTold,
     RankUnlinked,
     ResumeFrom,
     SaveFar,
@@ -85,6 +85,10 @@ class JobPort(Protocol):
         """How a rank of another node writes to the controller's memory; may raise OSError."""
 
     @property
+    def rank(self) -> int:
+        """The place of the controller's node."""
+
+    @property
     def packed(self) -> Callable[[protocol.Message], dict[str, object]]:
         """Makes JSON of a message for ranks."""
 
@@ -114,7 +118,15 @@ class JobPort(Protocol):
 class RemoteNode:
     """The ranks of one other node."""
 
-    def __init__(self, facts: NodeFacts, ranks: range, link: NodeLink, hooks: HooksBridge) -> None:
+    def __init__(
+        self,
+        facts: NodeFacts,
+        ranks: range,
+        link: NodeLink,
+        hooks: HooksBridge,
+        *,
+        is_here: bool = False,
+    ) -> None:
         """Take the parts; nothing is heard before :meth:`attach`.
 
         Args:
@@ -122,7 +134,9 @@ class RemoteNode:
             ranks: its ranks.
             link: to it.
             hooks: of all ranks.
+            is_here: its msrun is this process, which has taken node 0's part.
         """
+        self.is_here = is_here
         self.facts = facts
         self.ranks = ranks
         self.workers: dict[int, Worker] = {}
@@ -185,7 +199,8 @@ class RemoteNode:
     def attach(self, loop: Any, job: JobPort, lost: Callable[[RemoteNode, Loss], None]) -> None:
         """Listen on ``loop``."""
         self._job = job
-        self._link.attach(loop, self._hear, lambda loss: lost(self, loss))
+        if self._link.is_open:
+            self._link.attach(loop, self._hear, lambda loss: lost(self, loss))
 
     def catch_up(self) -> None:
         """Hear what it has said by now."""
@@ -197,8 +212,8 @@ class RemoteNode:
             self._known = view
             self._link.send(_known(view))
 
-    def keep_page(self, message: PageSeen | PageNews | PagesTold) -> None:
-        """Have it keep a copy of a page of this node."""
+    def keep_page(self, message: Copied) -> None:
+        """Have it keep what ranks of this node have, or have said."""
         self._link.send(message)
 
     def clear(self, message: UpdatesCleared) -> None:
@@ -299,6 +314,10 @@ class RemoteNode:
         """Order that SIGCONT is sent to a rank."""
         self._link.send(Wake(rank))
 
+    def share_memory(self, path: str) -> None:
+        """The node has the checkpoint, as this process has it."""
+        self._memory = {path}
+
     def take_memory(self, order: TakeMemory) -> None:
         """Order it to fetch a checkpoint in memory."""
         self._memory = set()
@@ -316,6 +335,8 @@ class RemoteNode:
         match message:
             case protocol.PeerPages():
                 return
+            case _ if self.is_here:
+                pass
             case protocol.Save(is_quick=True, parts=parts) if parts:
                 for rank in ranks:
                     self._save_far(rank, message)
@@ -378,7 +399,12 @@ class RemoteNode:
     def end(self, ended: Ended, timeout_s: float) -> None:
         """The job is over: its msrun ends, too."""
         self._link.send(ended)
-        self._link.drain(timeout_s)
+        if not self.is_here:  # else it hears that in this loop
+            self._link.drain(timeout_s)
+
+    def forsake(self) -> None:
+        """It is to do as if this controller were lost."""
+        self._link.close()
 
     def give_up(self, why: str, *, is_lost: bool) -> Iterator[ev.Event]:
         """No rank is started here any more of those that wait for a node, or for the memory.
@@ -444,7 +470,7 @@ class RemoteNode:
             case UpdatesReady():
                 self._hooks.updates_ready(self.facts.rank, message)
             case PagesKept():
-                self._hooks.updates_ready(0, message)
+                self._hooks.updates_ready(self._job.rank, message)
             case RankUnlinked():
                 self._hooks.lost_elsewhere(message.rank, message.attempt)
             case FolderMarked():

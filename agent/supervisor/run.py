@@ -11,14 +11,11 @@ from agent.controller.protection import Level, Protection
 from agent.controller.states import JobState
 from agent.launch.prepare import Prepared, StartedForkserver
 from agent.notify.notifier import Notifier
-from agent.records import run_record
-from agent.records.journal import Journal
 from agent.spec.console import Console
 from agent.spec.run_facts import RunFacts
-from agent.supervisor.ending import RunEnding
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
-from agent.supervisor.run_parts import RunParts, make_parts, take_apart
+from agent.supervisor.run_parts import RunParts, make_parts, report, take_apart
 from agent.supervisor.status import StatusFile
 from agent.text.tone import Tone
 from agent.workers.worker import Worker
@@ -26,7 +23,6 @@ from worker_hooks.contract.layout import FALLBACK
 
 if TYPE_CHECKING:
     from agent.failure.post_mortem import PostMortem
-    from agent.failure.resume_advice import ResumeAdvice
     from agent.launch.meeting import Continuation, Met
     from agent.supervisor.all_nodes import AllNodes
 
@@ -112,7 +108,7 @@ def run(
     if goes_on:
         console.say(ending.reason)
     else:
-        _report(ending, prepared, parts, environ, console)
+        report(ending, prepared, parts, environ, console)
     notifier.close()
     journal.log(f"exit {ending.exit_code}: {ending.reason}")
     journal.close()
@@ -140,23 +136,6 @@ def _following(
     return found._replace(expected=nodes.goes_on_with, past=parts.kept, held=nodes.going_on.held)
 
 
-def _report(
-    ending: RunEnding,
-    prepared: Prepared,
-    parts: RunParts,
-    environ: Mapping[str, str],
-    console: Console,
-) -> None:
-    """Say how the job ended, and what remains of it."""
-    if ending.lost_node:
-        parts.post_mortem().blame_reason()
-    advice = _advice(ending, prepared, parts.record, environ)
-    has_failed, journal = ending.state is JobState.FAILED, parts.journal
-    if has_failed or (ending.state is JobState.STOPPED and parts.post_mortem().found):
-        console.report(parts.post_mortem().tell(ending.reason, environ, journal, advice))
-    _say_what_remains(ending, advice, console, journal)
-
-
 def _say_of_failure(state: JobState, found: PostMortem, console: Console) -> None:
     """What only a report would tell, if the job goes on without one."""
     said = [found.memory_hint] if state is JobState.REPLACING else []
@@ -168,41 +147,3 @@ def _say_of_failure(state: JobState, found: PostMortem, console: Console) -> Non
 def _say_unprotected(facts: RunFacts, console: Console) -> None:
     if facts.unprotected:
         console.tell(str(Protection(Level.NOT_PROTECTED, facts.unprotected)), Tone.BAD)
-
-
-def _say_what_remains(
-    ending: RunEnding, advice: ResumeAdvice | None, console: Console, journal: Journal
-) -> None:
-    if ending.state is JobState.STOPPED:
-        kept = None if advice is None else advice.kept
-        saved = "" if kept is None else f"; step {kept.step} is saved in {kept.path}"
-        console.say(ending.reason.removesuffix(saved))  # the advice says it
-    if ending.cost:
-        console.say(ending.cost)
-        journal.log(ending.cost)
-    if advice is not None and (advice.kept or ending.state is JobState.FAILED):
-        console.report(advice.text)
-        journal.log(advice.text)
-
-
-def _advice(
-    ending: RunEnding, prepared: Prepared, record: run_record.Record, environ: Mapping[str, str]
-) -> ResumeAdvice | None:
-    """What is saved of a job that did not succeed; ``None`` if nothing was ever to be."""
-    spec = prepared.spec
-    guarded = ending.has_hooks or ending.saved is not None
-    if ending.state is JobState.SUCCEEDED or not guarded:
-        return None
-    from agent.failure.resume_advice import resume_advice
-
-    known = run_record.read(prepared.records_folder / spec.record_id) or record
-    return resume_advice(
-        ending.saved,
-        ending.lost,
-        known,
-        environ,
-        is_away=spec.is_away,
-        gave_up=ending.gave_up,
-        not_replaced=ending.not_replaced,
-        has_other_nodes=spec.nnodes > 1,
-    )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from agent.arrivals.places import SURE_S
+from agent.arrivals.successors import HEAD, swapped
 from agent.controller.states import JobState
 from agent.dump.node_memory import MemoryGiver
+from agent.failure.ending import RunEnding
 from agent.failure.evidence_json import as_json
 from agent.launch.doors import Address
-from agent.launch.meeting import Continuation, Met, rejoin
+from agent.launch.meeting import Continuation, LivingSide, Met
 from agent.launch.prepare import Prepared, StartedForkserver, hand_on, start_early
 from agent.launch.scheduler_watch import AloneWith, SchedulerWatch
 from agent.launch.succession import next_job, saved_step, why_over
@@ -21,9 +24,10 @@ from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import NodeFacts
 from agent.spec.console import Console
 from agent.spec.job_spec import JobSpec, UsageError
+from agent.supervisor.head import Deputy
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.remote_controller import FAILED_EXIT, RemoteController
-from agent.supervisor.run_parts import RunParts, make_parts, take_apart
+from agent.supervisor.run_parts import RunParts, make_parts, report, take_apart
 from agent.text.wording import ranged, worker_named
 from agent.workers.master_port import is_loopback
 from agent.workers.processes import signal_group_or_process
@@ -55,24 +59,19 @@ def run_controlled(
         return [as_json(each) for each in parts.post_mortem().evidence(workers)]
 
     shown = _ShownStatus(parts)
-    head = met.roster.nodes[0]
-    dialling = None if head.nproc else rejoin(met, environ, console.say)
+    place = int(str(met.settings.get(HEAD, 0)))
+    head = met.roster.nodes[place]
+    side = LivingSide(met, environ, console.say)
+    deputy = Deputy(met, side, parts, console, hooks)
+    if not head.nproc:
+        side.read()
 
     def look(
         attempt: int, found: Callable[[JoinedNode], object], too_late: Callable[[str, bool], object]
     ) -> SchedulerWatch:
-        assert dialling is not None
-        nodes = controller.nodes or met.roster.nodes
-        is_near = is_loopback(host)  # else such an address means another machine
-        others = (
-            each
-            for each in nodes
-            if each.door
-            and each.rank not in {0, spec.node_rank}
-            and (is_near or not is_loopback(each.address))
-        )
-        doors = {each.rank: Address(each.address, each.door) for each in others}
-        at = AloneWith(dialling(attempt, hooks.resume), doors, hooks.notes_folders())
+        dial = partial(side.dials(side.living(attempt, hooks.resume)), side.home)
+        doors = _doors_of(controller.nodes, spec.node_rank, is_near=is_loopback(host))
+        at = AloneWith(dial, doors, hooks.notes_folders())
         return SchedulerWatch(at, supervisor.loop, found, too_late, console.say)
 
     controller = RemoteController(
@@ -83,29 +82,41 @@ def run_controlled(
         say=console.say,
         grace_s=spec.timeouts.grace_s,
         host=host,
-        lost=lambda loss, reached, saves: nexts.begin(
-            loss, reached, saves, controller.nodes, controller.view.attempt, controller.term
+        lost=lambda loss, reached, saves: (
+            nexts.wait_again(controller.nodes)
+            if prepared.is_late and not controller.has_run and (controller.head or not saves)
+            else nexts.begin(
+                loss,
+                reached,
+                saves,
+                controller.nodes,
+                controller.view.attempt,
+                controller.term,
+                controller.head,
+            )
         ),
-        look=None if dialling is None else look,
+        look=None if head.nproc else look,
+        successors=deputy if head.nproc else None,
+        nodes=met.roster.nodes,
+        head=place,
+        node_rank=spec.node_rank,
         security=met.security,
         keep=spec.dump.keep,
     )
     supervisor = parts.supervisor(hooks, console.say, nexts.pids)
-    here = ranged(spec.ranks_here)
-    place = ", in the place of a lost one" if prepared.is_late else ""
-    name = met.roster.nodes[spec.node_rank].name
-    own = worker_named(name) or f"node {spec.node_rank} of {spec.nnodes}"
-    node_0 = f"node 0 ({head.host})" if head.nproc else f"the scheduler ({head.host})"
-    console.say(
-        f"this is {own}{place}, with {here} of {spec.world_size}; "
-        f"the job is controlled and reported by {node_0}"
-    )
+    node_0 = f"node {place} ({head.host})" if head.nproc else f"the scheduler ({head.host})"
+    console.say(_introduced(prepared, met.roster.nodes[spec.node_rank].name, node_0))
     controller.attach(supervisor.loop, supervisor)
+    deputy.attach(supervisor)
     if prepared.is_late:
         supervisor.stand_in()
     supervisor.run(controller)
     controller.close()
     parts.finish_output(console.say)
+    deputy.close()
+    if deputy.ended is not None:
+        nexts.call_off()
+        return _reported(deputy.ended, prepared, ignited, parts, environ, console), None
     ending = controller.ending
     newest = hooks.newest_step()
     lost = nexts.behind(controller, parts, newest)
@@ -124,6 +135,43 @@ def run_controlled(
         nexts.call_off()
         return code, None
     return code, lost._replace(past=parts.kept)
+
+
+def _introduced(prepared: Prepared, name: str, node_0: str) -> str:
+    """Which node this is; ``name``: of its worker; ``node_0``: who controls it."""
+    spec = prepared.spec
+    own = worker_named(name) or f"node {spec.node_rank} of {spec.nnodes}"
+    where = ", in the place of a lost one" if prepared.is_late else ""
+    return (
+        f"this is {own}{where}, with {ranged(spec.ranks_here)} of {spec.world_size}; "
+        f"the job is controlled and reported by {node_0}"
+    )
+
+
+def _reported(
+    ending: RunEnding,
+    prepared: Prepared,
+    ignited: StartedForkserver,
+    parts: RunParts,
+    environ: Mapping[str, str],
+    console: Console,
+) -> int:
+    """The job is over, and was controlled here: report it; the exit code."""
+    report(ending, prepared, parts, environ, console)
+    parts.journal.log(f"exit {ending.exit_code}: {ending.reason}")
+    parts.journal.close()
+    take_apart(prepared, ignited)
+    return ending.exit_code
+
+
+def _doors_of(nodes: tuple[NodeFacts, ...], own: int, *, is_near: bool) -> Mapping[int, Address]:
+    """Where the other workers' msruns listen; ``is_near``: all may be on this machine."""
+    return {
+        each.rank: Address(each.address, each.door)
+        for each in nodes
+        # else a loopback address means another machine
+        if each.door and each.rank not in {0, own} and (is_near or not is_loopback(each.address))
+    }
 
 
 class _ShownStatus:
@@ -168,9 +216,10 @@ class NextJob:
         self._console = console
         self._nodes = met.roster.nodes
         self._reached = self._attempt = 0
+        self._spec = met.prepared.spec  # with the place that this node has as they meet
         self._job: JobSpec | None = None
         self._early: StartedForkserver | None = None
-        self._is_silent = False
+        self._is_silent = self._is_spare = False
         self._head_lives = False  # it gathers the others
         self._term = ""
         self._begun_s = time.monotonic()
@@ -183,6 +232,7 @@ class NextJob:
         nodes: tuple[NodeFacts, ...],
         attempt: int,
         term: str,
+        head: int = 0,
     ) -> bool:
         """Node 0 is lost; whether this node may take part in what follows.
 
@@ -192,20 +242,36 @@ class NextJob:
             nodes: that take part in the job; none: those that began it.
             attempt: the newest that is known here.
             term: of the controller's seat, as it is known here.
+            head: the place of the lost one, if another node had taken node 0's part.
         """
-        spec, self._reached, self._attempt = self._met.prepared.spec, reached, attempt
-        self._term = term
+        self._reached, self._attempt, self._term = reached, attempt, term
         if not (saves or self._has_lost_before):
             return False
-        self._nodes = nodes or self._nodes
+        # all who meet count that one as node 0, and this one's place as its own
+        self._nodes = swapped(nodes or self._nodes, head)
+        spec = self._met.prepared.spec
+        places = {0: head, head: 0}
+        self._spec = spec = spec._replace(node_rank=places.get(spec.node_rank, spec.node_rank))
         self._is_silent = loss.kind is LossKind.SILENCE
         if why := why_over(spec, self._nodes, loss, reached, term):
             self._console.say(f"no node takes the part of node 0: {why}")
             return False
         self._job = next_job(self._met.asked)
+        if head:
+            lost = self._nodes[0]
+            self._job = self._job._replace(master_addr=lost.address, master_port=lost.door)
         if not self._starter.keep():
             self._start(self._job)
         return True
+
+    def wait_again(self, nodes: tuple[NodeFacts, ...]) -> bool:
+        """The controller's node is lost before this one, a spare one till then, had joined the job.
+
+        ``nodes``: that take part in the job.
+        """
+        self._nodes, self._is_spare = nodes, True
+        self._job = next_job(self._met.asked)
+        return self._met.door is not None
 
     def behind(
         self, controller: RemoteController, parts: RunParts, newest: int
@@ -218,6 +284,9 @@ class NextJob:
         """
         if not controller.goes_on:
             return None
+        if self._is_spare and self._job is not None:
+            met = self._met
+            return Continuation(self._job, self._nodes, None, met.door, None, token=met.token)
         if controller.ending is not None and controller.ending.goes_on:
             self.follow(controller.nodes)
         return self.lost(parts, newest, controller.patience_s)
@@ -253,7 +322,7 @@ class NextJob:
         """
         assert self._job is not None
         assert self._job.cluster is not None
-        spec, reached = self._met.prepared.spec, max(self._reached, newest)
+        spec, reached = self._spec, max(self._reached, newest)
         saved = saved_step(parts.kept.present, spec, reached, patience_s)
         if saved is None and self._has_lost_before:  # a moment ago: it has just begun anew
             saved = saved_step(parts.kept.present, spec, spec.dump.resume_step)

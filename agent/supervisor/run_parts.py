@@ -12,6 +12,8 @@ from functools import cache
 from signal import SIGKILL
 from typing import TYPE_CHECKING, NamedTuple
 
+from agent.controller.states import JobState
+from agent.failure.ending import RunEnding
 from agent.failure.own_end import own_end_in
 from agent.hooks.listener import name_of
 from agent.launch import rank_plan
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from agent.failure.post_mortem import (
         PostMortem,  # what a failure needs is imported when there is one
     )
+    from agent.failure.resume_advice import ResumeAdvice
     from agent.shadows.shadows import Shadows
 
 CONSOLE_PATIENCE_S = 10.0  # for a console that takes nothing: the lines are in the files
@@ -106,10 +109,11 @@ def make_parts(
         orders = rank_plan.plan_ranks(
             spec, layout, attempt, environ, bound, resumes=resumes, devices=devices
         )
-        if not ignited.environ:
+        if not (ignited.environ or starter.moved):
             return orders
         return tuple(
-            order._replace(environ={**ignited.environ, **order.environ}) for order in orders
+            order._replace(environ={**ignited.environ, **order.environ, **starter.moved})
+            for order in orders
         )
 
     host, began_s = socket.gethostname(), time.monotonic()
@@ -128,6 +132,7 @@ def make_parts(
     elsewhere = 0 if spec.is_controlled else spec.nnodes + spec.world_size - spec.nproc
     open_files.allow_files(FILES_PER_RANK * spec.nproc + elsewhere)
     notes = prepared.records_folder / spec.record_id
+    starter = Starter(forkserver, prepared.listener, journal, console.say, ignited.ordered)
 
     @cache
     def post_mortem() -> PostMortem:
@@ -140,7 +145,7 @@ def make_parts(
         record=record,
         kept=kept,
         output=WorkerOutput(spec, layout, journal, console.progress),
-        starter=Starter(forkserver, prepared.listener, journal, console.say, ignited.ordered),
+        starter=starter,
         requests=Requests(spec, notes, facts.started, console.say),
         post_mortem=post_mortem,
         shadows=_shadows(spec, ignited, journal),
@@ -208,3 +213,58 @@ def _write_record(
     except OSError as error:
         journal.trouble(prepared.records_folder, error)
     return run_record.KeptRecord(prepared.records_folder, record)
+
+
+def report(
+    ending: RunEnding,
+    prepared: Prepared,
+    parts: RunParts,
+    environ: Mapping[str, str],
+    console: Console,
+) -> None:
+    """Say how the job ended, and what remains of it."""
+    if ending.lost_node:
+        parts.post_mortem().blame_reason()
+    advice = _advice(ending, prepared, parts.record, environ)
+    has_failed, journal = ending.state is JobState.FAILED, parts.journal
+    if has_failed or (ending.state is JobState.STOPPED and parts.post_mortem().found):
+        console.report(parts.post_mortem().tell(ending.reason, environ, journal, advice))
+    _say_what_remains(ending, advice, console, journal)
+
+
+def _say_what_remains(
+    ending: RunEnding, advice: ResumeAdvice | None, console: Console, journal: Journal
+) -> None:
+    if ending.state is JobState.STOPPED:
+        kept = None if advice is None else advice.kept
+        saved = "" if kept is None else f"; step {kept.step} is saved in {kept.path}"
+        console.say(ending.reason.removesuffix(saved))  # the advice says it
+    if ending.cost:
+        console.say(ending.cost)
+        journal.log(ending.cost)
+    if advice is not None and (advice.kept or ending.state is JobState.FAILED):
+        console.report(advice.text)
+        journal.log(advice.text)
+
+
+def _advice(
+    ending: RunEnding, prepared: Prepared, record: run_record.Record, environ: Mapping[str, str]
+) -> ResumeAdvice | None:
+    """What is saved of a job that did not succeed; ``None`` if nothing was ever to be."""
+    spec = prepared.spec
+    guarded = ending.has_hooks or ending.saved is not None
+    if ending.state is JobState.SUCCEEDED or not guarded:
+        return None
+    from agent.failure.resume_advice import resume_advice
+
+    known = run_record.read(prepared.records_folder / spec.record_id) or record
+    return resume_advice(
+        ending.saved,
+        ending.lost,
+        known,
+        environ,
+        is_away=spec.is_away,
+        gave_up=ending.gave_up,
+        not_replaced=ending.not_replaced,
+        has_other_nodes=spec.nnodes > 1,
+    )

@@ -321,7 +321,11 @@ class Supervisor:
 
     def meet_at(self, port: int) -> None:
         """The ranks of the next attempt meet at this port of the controller's node."""
-        self._starter.port_elsewhere = port
+        self._starter.meet_at(port)
+
+    def move(self, port: int, host: str) -> None:
+        """Another node is the controller's: there, at this port, meet ranks that all start anew."""
+        self._starter.move(port, host)
 
     def reserve(self, attempt: int) -> int:
         """The port at which the ranks of an attempt would meet; 0: it cannot be told yet."""

@@ -12,6 +12,11 @@ KB = 1000
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 LISTED = 8  # ranks named in a sentence
 WORDS_CHARS = 300  # of a line of a rank's that decisions and messages quote
+ONE_NODE_ONLY = (
+    "--protect-memory=live keeps the memory of killed ranks on one node only: on several it is "
+    "copied, as with --protect-memory=copy"
+)
+NOT_KEPT = "the memory of rank {} is lost if it is killed (--protect-memory=live): {}"
 
 
 def known_signal(signum: int | None) -> str | None:

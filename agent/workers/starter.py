@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from agent.records.journal import Journal
 from agent.workers.forkserver_client import ForkserverClient
@@ -18,6 +18,7 @@ from agent.workers.master_port import second_listener
 from agent.workers.processes import end_child, is_stopped
 from agent.workers.store_client import StoreClient
 from worker_hooks.contract import protocol, wire
+from worker_hooks.contract.env import met_at
 
 DEATHS = 5  # of forkservers in one attempt; then starts fail and are not tried again
 END_S = 2.0  # for SIGKILL, which needs milliseconds
@@ -52,6 +53,9 @@ class Starter:
         self._reserved: tuple[int, socket.socket] | None = None  # that attempt, and its listener
         self.port_elsewhere = 0
         """Of the store of this or the next attempt, if that is on another node."""
+        self.moved: Mapping[str, str] = {}
+        """Variables that name where ranks meet, if that is another place than at the beginning."""
+        self._is_host = False  # since the node that was is lost
         self._attempt = 0
         self._keeps = False  # some workers of earlier attempts are alive
         self._deaths = 0
@@ -95,6 +99,38 @@ class Starter:
         """Children that a sweep must not kill."""
         return frozenset({self._forkserver.pid} if self._forkserver.link is not None else ())
 
+    def meet_at(self, port: int) -> None:
+        """The ranks of the next attempt meet at this port of the node that has the stores."""
+        if not self._is_host:
+            self.port_elsewhere = port
+
+    def move(self, port: int, host: str) -> None:
+        """The stores are on another node from the next attempt on.
+
+        Args:
+            port: where the ranks of an attempt meet in which all are started.
+            host: which machine that is.
+        """
+        if not self._is_host:
+            self.port_elsewhere, self.moved = port, met_at(port, host)
+
+    def take_stores(self, listener: socket.socket, host: str) -> int:
+        """The stores are on this node from the next attempt on.
+
+        The calls that begin an attempt may come twice then, first from who decides for all nodes.
+
+        Args:
+            listener: where the ranks of all nodes reach this one.
+            host: this machine, for those here.
+
+        Returns:
+            The port at which the ranks of an attempt meet in which all are started.
+        """
+        self._is_host, self._listener, self.port_elsewhere = True, listener, 0
+        port = int(listener.getsockname()[1])
+        self.moved = met_at(port, host)
+        return port
+
     def start(self, attempt: int, orders: tuple[protocol.WorkerOrder, ...]) -> None:
         """Order an attempt's workers, with a fresh store for them."""
         self._attempt, self._keeps = attempt, False
@@ -109,6 +145,8 @@ class Starter:
 
         Unanswered orders of the last attempt are forgotten.
         """
+        if self._is_host and attempt == self._attempt:
+            return
         is_wanted = self._store.is_serving
         self._store.end()
         known = [pid for pid in self._protected[: self._announced] if pid in survivors]
@@ -121,10 +159,12 @@ class Starter:
         self._sent = {rank: order for rank, order in prestarted.items() if rank not in unsent}
         # a survivor that leaves its group late may still connect to the old port
         self._store.begin(self._meet_at(listener))
-        self._wants_store = is_wanted
+        self._wants_store = is_wanted or self._is_host
 
     def reserve(self, attempt: int) -> int:
         """The port at which the ranks of an attempt would meet; 0: none can be started now."""
+        if self._is_host and self._reserved is not None and self._reserved[0] == attempt:
+            return self.reserved_port
         is_busy = self._orders or self._sent or self._prestarted or self._store.is_changing
         if is_busy or not self._forkserver.ready:
             return 0
@@ -255,6 +295,8 @@ class Starter:
         if not self._is_kept:
             self._forkserver.forget()
         self._meet_at(self._listener)
+        if self._is_host:
+            self._listener.close()
 
     def kept(self) -> ForkserverClient | None:
         """The forkserver, which may start the ranks of another run; ``None``: it is gone."""

@@ -257,12 +257,21 @@ def shadows_socket(hooks: str) -> str:
     return f"{hooks}-shadows"
 
 
-def rejoined(attempt: int, port: int) -> dict[str, str]:
-    """The variables that change for a process that stays alive in a later attempt."""
-    changed = {"TORCHELASTIC_RESTART_COUNT": str(attempt)}
-    if port:
-        changed |= {"MASTER_PORT": str(port), "MS_SCHED_PORT": str(port)}
-    return changed
+def rejoined(attempt: int, port: int, host: str = "") -> dict[str, str]:
+    """The variables that change for a process that stays alive in a later attempt.
+
+    Args:
+        attempt: that later one.
+        port: of the store at which the ranks meet; 0: the same as before.
+        host: on which machine that is; empty: the same as before.
+    """
+    return {"TORCHELASTIC_RESTART_COUNT": str(attempt), **met_at(port, host)}
+
+
+def met_at(port: int, host: str) -> dict[str, str]:
+    """The variables that name where the ranks meet, as far as that is another place."""
+    changed = {"MASTER_PORT": str(port), "MS_SCHED_PORT": str(port)} if port else {}
+    return changed | ({"MASTER_ADDR": host, "MS_SCHED_HOST": host} if host else {})
 
 
 def without_nccl_watchdog(environ: Mapping[str, str]) -> dict[str, str]:

@@ -369,6 +369,7 @@ class Rejoin(NamedTuple):
     path: str
     reason: str
     port: int = 0  # 0: the same as before
+    host: str = ""  # where that is; empty: the same as before
 
 
 class Rejoining(NamedTuple):

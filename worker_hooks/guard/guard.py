@@ -339,7 +339,8 @@ class Guard:
             self._is_out.set()
             aborting, self._aborting = self._aborting, None
             self.env = self.env._replace(attempt=order.attempt)
-            self._store = (self._store[0], order.port or self._store[1])
+            host, port = self._store
+            self._store = (order.host or host, order.port or port)
             self._released.clear()
             was_torn = self.gate.is_torn
             self.gate.reenter()

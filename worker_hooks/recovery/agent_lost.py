@@ -38,10 +38,11 @@ from typing import NamedTuple
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import FOLDER_MODE
 from worker_hooks.contract.layout import DUMP, UNFINISHED, DumpLayout
-from worker_hooks.contract.left_pages import leave_page, notes_folder
+from worker_hooks.contract.left_pages import leave_page, notes_folder, unclaim
 from worker_hooks.contract.status_page import Page
 from worker_hooks.guard.guard import Guard
 from worker_hooks.recovery import peer_answers
+from worker_hooks.recovery.attempt_claim import is_left
 from worker_hooks.recovery.left_state import LeftPlan, left_steps, plan_left, write_left
 from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes
 from worker_hooks.storage import commit, manifest, private_records, safetensors_file
@@ -115,6 +116,9 @@ def _save(guard: Guard) -> None:
     welcome = guard.welcome
     assert welcome is not None
     guard.gate.hold()
+    if _elsewhere(guard) and not is_left(guard):
+        log.error(OTHER_NODES)
+        return
     notes, place = _open_notes(guard)
     if _elsewhere(guard):
         notes.forget_earlier()
@@ -318,6 +322,8 @@ class _DumpWithoutAgent:
         for folder in {self._notes.folder.parent, *(path.parent for path in self._tried)}:
             for path in folder.glob(f"{DUMP}*.{self._guard.env.record_id}-*{UNFINISHED}"):
                 shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            unclaim(self._notes.folder.parent, self._guard.env.record_id)
         shutil.rmtree(self._notes.folder, ignore_errors=True)
 
     def _lead(self, places: list[str]) -> None:

@@ -92,7 +92,7 @@ class Membership:
             The order, and whether an update was under way.
         """
         order, was_torn = self._guard.rejoin()
-        os.environ.update(rejoined(order.attempt, order.port))
+        os.environ.update(rejoined(order.attempt, order.port, order.host))
         left = self._leave_groups()
         REDUCED.forget()
         if self._flags is not None:

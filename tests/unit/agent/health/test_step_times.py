@@ -2,8 +2,8 @@
 
 import json
 
+from agent.health.step_times import EVERY_S, MOST_RANKS, StepTimes
 from agent.records.journal import Journal
-from agent.supervisor.step_times import EVERY_S, MOST_RANKS, StepTimes
 from agent.workers.tempo import Tempo
 from agent.workers.worker import Worker
 

@@ -1,0 +1,152 @@
+"""Checkpoints in memory, on all nodes: brought to those that lack them, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from agent.controller import events as ev
+from agent.dump.flush import Written
+from agent.dump.node_copies import CopyGatherer
+from agent.dump.node_memory import MemoryInboxes, MemorySender
+from agent.nodes.checkpoint_copy import CheckpointOffers, CheckpointPlace
+from agent.nodes.run_messages import CopyWritten, SaveFar, WriteCopy
+from agent.nodes.tls import Security
+from agent.supervisor.hooks_bridge import HooksBridge
+from agent.supervisor.job_controller import JobController
+from agent.supervisor.remote_node import RemoteNode
+from worker_hooks.contract import protocol
+from worker_hooks.contract.atomic_file import describe_os_error
+from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage.manifest import Manifest
+
+
+class NodesMemory:
+    """What the nodes of one job have in memory, and of the disk of the controller's node."""
+
+    def __init__(
+        self,
+        others: Sequence[RemoteNode],
+        hooks: HooksBridge,
+        controller: JobController,
+        call_soon: Callable[..., object],
+        security: Security,
+        say: Callable[[str], None],
+    ) -> None:
+        """Nothing is there yet.
+
+        Args:
+            others: all nodes but the controller's.
+            hooks: of all ranks.
+            controller: hears of what comes, and of what does not.
+            call_soon: the loop's method that another thread may call.
+            security: of connections between nodes.
+            say: prints one sentence for people.
+        """
+        self._others = others
+        self._by_rank = {node.facts.rank: node for node in others}
+        self._controller = controller
+        self._say = say
+        self._newest: tuple[str, Manifest] | None = None  # the newest checkpoint in memory
+        self._gatherer = CopyGatherer()
+        self._sender = MemorySender(call_soon, self._progressed, security)
+        self._offers = CheckpointOffers(call_soon, security)
+        self._inboxes = MemoryInboxes(call_soon, self._progressed, hooks.take_memory, security)
+        hooks.spread_memory(self._spread, self._gather)
+
+    def begin(self) -> None:
+        """Another attempt begins, from a checkpoint on the disk or from nothing."""
+        self._offers.begin()
+
+    def forget(self) -> None:
+        """It is freed."""
+        self._newest = None
+        self._sender.forget()
+        self._inboxes.close()
+
+    def close(self) -> None:
+        """The job is over."""
+        self._sender.close()
+        self._inboxes.close()
+        self._offers.close()
+
+    def lose(self, node: RemoteNode, why: str) -> None:
+        """A node is lost: nothing is awaited of it."""
+        self._sender.hear(node.facts.rank, "", "")
+        self._gatherer.lose(node.facts.rank, why)
+
+    def bring(self, node: RemoteNode) -> bool:
+        """Send a node the checkpoint in memory, if it lacks that; whether it has to wait for it."""
+        if self._newest is None or node.has_memory(self._newest[0]) or node.is_here:
+            return False
+        try:
+            node.take_memory(self._sender.again(*self._newest))
+        except OSError as error:
+            self._say(f"{node.name} cannot be sent the state: {describe_os_error(error)}")
+            return False
+        return True
+
+    def _spread(
+        self, dump_id: int, path: str, manifest: Manifest, done: Callable[[str], None]
+    ) -> None:
+        """Bring a checkpoint in memory to the other nodes."""
+        self._newest = path, manifest
+        there = {node.facts.rank: node for node in self._others if node.is_there}
+        for node in (node for node in there.values() if node.is_here):
+            node.share_memory(path)
+        ranks = {rank: node.ranks for rank, node in there.items() if not node.is_here}
+        for rank, order in self._sender.begin(dump_id, path, manifest, done, ranks).items():
+            there[rank].take_memory(order)
+
+    def taken(self, node: int, path: str, why_not: str) -> None:
+        """A node has the checkpoint in memory, or has not because of ``why_not``."""
+        self._sender.hear(node, path, why_not)
+        if self._newest is None or path != self._newest[0]:
+            return
+        other = self._by_rank[node]
+        if other.has_memory(path):
+            other.go_on(self._controller.view)
+            return
+        for event in other.give_up(f"{other.name} did not get the state: {why_not}", is_lost=False):
+            self._controller.post(event)
+
+    def _gather(
+        self,
+        dump_id: int,
+        files: int,
+        manifest: Manifest,
+        folder: str,
+        done: Callable[[Written], None],
+    ) -> None:
+        """Have the others write what their ranks have copied."""
+        parts = [
+            (node, tuple(each for each in manifest.shards if each.rank in node.ranks))
+            for node in self._others
+        ]
+        parts = [(node, shards) for node, shards in parts if shards]
+        self._gatherer.begin(dump_id, folder, [node.facts.rank for node, _ in parts], done)
+        for node, _ in parts:
+            if not node.is_there:
+                self._gatherer.lose(node.facts.rank, node.lost_why)
+                return
+        for node, shards in parts:
+            part = manifests.encode(manifest._replace(shards=shards), is_for_people=False).decode()
+            node.write_copy(WriteCopy(dump_id, files, part, folder))
+
+    def copy_written(self, node: int, answer: CopyWritten) -> None:
+        """A node has written what its ranks had copied, or has not."""
+        self._gatherer.hear(node, answer)
+
+    def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
+        """How a rank of another node writes to this node's memory.
+
+        Raises:
+            OSError: no socket can be opened.
+        """
+        return self._inboxes.order(rank, save)
+
+    def offer(self, path: str, told: Callable[[CheckpointPlace | None], object]) -> None:
+        """``told`` takes where a checkpoint on this node's disk is to be had."""
+        self._offers.place(path, told)
+
+    def _progressed(self, dump_id: int) -> None:
+        self._controller.post(ev.DumpProgressed(dump_id))
