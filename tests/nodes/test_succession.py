@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 Nodes = Callable[[int], Cluster]
 WAITS = (SCRIPT, "--wait=3:1")
 TAKES_PART = "this node takes the part of node 0, which is lost; step "
+LEADS = "this node takes the part of node 0, which is lost: the ranks of the other nodes live on"
 
 
 AT_FIRST = ("--master-addr=node0", f"--master-port={PORT}")
@@ -60,11 +61,12 @@ def test_a_spare_node_takes_the_place_of_the_first(
     begun(job)
     go(jobs)
     jobs.cluster.nodes[0].kill()
-    job.parts[1].await_error(TAKES_PART)
+    job.parts[1].await_error(LEADS)
     check_bitwise(undisturbed, job.parts[1], spare)
-    events = [(part.folder / "events.jsonl").read_text() for part in (job.head, job.parts[1])]
-    # the ranks of the next run come from the forkserver that was there
-    assert ["ForkserverReady" in each for each in events] == [True, False]
+    assert "; replacing ranks 0-1, ranks 2-3 keep running" in job.parts[1].errors
+    assert "no step is lost" in job.parts[1].errors
+    assert [log.count("from step") for log in logs_of(job.parts[1])] == [1, 1]
+    assert not [*jobs.folder.glob("checkpoints/*")]
     check_nothing_left(*jobs.cluster.nodes)
 
 
@@ -73,7 +75,7 @@ def test_the_first_node_is_started_again(jobs: NodeJobs, undisturbed: Sequence[s
     begun(job)
     go(jobs)
     jobs.cluster.nodes[0].kill()
-    job.parts[1].await_error(TAKES_PART)
+    job.parts[1].await_error(LEADS)
     jobs.cluster.nodes[0].boot()
     again = jobs.start_one(
         jobs.cluster.nodes[0],
@@ -83,7 +85,7 @@ def test_the_first_node_is_started_again(jobs: NodeJobs, undisturbed: Sequence[s
         log_dir=jobs.cluster.nodes[0].folder / "again",
     )
     check_bitwise(undisturbed, job.parts[1], again)
-    assert "msrun: node 0 is back: the nodes meet there" in job.parts[1].errors
+    assert "msrun: node 0 is started again: the ranks of all nodes save" in job.parts[1].errors
     assert re.search(r"msrun: resuming step \d of run .*: its node 0 was lost", again.errors)
     check_nothing_left(*jobs.cluster.nodes)
 
@@ -93,10 +95,9 @@ def test_only_its_msrun_is_killed(jobs: NodeJobs, undisturbed: Sequence[str]) ->
     begun(job)
     go(jobs)
     job.head.signal(signal.SIGKILL)
-    job.parts[1].await_error(TAKES_PART)
+    job.parts[1].await_error(LEADS)
     told = job.parts[1].command("status").out
-    assert "state    starting" in told, told
-    assert ": the nodes meet again" in told
+    assert "state    replacing" in told, told
     other = add(jobs, 0, "--nnodes=2", at=told_place(job.parts[1].errors))
     check_bitwise(undisturbed, job.parts[1], other)
     check_nothing_left(*jobs.cluster.nodes)

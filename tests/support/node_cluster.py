@@ -59,6 +59,9 @@ class FakeLink:
     def drain(self, timeout_s):
         self.drained = timeout_s
 
+    def close(self):
+        self.is_open = False
+
     def lose(self, loss):
         self.is_open = False
         self._lost(loss)
@@ -155,6 +158,9 @@ class Cluster:
             view=JobView(JobState.STARTING, 0),
             post=self._post,
             post_soon=self._post,
+            decide_now=lambda: None,
+            why_never_replaced="",
+            retire=lambda: self.told.append("retired"),
             go_on=lambda: self.told.append("go on"),
             ending=SimpleNamespace(
                 exit_code=3,

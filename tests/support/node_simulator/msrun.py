@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from agent.arrivals.places import Relation
+from agent.arrivals.successors import LONGEST_S, PATIENCE_S
 from agent.launch.search import LEAD, AloneError, Search
 from agent.nodes.line import LIMIT_S, Loss, LossKind
 from agent.nodes.messages import ANY_RANK, Join, LivingRanks, SurvivedStep
@@ -32,6 +33,7 @@ LOOK_S = 0.5  # real nodes look more often
 CHALLENGE_S = 10.0  # that who dials waits for a word
 SAVE_S = 15.0  # at most, until the ranks of a node have saved
 LAST_CALL_S = 10.0  # that enough nodes wait for more
+SEEK_S = 0.1
 START_S = 60.0  # that a node 0 which was started again waits for the others
 
 
@@ -59,6 +61,7 @@ class Msrun:
         self._known: list[Msrun] = []  # the nodes of the job that it has lost
         self._unheard: dict[int, float] = {}  # of these, since when
         self._until_s = 0.0
+        self.unsettled: Loss | None = None  # of the controller before this one
         self._turn = 0  # of what it does: a timer for something before it is over
         self._gathering: Gathering | None = None
         self._admission: Admission | None = None
@@ -77,6 +80,13 @@ class Msrun:
             self.is_alive, self.why = False, why
             self.sim.network.ended(self)
 
+    @property
+    def door(self) -> int:
+        """Its place as nodes meet again, for which the one that was lost has node 0's."""
+        assert self.world is not None
+        head = self.world.head
+        return {0: head, head: 0}.get(self.place, self.place)
+
     def become(self, what: str) -> None:
         self.what = what
         self._turn += 1
@@ -91,10 +101,16 @@ class Msrun:
 
     # --- in a job -------------------------------------------------------------------------------
 
-    def begin(self, world: World, place: int, line: Line | None) -> None:
-        """It has a place in a job; without a line it is the one that controls it."""
-        if world.is_over:
+    def begin(
+        self, world: World, place: int, line: Line | None, unsettled: Loss | None = None
+    ) -> None:
+        """It has a place in a job; without a line it is the one that controls it.
+
+        ``unsettled``: the one that did is lost so, and its ranks are not replaced yet.
+        """
+        if world.is_over or (unsettled is not None and self.what != "follows"):
             return
+        self.unsettled = unsettled or self.unsettled
         self.world, self.place, self.line = world, place, line
         if not world.attempt:
             self.haunted_s = 0.0
@@ -106,6 +122,7 @@ class Msrun:
     def know(self, attempt: int) -> None:
         """Another node has the place of a lost one."""
         self.attempt = max(self.attempt, attempt)
+        self.unsettled = None
 
     def know_term(self, world: World, term: str, number: int) -> None:
         """Which term of the store counts."""
@@ -113,19 +130,26 @@ class Msrun:
             self.term = term
             self.line.send(self, world.knows, self, number)
 
-    def lost(self, line: Line, loss: Loss) -> None:
+    def lost(self, line: Line, loss: Loss) -> None:  # noqa: C901  a row for each thing it may do
         """A line of it is lost."""
         if self.what == "controls":
-            if self.spares.pop(line.other(self), None) is None and self.world is not None:
-                self.world.lost(line.other(self), loss)
+            other = line.other(self)
+            if self.spares.get(other) is line:  # else it waits on another one by now
+                del self.spares[other]
+            elif self.world is not None and self.world.lines.get(other) is line:
+                self.world.lost(other, loss)
         elif self.what == "gathers":
             self._drop(line)
+        elif self.what == "leads":
+            self._seats = {each: its for each, its in self._seats.items() if its[1] is not line}
         elif line is not self.line:
             return
+        elif self.what == "follows":
+            self._save_after_all()
         elif self.what == "takes part":
             self._forsaken(loss)
         elif self.what == "waits":
-            self._meet(self.sim.world_of(line).nodes(), loss, is_spare=True)
+            self._meet(self.sim.world_of(line).doors(), loss, is_spare=True)
         elif self.what == "has joined" and self._search is None:
             self.come(self._known)
         elif self.what == "has joined":
@@ -147,7 +171,107 @@ class Msrun:
             self._ask_again()
             self._watch_others()
             return
-        self.save(loss)
+        self.loss, unsettled, self.unsettled = self.unsettled or loss, self.unsettled, None
+        if unsettled is not None:  # what has befallen the one before counts
+            self.world.head = self.world.head_before
+        if unsettled is None and self.sim.may_await(self, loss):
+            self._known = self.world.nodes()
+            self._unheard = dict.fromkeys(range(len(self._known)), self.sim.clock.now)
+            self._until_s = self.sim.clock.now + LONGEST_S
+            self._successors = self.sim.rules.successors(
+                self.place, self.world.head, range(len(self._known))
+            )
+            self.become("seeks")
+            self._seek()
+        else:
+            self.save(self.loss)
+
+    # --- another node in the part of node 0, while ranks live on -----------------------------------
+
+    def _seek(self) -> None:
+        node = self._successors.look(self._doors(self._successors.doors))
+        if self.sim.clock.now > self._until_s:
+            self.save(self.loss)
+        elif node == self.place:
+            self._lead()
+        elif node is not None and self._known[node].what == "leads":
+            self.become("follows")
+            self.after(max(0.0, self._until_s - self.sim.clock.now), self._save_after_all)
+            self.line = Line(self.sim.network, self, self._known[node])
+            self.line.send(
+                self, self._known[node].joined, self._join(living=self._living()), self.line
+            )
+        else:
+            self.after(SEEK_S, self._seek)
+
+    def _save_after_all(self) -> None:
+        if self.line is not None:
+            self.line.close(self)
+            self.line = None
+        self.save(self.loss)
+
+    def _living(self) -> LivingRanks:
+        assert self.world is not None
+        world = self.world
+        living = LivingRanks(world.job, self.place, self.attempt, "", "", 0, (), "train.py", 0, 0)
+        return living._replace(world=len(world.members))
+
+    def _lead(self) -> None:
+        assert self.world is not None
+        self.become("leads")
+        own = self._join(living=self._living())._replace(node_rank=self.place)
+        self._come, self._seats = {self: own}, {}
+        self._takeover = self.sim.rules.takeover(
+            self._living(), self.world.head, range(len(self._known))
+        )
+        self._until_s -= LONGEST_S - PATIENCE_S
+        self._lead_on()
+
+    def _lead_on(self) -> None:
+        assert self.world is not None
+        here = [join for guest, join in self._come.items() if guest is self or guest in self._seats]
+        doors = self._doors(self._takeover.awaited(here))
+        if self._takeover.may_begin(here, doors) and not self.world.holds:
+            self._take_over(self.world)
+        elif self._takeover.is_in_vain(here, doors) or self.sim.clock.now > self._until_s:
+            for _, line in self._seats.values():
+                line.close(self)
+            self.save(self.loss)
+        else:
+            self.after(SEEK_S, self._lead_on)
+
+    def _take_over(self, world: World) -> None:
+        self.sim.note(f"{world.job} is led by {self.number}")
+        world.control(self)
+        world.head_before, world.head = world.head, self.place
+        lost = world.head_before
+        self.unsettled, self.line = self.loss, None
+        world.lines, world.begun = {}, set()
+        self.begin(world, self.place, None)
+        for guest, (_, line) in self._seats.items():
+            world.lines[guest] = line
+            line.send(self, guest.begin, world, guest.place, line, self.loss)
+        for place in set(range(len(world.members))) - {lost, self.place}:
+            if world.members[place] not in self._seats:
+                world._lose(world.members[place], self.loss, self)
+        world._lose(world.members[lost], self.loss, self)
+        self._watch_home(world, lost)
+
+    def _watch_home(self, world: World, lost: int) -> None:
+        """Whoever starts node 0 again has the nodes meet there."""
+        if world.is_over or self.what != "controls" or world.controller is not self:
+            return
+        if lost in world.places.vacant and lost in self._doors({lost}).open:
+            self.sim.note(f"{self.number} resigns: node 0 is back")
+            for line in world.lines.values():
+                line.close(self)
+            for line in self.spares.values():
+                line.close(self)
+            self.spares = {}
+            world.head, self.unsettled = lost, None
+            self.save(self.loss)
+            return
+        self.after(LOOK_S, self._watch_home, world, lost)
 
     def save(self, loss: Loss) -> None:
         """The ranks hold, save their step, and end."""
@@ -160,16 +284,16 @@ class Msrun:
     def _saved(self, world: World, step: int, loss: Loss) -> None:
         self.sim.promises.saved(world, step)
         survived = SurvivedStep(
-            world.job, self.place, f"/{world.job}/{step}", step, tuple(world.lineage), "train.py"
+            world.job, self.door, f"/{world.job}/{step}", step, tuple(world.lineage), "train.py"
         )
         is_haunted = self.haunted_s > self.sim.clock.now
         self._survived = survived._replace(
             nodes=len(world.members), attempt=self.attempt, is_haunted=is_haunted
         )
-        if why := self.sim.why_over(world, self.place, loss, step):
+        if why := self.sim.why_over(world, self.door, loss, step):
             self.end(why)
         else:
-            self._meet(world.nodes(), loss, is_spare=False)
+            self._meet(world.doors(), loss, is_spare=False)
 
     # --- without node 0 -------------------------------------------------------------------------
 
@@ -180,7 +304,7 @@ class Msrun:
         self._know(known)
         self._unheard[0] -= LIMIT_S * is_silent
         self._search = self.sim.search(
-            len(known) if is_spare else self.place,
+            len(known) if is_spare else self.door,
             range(len(known)),
             now,
             is_spare=is_spare,
@@ -420,6 +544,10 @@ class Msrun:
         guest = line.other(self)
         if self.what == "controls":
             self._judge(join, guest, line)
+            return
+        if self.what == "leads" and join.living is not None:
+            join = join._replace(node_rank=join.living.node_rank)
+            self._come[guest], self._seats[guest] = join, (guest, line)
             return
         if self.what != "gathers":
             line.close(self)

@@ -9,10 +9,11 @@ from random import Random
 from typing import Any
 
 from agent.arrivals.places import SURE_S, LostPlaces, relation
+from agent.arrivals.successors import PATIENCE_S, Successors, Takeover, why_not_awaited
 from agent.launch.scheduler_watch import LostWorkers, may_train_on
 from agent.launch.search import Search
 from agent.launch.succession import why_over
-from agent.nodes.line import Loss, LossKind
+from agent.nodes.line import LIMIT_S, Loss, LossKind
 from agent.nodes.messages import LivingRanks
 from agent.nodes.roster import Gathering, Survivors
 from agent.nodes.run_messages import NodeFacts
@@ -21,12 +22,13 @@ from agent.seat.rights import GrantPlaces, NodeZeroRight, SuccessorRight, TellTe
 from agent.spec.job_spec import ClusterSpec, JobSpec, Program, ProgramKind, ReplaceSpec
 from agent.supervisor.all_nodes import FENCE_S
 from support.node_simulator.msrun import START_S, Msrun
-from support.node_simulator.network import Clock, Line, Network
+from support.node_simulator.network import JITTER_S, Clock, Line, Network
 from support.node_simulator.store import ASKED, STORE, Store
 
 STEP_S = 1.0
 STORE_DIES = 0.03  # that it is the store that something happens to
 TROUBLE_S = 60.0  # in which things happen
+CLOSE = 0.3  # of the faults are followed by others at once
 HORIZON_S = 300.0  # after that, until all has settled, on top of what nodes wait
 SPEC = JobSpec(Program("train.py", (), ProgramKind.SCRIPT, "python"), 1, "r", "r")
 
@@ -47,6 +49,9 @@ class Rules:
     gathering: Any = Gathering
     lost_workers: Any = LostWorkers
     may_train_on: Any = staticmethod(may_train_on)
+    successors: Any = Successors
+    takeover: Any = Takeover
+    why_not_awaited: Any = staticmethod(why_not_awaited)
     relation: Any = staticmethod(relation)
 
 
@@ -66,6 +71,7 @@ class World:
         self.begun: set[int] = set()
         self.lines: dict[Msrun, Line] = {}
         self.attempt = 0
+        self.head = self.head_before = 0  # the place of the controller
         self.step = resumed
         self.changed_at = -1  # the step in which another node got a place
         self.first_s: float | None = None  # its first commit
@@ -87,6 +93,12 @@ class World:
     def nodes(self) -> list[Msrun]:
         """Those that have places, or had them last."""
         return [now or then for now, then in zip(self.members, self.began_with, strict=True)]
+
+    def doors(self) -> list[Msrun]:
+        """The same in the order in which they meet again."""
+        nodes = self.nodes()
+        nodes[0], nodes[self.head] = nodes[self.head], nodes[0]
+        return nodes
 
     def shares_past_with(self, other: World) -> bool:
         """Whether one has resumed the other, or both what was before them."""
@@ -376,6 +388,20 @@ class Simulation:
         is_calm = not (world.holds or world.places.vacant) and world.step > world.changed_at
         return self.rules.may_train_on(loss, is_calm=is_calm, is_asked=False)
 
+    def may_await(self, node: Msrun, loss: Loss) -> bool:
+        """Whether ranks wait for another controller."""
+        world = node.world
+        assert world is not None
+        if world.by_hand:
+            return False
+        is_calm = not (world.holds or world.places.vacant or world.is_over)
+        is_calm = is_calm and len(world.begun) == len(world.members)
+        facts = [NodeFacts(rank, "", "", 1, 1, door=1) for rank in range(len(world.members))]
+        where = node.place, world.head
+        return not self.rules.why_not_awaited(
+            loss, facts, *where, is_calm=is_calm, is_fixed=not self.least
+        )
+
     def relation(self, survived: Any, jobs: Any, newest: int) -> Any:
         return self.rules.relation(survived, jobs, "train.py", newest)
 
@@ -400,7 +426,7 @@ class Simulation:
 
     # --- what happens ---------------------------------------------------------------------------
 
-    def trouble(self) -> None:
+    def trouble(self) -> None:  # noqa: C901  a row for each kind
         """One thing goes wrong, or gets better."""
         rng = self.rng
         machine = rng.randrange(self.nodes) if rng.random() < 0.6 else 0
@@ -412,12 +438,21 @@ class Simulation:
         match rng.choice(("cut", "cut", "mend", "kill", "kill", "off", "again", "again")):
             case "cut":
                 self.network.change(self._parts())
+                if (
+                    not self.by_hand and rng.random() < CLOSE
+                ):  # as lines are given up: at some ends, and not at others
+                    mend_s = LIMIT_S + JITTER_S * rng.random()
+                    self.clock.after(mend_s, self.network.change, {})
             case "mend":
                 self.note("mended")
                 self.network.change({})
             case "kill" if there:
                 self.note(f"process {there[-1].number} is killed")
                 there[-1].end("killed")
+                if (
+                    not self.by_hand and rng.random() < CLOSE
+                ):  # as the others look for another controller
+                    self.clock.after(PATIENCE_S * rng.random(), self.trouble)
             case "off" if there and rng.random() < 0.5:
                 self.note(f"machine {machine} is off")
                 for each in there:

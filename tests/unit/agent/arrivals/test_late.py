@@ -41,10 +41,8 @@ def late(job):
     loop = asyncio.new_event_loop()
     answers = [Refused("the job has begun with all its nodes (mn0, mn1)", 2)]
     admitted = queue.Queue()
-    guests = LateGuests(
-        job.listener, "1.0", TOKEN, lambda *_: answers[0], lambda *about: admitted.put(about)
-    )
-    guests.attach(loop)
+    guests = LateGuests(job.listener, "1.0", TOKEN)
+    guests.attach(loop, lambda *_: answers[0], lambda *about: admitted.put(about))
     guests.loop, guests.answers, guests.admitted = loop, answers, admitted
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -127,7 +125,7 @@ def test_a_spare_node_that_was_not_needed_ends_as_the_job(job, late):
     late.loop.call_soon_threadsafe(late.close, OVER)
     error = future.exception(LONG_S)
     assert (error.why, error.exit_code) == (OVER.why, 0)
-    late.loop.call_soon_threadsafe(late.attach, late.loop)  # for the fixture
+    late.loop.call_soon_threadsafe(late._listen)  # for the fixture
 
 
 def test_a_spare_node_that_is_gone_gets_no_place(job, late):

@@ -143,11 +143,10 @@ def test_what_holds_and_what_does_not():
     said = str(protection(decision.job))
     assert decision.say == said
     assert protection(decision.job).level is Level.PROTECTED
-    assert "(if it is node 0, all ranks start again from that step)" in shared
+    assert shared.endswith("; likewise a node, once another takes its place")
     assert said.endswith(
-        "; likewise a node other than node 0, once another takes its place; what is saved is on "
-        "the disk of node 0 alone, other nodes copy it as they resume, and if that dies, the job "
-        f"ends and its step is not saved ({WHY})"
+        "; likewise a node, once another takes its place; what is saved is on the disk of node 0 "
+        f"alone, other nodes copy it as they resume, and without that no step is saved ({WHY})"
     )
     assert decide(decision.job, APART).say == ""  # another node says the same
 

@@ -1,6 +1,7 @@
 """Copies of node 0's pages on another node, in the hands of its ranks."""
 
 import os
+from base64 import b64decode
 from types import SimpleNamespace
 
 import pytest
@@ -169,3 +170,40 @@ def test_a_page_that_fits_no_message_is_said_once(line, monkeypatch):
     assert line.kinds == []
     (said,) = line.said
     assert said.startswith("what rank 0 alone holds (buffers, data position, variables) is too")
+
+
+# --- what its ranks have said -----------------------------------------------------------------------
+
+HELLO = protocol.Hello(0, 0, 77, "/c", wants_resume=False)
+REGISTERED = protocol.Registered(0, 0, 2)
+
+
+def test_what_a_rank_has_said_that_stays_true_is_known_there_with_its_page(line):
+    line.copies.hear(HELLO)  # before another node keeps copies
+    line.copies.begin(line.take)
+    line.copies.hear(REGISTERED)
+    line.copies.hear(protocol.Leaving(0, 0))
+    line.copies.hear(REGISTERED._replace(rank=4))  # of another node, which does not die with this
+    told = dict(line.copied.told())
+    assert list(told) == [HELLO, REGISTERED]
+    assert not told[HELLO]
+    assert b64decode(told[REGISTERED]) == line.copied._pages.packed(0) != b""
+
+
+def test_the_next_node_hears_it_too_and_the_last_one_forgets_it(line):
+    line.copies.begin(line.take)
+    line.copies.hear(HELLO)
+    assert line.kinds.count("WordKept") == 1
+    line.copies.begin(line.take)
+    assert line.kinds.count("WordKept") == 2
+    line.copied.leave(LOOP)
+    assert list(line.copied.told()) == []
+
+
+def test_pages_of_other_ranks_are_not_sent_on(line):
+    """A controller that has taken node 0's part has copies of all, and one node dies with it."""
+    copies = PageCopies(line.pages, (4,), line.said.append, line.kept.append)
+    copies.begin(line.take)
+    copies.show(0)
+    copies.tell(0)
+    assert line.kinds == []

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from support.controlled_node import controlled_node
 from support.node_cluster import Cluster
 
 
@@ -24,3 +25,9 @@ def waiting():
     yield cluster
     cluster.door.close()
     loop.close()
+
+
+@pytest.fixture
+def node():
+    """One that is controlled by another."""
+    yield from controlled_node()

@@ -30,6 +30,7 @@ from agent.nodes.run_messages import (
     ToRanks,
     UpdatesCleared,
     UpdatesReady,
+    WordKept,
     WriteCopy,
     pack_said,
     unpack_said,
@@ -416,6 +417,24 @@ def test_another_controller_hears_what_ranks_have_said_that_is_true(node):
     node.relay.hear(ToRank(4, pack_said(protocol.Welcome(""))))  # the answer to that Hello
     node.relay.hear(ToRank(4, pack_said(protocol.Release("go"))))
     assert wire.receive(client)[0] == protocol.Release("go")
+
+
+def test_another_node_is_about_to_decide(node):
+    """Who has raised waits for it; what it says before it knows all counts for nothing."""
+    client, _ = node.registered()
+    disturbed, lost = [], protocol.Hello(0, 0, 9, "/c", wants_resume=False)
+    node.relay.hear(WordKept(pack_said(lost)))
+    node.relay.be_alone(disturbed.append, briefly=True)
+    node.say(client, raised := protocol.Raised(4, 0, "connection reset by peer"))
+    node.relay.be_alone(None)
+    node.said.clear()
+    node.relay.say_again()
+    told = [unpack_said(each.message) for each in node.said if isinstance(each, FromRank)]
+    assert (disturbed, told[0], told[-1]) == ([], lost, raised)
+    node.relay.hear(ToRank(4, pack_said(protocol.Replicated("nobody knows what they share"))))
+    node.relay.meets_at = "10.0.0.2"
+    node.relay.hear(ToRank(4, pack_said(protocol.Rejoin(1, "/m", "rank 0", 4712))))
+    assert wire.receive(client)[0] == protocol.Rejoin(1, "/m", "rank 0", 4712, "10.0.0.2")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from agent.controller.states import JobState
 from agent.launch.meeting import program_digest
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import LivingRanks, Refused, Spare, SurvivedStep
-from agent.nodes.run_messages import Ended, NodeFacts, ToldAgain
+from agent.nodes.run_messages import Ended, NodeFacts, PageSeen, ToldAgain, unpack_said
 from agent.spec.job_spec import ClusterSpec, HandSpec
 from agent.supervisor import all_nodes as module
 from agent.supervisor.job_view import Holders, JobView
@@ -74,6 +74,73 @@ def test_one_that_tells_nothing_holds_up_nobody_for_ever(cluster, monkeypatch):
     cluster.loop.call_later(0.01, cluster.loop.stop)
     cluster.loop.run_forever()
     assert cluster.events[-1].rank == 3
+
+
+def test_what_was_lost_with_the_last_controller_is_lost_once_the_others_have_told(cluster):
+    """A node that has taken its part: node 1 of these was node 0."""
+    cluster.links[0].is_open = False
+    adopted(cluster)
+    cluster.events.clear()
+    raised = protocol.Raised(5, 3, "connection reset")
+    cluster.all.post(raised)
+    assert cluster.events == []
+    cluster.links[1].hear(ToldAgain())
+    *died, last = cluster.events
+    assert [each.rank for each in died] == [2, 3, 4]  # of which the exception is the consequence
+    assert all(each.lost for each in died)
+    assert last == raised
+
+
+def test_a_controller_that_could_replace_nobody_resigns(cluster):
+    cluster.links[0].is_open = False
+    cluster.controller.why_never_replaced = "rank 3 registered no state"
+    adopted(cluster)
+    cluster.events.clear()
+    cluster.told.clear()
+    cluster.links[1].hear(ToldAgain())
+    assert cluster.events == []
+    assert cluster.told == ["retired", "finish"]
+    assert not cluster.links[1].is_open
+    assert "no rank can be replaced (rank 3 registered no state): " in cluster.said[-1]
+
+
+# --- the node of this process, which has taken the part of node 0 ---------------------------------
+
+
+@pytest.fixture
+def here(cluster):
+    """Node 1 is this msrun's own."""
+    cluster.others[0].is_here = True
+    cluster.all._choose_next()
+    cluster.start(2, 3, 4, 5)
+    cluster.links[0].said.clear()
+    return cluster
+
+
+def test_another_one_keeps_copies_of_what_its_ranks_alone_have(here):
+    page = PageSeen(2, 0, "")
+    here.hooks.copies(page)
+    assert page not in here.links[0].said
+    assert here.links[1].said[-1] == page
+
+
+def test_what_is_in_memory_here_is_so_for_it(here):
+    path = "/proc/7/fd/4"
+    here.all._memory._sender = SimpleNamespace(begin=lambda *about: about[-1] and {}, close=print)
+    here.hooks.spread(1, path, None, print)
+    assert here.others[0].has_memory(path)
+    save = protocol.Save(1, 5, path, is_quick=True, parts=1)
+    welcome = protocol.Rejoin(1, path, "a rank died", 4712)
+    for message in (save, welcome):
+        here.hooks.send(2, message)
+    assert [unpack_said(each.message) for each in here.links[0].said] == [save, welcome]
+
+
+def test_nobody_waits_until_it_has_closed_its_line(here):
+    here.all.finish()
+    assert isinstance(here.links[0].said[-1], Ended)
+    assert here.links[0].drained is None
+    assert here.links[1].drained
 
 
 # --- nodes that have lost node 0 of some job ------------------------------------------------------

@@ -25,146 +25,9 @@ from agent.nodes.run_messages import (
 )
 from agent.supervisor import remote_controller as module
 from agent.supervisor.job_view import Holders, JobView
-from agent.supervisor.remote_controller import RemoteController
 from worker_hooks.contract import protocol
 
 WHY = "the controller's node closed the line"
-
-
-class FakeLink:
-    def __init__(self):
-        self.said, self.is_open = [], True
-
-    def is_in_doubt(self):
-        return not self.is_open
-
-    def attach(self, _loop, heard, lost):
-        self.hear, self._lost = heard, lost
-
-    def send(self, message):
-        if self.is_open:
-            self.said.append(message)
-
-    def close(self):
-        self.is_open = False
-
-    def open(self, line):
-        self.line, self.is_open = line, True
-
-    def lose(self, loss=CLOSED):
-        self.is_open = False
-        self._lost(loss)
-
-
-class FakeNode:
-    """A supervisor with two ranks."""
-
-    def __init__(self, loop):
-        self.loop, self.log, self.alive = loop, [], (2, 3)
-
-    def act(self, action):
-        self.log.append(action)
-
-    def decided(self, view, holders):
-        self.log.append((view, holders))
-
-    def living(self):
-        return self.alive
-
-    def workers(self):
-        return [
-            SimpleNamespace(
-                rank=rank,
-                attempt=4,
-                pid=100 + rank,
-                exit_code=None if rank in self.alive else self.code,
-            )
-            for rank in (2, 3)
-        ]
-
-    code = -9
-
-    def wake(self, rank):
-        self.log.append(("wake", rank))
-
-    def meet_at(self, port):
-        self.log.append(("port", port))
-
-    def finish(self):
-        self.log.append("finish")
-        self.loop.stop()
-
-
-class FakeHooks:
-    def __init__(self):
-        self.log, self.saving = [], ()
-
-    def watch(self, is_in_doubt):
-        self.is_in_doubt = is_in_doubt
-
-    def tell_beats(self):
-        self.log.append("beats")
-
-    def hear(self, message):
-        self.log.append(message)
-
-    def forget_memory(self):
-        self.log.append("memory is forgotten")
-
-    are_calm = True
-    are_in_a_step = True
-    are_in_script = True
-    may_save = True
-    disturbed = None
-
-    def be_alone(self, disturbed):
-        self.disturbed = disturbed
-
-    def say_again(self):
-        self.log.append("said again")
-
-    def move_memory(self, host):
-        self.log.append(("memory at", host))
-
-    def leave_pages(self, ranks):
-        self.log.append(("pages", *ranks))
-
-    def newest_step(self):
-        return 7
-
-    def forsake(self, why, *, is_proven):
-        self.log.append(("forsaken", why, is_proven))
-        return self.saving
-
-
-@pytest.fixture
-def node():
-    loop = asyncio.new_event_loop()
-    link, hooks, here = FakeLink(), FakeHooks(), FakeNode(loop)
-    shown, said, losses = [], [], []
-    controller = RemoteController(
-        link,
-        hooks,
-        evidence=lambda workers: [{"rank": worker} for worker in workers],
-        show_status=shown.append,
-        say=said.append,
-        grace_s=0.02,
-        host="127.0.0.1",
-        lost=lambda *about: losses.append(about) or True,
-    )
-    controller.attach(loop, here)
-    controller.begin()
-    yield SimpleNamespace(
-        loop=loop,
-        link=link,
-        hooks=hooks,
-        here=here,
-        controller=controller,
-        shown=shown,
-        said=said,
-        losses=losses,
-    )
-    loop.close()
 
 
 def test_what_happens_is_told(node):
@@ -367,7 +230,9 @@ def test_a_scheduler_that_is_there_again_hears_all_that_is_true(alone):
     alone.link.said.clear()
     alone.here.alive = (3,)
     line = SimpleNamespace(connection=SimpleNamespace(getpeername=lambda: ("10.0.0.9", 1)))
-    alone.looks[0].found(SimpleNamespace(line=line, roster=SimpleNamespace(nodes=("nodes",))))
+    alone.looks[0].found(
+        SimpleNamespace(line=line, roster=SimpleNamespace(nodes=("nodes",)), settings={})
+    )
     assert alone.link.line is line
     assert alone.link.said.pop() == ToldAgain()
     assert [unpack_event(each.event) for each in alone.link.said] == [
@@ -495,7 +360,7 @@ def test_a_line_that_is_lost_again_at_once_is_no_crash(alone):
 
     alone.link.lose()
     line = SimpleNamespace(connection=SimpleNamespace(getpeername=gone))
-    alone.looks[0].found(SimpleNamespace(line=line, roster=SimpleNamespace(nodes=())))
+    alone.looks[0].found(SimpleNamespace(line=line, roster=SimpleNamespace(nodes=()), settings={}))
     assert alone.link.line is line
 
 

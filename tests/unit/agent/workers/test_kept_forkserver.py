@@ -161,3 +161,32 @@ def test_a_variable_that_only_the_past_had_takes_another_forkserver(forkserver, 
     with pytest.raises(AnewError):
         start_forkserver(next_run(), {"A": "1"}, "", used(forkserver))
     assert forkserver.link is None
+
+
+# --- the stores of all nodes ------------------------------------------------------------------------
+
+
+def test_the_stores_move_to_another_node(starter):
+    starter.meet_at(4000)
+    assert (starter.port, starter.moved) == (4000, {})
+    starter.move(4100, "10.0.0.2")
+    assert starter.port == 4100
+    assert (starter.moved["MASTER_ADDR"], starter.moved["MASTER_PORT"]) == ("10.0.0.2", "4100")
+
+
+def test_the_stores_of_all_nodes_are_taken_over(starter):
+    """Whoever decides for all begins an attempt first, then this node hears the same order."""
+    starter.meet_at(4000)  # where they were
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = starter.take_stores(listener, "10.0.0.1")
+    assert port == listener.getsockname()[1]
+    assert (starter.moved["MASTER_ADDR"], starter.moved["MASTER_PORT"]) == ("10.0.0.1", str(port))
+    reserved = starter.reserve(5)
+    assert starter.reserve(5) == starter.reserved_port == reserved != 4000
+    starter.renew(5, ())
+    assert starter.port == reserved
+    starter.meet_at(reserved)  # as the order says
+    starter.renew(5, ())
+    assert starter.port == reserved
+    starter.renew(6, ())
+    assert starter.port not in {reserved, 4000}

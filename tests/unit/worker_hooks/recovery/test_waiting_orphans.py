@@ -12,6 +12,7 @@ from support.played_agent import Source
 from worker_hooks.contract import clearance_board
 from worker_hooks.contract.clearance_board import ClearanceBoard
 from worker_hooks.contract.env import RankEnv
+from worker_hooks.contract.left_pages import ALONE, TAKEN, claim, claimed
 from worker_hooks.guard.guard import Guard, StartupOptions
 from worker_hooks.guard.update_clearance import UpdateClearance
 from worker_hooks.recovery import agent_lost
@@ -146,3 +147,44 @@ def test_who_has_a_copy_of_a_page_says_so_to_all(orphans):
     told = orphans[2].notes.read()
     assert agent_lost._late_s(orphans[2].guard, {0}, told) == agent_lost.LATE_COPIED_S
     assert agent_lost._late_s(orphans[2].guard, {0, 1}, told) == agent_lost.LATE_S
+
+
+# --- ranks of node 0 whose msrun alone was killed ---------------------------------------------------
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """A rank of node 0, which may be saved by others."""
+    monkeypatch.setattr(agent_lost, "TAKEN_S", 0.05)
+    told = RankEnv(0, world_size=3, attempt=2, record_id="run", hooks="", drill="", nodes=3)
+    return Guard(
+        told,
+        Committed(),
+        StartupOptions(str(tmp_path)),
+        before_dump=lambda: None,
+        when_agent_died=lambda _: None,
+    )
+
+
+def test_they_save_if_no_other_node_takes_their_part(alone, tmp_path):
+    assert agent_lost._is_left(alone)
+    assert claimed(tmp_path, "run", 2) == ALONE
+    assert agent_lost._is_left(alone)  # as its peers
+
+
+def test_they_end_if_one_does(alone, tmp_path, monkeypatch):
+    monkeypatch.setattr(agent_lost, "TAKEN_S", LONG_S)
+    claim(tmp_path, "run", 2, TAKEN)
+    assert not agent_lost._is_left(alone)
+
+
+def test_they_wait_no_longer_once_ranks_of_others_save(alone, tmp_path, monkeypatch):
+    monkeypatch.setattr(agent_lost, "TAKEN_S", LONG_S)
+    agent_lost.notes_folder(str(tmp_path), "run").mkdir()
+    assert agent_lost._is_left(alone)
+
+
+def test_what_is_no_folder_is_claimed_by_nobody(alone, tmp_path):
+    (tmp_path / "file").touch()
+    alone.options = StartupOptions(str(tmp_path / "file"))
+    assert agent_lost._is_left(alone)
