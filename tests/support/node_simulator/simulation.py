@@ -392,7 +392,7 @@ class Simulation:
         """Whether ranks wait for another controller."""
         world = node.world
         assert world is not None
-        if world.by_hand:
+        if world.by_hand or self.store is not None:
             return False
         is_calm = not (world.holds or world.places.vacant or world.is_over)
         is_calm = is_calm and len(world.begun) == len(world.members)
