@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from agent.accounting.account import Account
 from agent.arrivals.late import LateGuests
+from agent.arrivals.living_side import LivingSide
 from agent.arrivals.successors import HEAD, Successors, Takeover, why_not_awaited
 from agent.arrivals.takeover import AttemptClaim, SuccessorWatch, TakeoverDoor
 from agent.controller import actions as do
@@ -23,7 +24,7 @@ from agent.controller.states import JobState
 from agent.failure.ending import RunEnding
 from agent.hooks.listener import open_listener
 from agent.launch.doors import Address, DoorWatch
-from agent.launch.meeting import LivingSide, Met
+from agent.launch.meeting import Met
 from agent.nodes.join import JoinedNode
 from agent.nodes.line import Line, Loss
 from agent.nodes.link import NodeLink

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+from agent.arrivals.living_side import LivingSide
 from agent.arrivals.places import SURE_S
 from agent.arrivals.successors import HEAD, swapped
 from agent.controller.states import JobState
@@ -14,7 +15,7 @@ from agent.dump.node_memory import MemoryGiver
 from agent.failure.ending import RunEnding
 from agent.failure.evidence_json import as_json
 from agent.launch.doors import Address
-from agent.launch.meeting import Continuation, LivingSide, Met
+from agent.launch.meeting import Continuation, Met
 from agent.launch.prepare import Prepared, StartedForkserver, hand_on, start_early
 from agent.launch.scheduler_watch import AloneWith, SchedulerWatch
 from agent.launch.succession import next_job, saved_step, why_over

@@ -10,7 +10,7 @@ import pytest
 from agent.arrivals import takeover as module
 from agent.arrivals.late import LateGuests
 from agent.arrivals.successors import HEAD, Successors, Takeover
-from agent.arrivals.takeover import Claim, SuccessorWatch, TakeoverDoor
+from agent.arrivals.takeover import AttemptClaim, SuccessorWatch, TakeoverDoor
 from agent.launch.doors import Address
 from agent.nodes.join import JoinedNode, join
 from agent.nodes.messages import Begin, LivingRanks
@@ -47,7 +47,7 @@ class Place:
             self.guests,
             self.begin,
             self.doors,
-            Claim("job", 4, (self.folder,)),
+            AttemptClaim("job", 4, (self.folder,)),
             self.files,
             self.loop,
             self._decides,

@@ -49,7 +49,7 @@ def test_who_had_taken_node_0s_part_counts_as_node_0_where_nodes_meet_again():
     )
     starter = SimpleNamespace(keep=lambda: True, kept=lambda: None)
     following = NextJob(met, {}, SimpleNamespace(say=print), starter, None)
-    assert following.begin(CLOSED, 9, True, nodes, 4, head=1)
+    assert following.begin(CLOSED, 9, True, nodes, 4, "", head=1)
     assert [each.address for each in following._nodes] == ["10.0.0.1", "10.0.0.0", "10.0.0.2"]
     assert following._spec.node_rank == 1
     job = following._job

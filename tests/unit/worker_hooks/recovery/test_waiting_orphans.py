@@ -15,7 +15,7 @@ from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.left_pages import ALONE, TAKEN, claim, claimed
 from worker_hooks.guard.guard import Guard, StartupOptions
 from worker_hooks.guard.update_clearance import UpdateClearance
-from worker_hooks.recovery import agent_lost
+from worker_hooks.recovery import agent_lost, attempt_claim
 from worker_hooks.recovery.peer_notes import PeerNotes
 
 STEP = 4
@@ -155,7 +155,7 @@ def test_who_has_a_copy_of_a_page_says_so_to_all(orphans):
 @pytest.fixture
 def alone(tmp_path, monkeypatch):
     """A rank of node 0, which may be saved by others."""
-    monkeypatch.setattr(agent_lost, "TAKEN_S", 0.05)
+    monkeypatch.setattr(attempt_claim, "TAKEN_S", 0.05)
     told = RankEnv(0, world_size=3, attempt=2, record_id="run", hooks="", drill="", nodes=3)
     return Guard(
         told,
@@ -167,24 +167,24 @@ def alone(tmp_path, monkeypatch):
 
 
 def test_they_save_if_no_other_node_takes_their_part(alone, tmp_path):
-    assert agent_lost._is_left(alone)
+    assert attempt_claim.is_left(alone)
     assert claimed(tmp_path, "run", 2) == ALONE
-    assert agent_lost._is_left(alone)  # as its peers
+    assert attempt_claim.is_left(alone)  # as its peers
 
 
 def test_they_end_if_one_does(alone, tmp_path, monkeypatch):
-    monkeypatch.setattr(agent_lost, "TAKEN_S", LONG_S)
+    monkeypatch.setattr(attempt_claim, "TAKEN_S", LONG_S)
     claim(tmp_path, "run", 2, TAKEN)
-    assert not agent_lost._is_left(alone)
+    assert not attempt_claim.is_left(alone)
 
 
 def test_they_wait_no_longer_once_ranks_of_others_save(alone, tmp_path, monkeypatch):
-    monkeypatch.setattr(agent_lost, "TAKEN_S", LONG_S)
+    monkeypatch.setattr(attempt_claim, "TAKEN_S", LONG_S)
     agent_lost.notes_folder(str(tmp_path), "run").mkdir()
-    assert agent_lost._is_left(alone)
+    assert attempt_claim.is_left(alone)
 
 
 def test_what_is_no_folder_is_claimed_by_nobody(alone, tmp_path):
     (tmp_path / "file").touch()
     alone.options = StartupOptions(str(tmp_path / "file"))
-    assert agent_lost._is_left(alone)
+    assert attempt_claim.is_left(alone)
