@@ -206,7 +206,7 @@ def _of_folders(job: Job) -> str:
     head = "node 0" if job.policy.replace.near else "the scheduler"
     return (
         f"; what is saved is on the disk of {head} alone, other nodes copy it as they resume, and "
-        f"without that no step is saved ({job.apart})"
+        f"without it no step is saved ({job.apart})"
     )
 
 

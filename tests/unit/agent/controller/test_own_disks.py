@@ -146,7 +146,7 @@ def test_what_holds_and_what_does_not():
     assert shared.endswith("; likewise a node, once another takes its place")
     assert said.endswith(
         "; likewise a node, once another takes its place; what is saved is on the disk of node 0 "
-        f"alone, other nodes copy it as they resume, and without that no step is saved ({WHY})"
+        f"alone, other nodes copy it as they resume, and without it no step is saved ({WHY})"
     )
     assert decide(decision.job, APART).say == ""  # another node says the same
 
@@ -160,7 +160,7 @@ def test_it_is_said_once_if_it_is_known_before_all_else():
 def test_a_restart_says_so_as_well():
     said = str(protection(after(play(RESTARTED, EQUAL), APART)[0]))
     assert said.startswith("partly protected: replacing is off; a death means save and restart")
-    assert said.endswith(f"its step is not saved ({WHY})")
+    assert said.endswith(f"without it no step is saved ({WHY})")
 
 
 def test_of_a_scheduler_too():
