@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from agent.dump.beside import manifest_file
 from agent.dump.room import SPARE, shortage
+from agent.machine.loop_calls import CallSoon
 from agent.nodes.run_messages import MemoryTaken, SaveFar, TakeMemory, pack_said, unpack_said
 from agent.nodes.tls import PLAIN, Security
 from agent.nodes.transfer import SILENCE_S, MemoryInbox, MemoryServer, Span, fetch, give
-from agent.records.file_thread import CallSoon
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.layout import held

@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 from agent.hooks.rank_links import Loop
 from agent.launch.doors import Address, DoorWatch
+from agent.machine.loop_calls import until_closed
 from agent.nodes.join import JoinedNode, NeverBegunError, NobodyThereError, RefusedError
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import AGAIN
 from agent.nodes.roster import Doors
-from agent.records.file_thread import until_closed
 
 AGAIN_S = 0.5  # from one try to the next
 GONE_S = 5.0  # that another worker's msrun is gone or silent, until that counts

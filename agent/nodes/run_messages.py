@@ -298,6 +298,10 @@ RunMessage = (
     | CopyProgressed | CopyWritten | ShownStatus | Ended | ToldAgain | ResumeFrom | TermKnown
     | TermHeard
 )
+ForCopies = PageSeen | PageNews | WordKept
+ForHooks = (
+    ToRank | ToRanks | SaveFar | WriteCopy | UpdatesCleared | ForCopies | PagesTold | PagesLeft
+)
 # fmt: on
 
 _SAID = Vocabulary(

@@ -12,22 +12,11 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import TypeVar
 
+from agent.machine.loop_calls import CallSoon, until_closed
+
 T = TypeVar("T")
 
-CallSoon = Callable[..., object]
-"""The loop's method that another thread may call."""
-
 THREADS = 8  # more do not make a disk faster
-
-
-def until_closed(call_soon: CallSoon) -> CallSoon:
-    """The loop's ``call_soon_threadsafe``, which does nothing once the loop is closed."""
-
-    def call(what: Callable[..., object], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the job is over: nobody waits
-            call_soon(what, *args)
-
-    return call
 
 
 class FileThread:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
+from agent.machine.loop_calls import until_closed
 from agent.seat.records import HeldSeat, NodeShare, Seat, SeatRecord, StoreError, Will
 from agent.seat.rights import (
     AGAIN_S,
@@ -143,15 +145,8 @@ class Tenure:
         return self._store.take(self._own, self._will, after, if_free=if_free)
 
     def _ask(self, question: Callable[[], bool | HeldSeat | SeatRecord]) -> None:
-        call_soon = self._loop.call_soon_threadsafe
-
-        def answer(found: bool | HeldSeat | SeatRecord | StoreError) -> None:
-            try:
-                call_soon(self._hear, found)
-            except RuntimeError:  # the loop is closed, so the job is over
-                return
-
-        self._thread.ask(question, answer)
+        call_soon = until_closed(self._loop.call_soon_threadsafe)
+        self._thread.ask(question, partial(call_soon, self._hear))
 
     def _hear(self, found: bool | HeldSeat | SeatRecord | StoreError) -> None:
         if self._is_over:

@@ -25,6 +25,7 @@ from agent.controller.decide import Answer
 from agent.controller.states import JobState
 from agent.failure.evidence import Evidence
 from agent.launch.meeting import Met, program_digest
+from agent.machine.loop_calls import until_closed
 from agent.nodes.alike import Once
 from agent.nodes.checkpoint_copy import SEEN_S, CheckpointPlace
 from agent.nodes.line import CLOSED, Line, Loss, LossKind
@@ -38,7 +39,6 @@ from agent.nodes.run_messages import (
     pack_said,
 )
 from agent.ranks.homes import Homes
-from agent.records.file_thread import until_closed
 from agent.seat.job_seat import tenure_of
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController

@@ -31,6 +31,7 @@ from agent.machine.process_use import ProcessNews
 from agent.nodes.run_messages import (
     Beats,
     FolderMarked,
+    ForHooks,
     FromRank,
     PageNews,
     PageSeen,
@@ -44,7 +45,6 @@ from agent.nodes.run_messages import (
     ToRanks,
     UpdatesCleared,
     UpdatesReady,
-    WordKept,
     WriteCopy,
     pack_said,
     unpack_said,
@@ -70,13 +70,6 @@ CHANGED_BY = protocol.Frozen | protocol.Standing | protocol.Leaving
 WAITS = protocol.Raised | protocol.Leaving | protocol.ExitRequested
 ANSWERS = protocol.Release | protocol.Leave | protocol.Dismiss | protocol.Rejoin | protocol.Hold
 """What a rank has said when it waits, and what it waits for."""
-
-ForCopies = PageSeen | PageNews | WordKept
-# fmt: off
-ForHooks = (
-    ToRank | ToRanks | SaveFar | WriteCopy | UpdatesCleared | ForCopies | PagesTold | PagesLeft
-)
-# fmt: on
 
 
 class HooksRelay:
@@ -313,9 +306,7 @@ class HooksRelay:
 
     @property
     def are_in_script(self) -> bool:
-        """Whether ranks have not come to the end of their scripts; unknown of those that say
-        nothing: then they have not.
-        """
+        """Whether none has come to the end of its script, as far as they have said."""
         return not self._left
 
     @property

@@ -17,6 +17,7 @@ from agent.controller.states import JobState
 from agent.dump.node_memory import MemoryKeeper
 from agent.hooks.rank_links import Said
 from agent.launch.scheduler_watch import SchedulerWatch, may_train_on
+from agent.machine.loop_calls import until_closed
 from agent.nodes.checkpoint_copy import CheckpointFetcher, CheckpointPlace
 from agent.nodes.codec import pack_event, unpack_action
 from agent.nodes.join import JoinedNode
@@ -25,6 +26,7 @@ from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import (
     Ended,
     Fact,
+    ForHooks,
     JobKnown,
     NodeFacts,
     NodesKnown,
@@ -40,9 +42,8 @@ from agent.nodes.run_messages import (
     unpack_said,
 )
 from agent.nodes.tls import PLAIN, Security
-from agent.records.file_thread import until_closed
 from agent.seat.records import NO_TERM
-from agent.supervisor.hooks_relay import ForHooks, HooksRelay
+from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.job_view import Holders, JobView
 from agent.supervisor.supervisor import Supervisor
 from agent.text.wording import duration

@@ -10,8 +10,8 @@ from agent.controller import events as ev
 from agent.hooks.exit_files import ExitFiles
 from agent.hooks.rank_links import Loop
 from agent.launch import signals
+from agent.machine.loop_calls import until_closed
 from agent.records import stop_note
-from agent.records.file_thread import until_closed
 from agent.spec.job_spec import JobSpec
 
 SHORT = frozenset({signal.SIGTERM, signal.SIGINT})  # a batch system that sends these kills soon

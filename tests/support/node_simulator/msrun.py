@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from agent.arrivals.places import Relation
 from agent.arrivals.successors import LONGEST_S, PATIENCE_S
 from agent.launch.search import LEAD, AloneError, Search
 from agent.nodes.line import LIMIT_S, Loss, LossKind
@@ -25,16 +24,18 @@ from agent.nodes.roster import (
 )
 from agent.seat.records import NodeShare
 from support.node_simulator.network import Line
+from support.node_simulator.node_words import (
+    CHALLENGE_S,
+    LAST_CALL_S,
+    LOOK_S,
+    SAVE_S,
+    SEEK_S,
+    START_S,
+    join_of,
+)
 
 if TYPE_CHECKING:
     from support.node_simulator.simulation import Simulation, World
-
-LOOK_S = 0.5  # real nodes look more often
-CHALLENGE_S = 10.0  # that who dials waits for a word
-SAVE_S = 15.0  # at most, until the ranks of a node have saved
-LAST_CALL_S = 10.0  # that enough nodes wait for more
-SEEK_S = 0.1
-START_S = 60.0  # that a node 0 which was started again waits for the others
 
 
 class Msrun:
@@ -377,11 +378,7 @@ class Msrun:
             self.line.send(self, target.joined, self._join(), self.line)
 
     def _join(self, **more: Any) -> Join:
-        own = self._own(survived=self._survived, **more)
-        fields = (own.run_id, own.record_id, own.node_rank, own.nproc, own.host, own.pid)
-        return Join(*fields, own.version, "", "", "", own.is_spare, 1)._replace(
-            survived=own.survived, living=own.living
-        )
+        return join_of(self._own(survived=self._survived, **more))
 
     def _own(self, **more: Any) -> OwnNode:
         own = OwnNode(ANY_RANK, 1, f"mn{self.machine}", 1 + self.number, "", f"r{self.number}", "1")
@@ -543,7 +540,7 @@ class Msrun:
         """A node has come, or what it said arrives late."""
         guest = line.other(self)
         if self.what == "controls":
-            self._judge(join, guest, line)
+            self.world.judge(join, guest, line)
             return
         if self.what == "leads" and join.living is not None:
             join = join._replace(node_rank=join.living.node_rank)
@@ -559,7 +556,7 @@ class Msrun:
             return
         address = f"10.0.0.{guest.number}"
         if why := self._gathering.add(join, address):
-            self._refuse(guest, line, why)
+            self.refuse(guest, line, why)
             return
         key = key_of(join, address)
         if earlier := self._seats.pop(key, None):
@@ -569,9 +566,9 @@ class Msrun:
             for other in [k for k, (each, _) in self._seats.items() if each.what == "asks"]:
                 living, its = self._seats.pop(other)
                 self._gathering.remove(other)
-                self._refuse(living, its, "mixed", again=True)
+                self.refuse(living, its, "mixed", again=True)
 
-    def _refuse(self, guest: Msrun, line: Line, why: str, *, again: bool = False) -> None:
+    def refuse(self, guest: Msrun, line: Line, why: str, *, again: bool = False) -> None:
         def hear() -> None:
             if guest.line is line:
                 guest.refused(why, again=again)
@@ -599,20 +596,3 @@ class Msrun:
         for key, (guest, line) in seats.items():
             world.lines[guest] = line
             line.send(self, guest.begin, world, ranks[key], line)
-
-    def _judge(self, join: Join, guest: Msrun, line: Line) -> None:
-        """As `AllNodes` does about who comes while the job runs."""
-        world = self.world
-        assert world is not None
-        if join.living is not None:
-            self._refuse(guest, line, "it was left", again=True)
-            return
-        if join.survived is not None:
-            found = self.sim.relation(join.survived, (world.job, *world.lineage), world.step)
-            if found is Relation.AHEAD:
-                self._refuse(guest, line, "the job here ends")
-                world.end("a later step is saved")
-                return
-        self.spares[guest] = line
-        line.send(self, guest.spared)
-        world.fill_places()

@@ -8,21 +8,22 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from agent.arrivals.places import SURE_S, LostPlaces, relation
+from agent.arrivals.places import SURE_S, LostPlaces, Relation, relation
 from agent.arrivals.successors import PATIENCE_S, Successors, Takeover, why_not_awaited
 from agent.launch.scheduler_watch import LostWorkers, may_train_on
 from agent.launch.search import Search
 from agent.launch.succession import why_over
 from agent.nodes.line import LIMIT_S, Loss, LossKind
-from agent.nodes.messages import LivingRanks
+from agent.nodes.messages import Join, LivingRanks
 from agent.nodes.roster import Gathering, Survivors
 from agent.nodes.run_messages import NodeFacts
 from agent.seat.records import NodeShare
 from agent.seat.rights import GrantPlaces, NodeZeroRight, SuccessorRight, TellTerm
 from agent.spec.job_spec import ClusterSpec, JobSpec, Program, ProgramKind, ReplaceSpec
 from agent.supervisor.all_nodes import FENCE_S
-from support.node_simulator.msrun import START_S, Msrun
+from support.node_simulator.msrun import Msrun
 from support.node_simulator.network import JITTER_S, Clock, Line, Network
+from support.node_simulator.node_words import START_S
 from support.node_simulator.store import ASKED, STORE, Store
 
 STEP_S = 1.0
@@ -170,6 +171,22 @@ class World:
         still = place in self.places.vacant and self.began_with[place] is node
         if still and controller is self.controller:
             self.end("no node came in the place of the lost one")
+
+    def judge(self, join: Join, guest: Msrun, line: Line) -> None:
+        """As `AllNodes` does about who comes while the job runs."""
+        controller = self.controller
+        if join.living is not None:
+            controller.refuse(guest, line, "it was left", again=True)
+            return
+        if join.survived is not None:
+            found = self.sim.relation(join.survived, (self.job, *self.lineage), self.step)
+            if found is Relation.AHEAD:
+                controller.refuse(guest, line, "the job here ends")
+                self.end("a later step is saved")
+                return
+        controller.spares[guest] = line
+        line.send(controller, guest.spared)
+        self.fill_places()
 
     def fill_places(self) -> None:
         """Spare nodes get the places of lost ones."""
