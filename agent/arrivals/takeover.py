@@ -12,6 +12,7 @@ from typing import NamedTuple
 from agent.arrivals.late import LateGuests, Loop, NodePlace
 from agent.arrivals.successors import LONGEST_S, PATIENCE_S, Successors, Takeover
 from agent.launch.doors import Address, DoorWatch
+from agent.machine.loop_calls import until_closed
 from agent.nodes.join import JoinedNode, NeverBegunError, NobodyThereError, RefusedError
 from agent.nodes.line import Line
 from agent.nodes.messages import AGAIN, Begin, Join, Refused, Spare
@@ -115,8 +116,7 @@ class SuccessorWatch:
             raise NobodyThereError
 
     def _call(self, call: Callable[..., object], about: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the job is over
-            self._loop.call_soon_threadsafe(call, about)
+        until_closed(self._loop.call_soon_threadsafe)(call, about)
 
     def _take(self, joined: JoinedNode) -> None:
         self._connection = None  # it is somebody else's now

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -349,6 +350,9 @@ def test_a_place_whose_disk_is_stuck_is_left_before_its_writers_are_blamed(
     class Lines:
         def send(self, rank: int, message: protocol.Message) -> None:
             sent.append((rank, message))
+
+        def send_all(self, ranks: Sequence[int], message: protocol.Message) -> None:
+            sent.extend((rank, message) for rank in ranks)
 
     class Places:
         lineage, resumed_step = (), 0

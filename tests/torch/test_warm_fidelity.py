@@ -38,6 +38,7 @@ INHERENT = {
     "environ.MS_SCHED_PORT": "the same",
     "environ.MSRUN_RUNS": "names the job",
     "environ.MSRUN_HOOKS": "the agent's socket, a name for each job",
+    "environ.MSRUN_FORKSERVER_PID": "a process of each job",
     "environ.TORCHELASTIC_RUN_ID": "names the job",
 }
 # Not compared, as nothing shows them but the kernel or a private interface: /proc/self/environ (the

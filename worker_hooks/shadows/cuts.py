@@ -236,8 +236,7 @@ def _keep_for_ever(thing: object) -> None:
 
 def is_guarded() -> bool:
     """Whether the script has made a ``TrainState``, whose hooks protect it then."""
-    kind = getattr(sys.modules.get(TRAIN_STATE), "TrainState", None)
-    return bool(getattr(kind, "_is_made", False))
+    return bool(getattr(sys.modules.get(TRAIN_STATE), "is_one_made", False))
 
 
 def _drill() -> Any:

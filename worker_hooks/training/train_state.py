@@ -49,12 +49,12 @@ NO_STEP = (
     "be saved, and no rank is replaced: give TrainState what is trained"
 )
 
+is_one_made = False
+"""The script of this process has made a ``TrainState``: to import the class protects nothing."""
+
 
 class TrainState:
     """The state of one rank's training: what it is made of, and how far it is."""
-
-    _is_made = False
-    """The script of this process has made one: to import the class protects nothing."""
 
     def __init__(
         self,
@@ -88,7 +88,8 @@ class TrainState:
             ValueError: a checkpoint does not fit what was registered.
             SystemExit: msrun was asked to resume and no checkpoint can be trusted.
         """
-        TrainState._is_made = True
+        global is_one_made  # noqa: PLW0603  there is one process
+        is_one_made = True
         self._callbacks = CallbackList(callbacks)
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
         given = {name: thing for name, thing in (named | objects).items() if thing is not None}

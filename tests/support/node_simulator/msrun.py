@@ -254,8 +254,8 @@ class Msrun:
             line.send(self, guest.begin, world, guest.place, line, self.loss)
         for place in set(range(len(world.members))) - {lost, self.place}:
             if world.members[place] not in self._seats:
-                world._lose(world.members[place], self.loss, self)
-        world._lose(world.members[lost], self.loss, self)
+                world._lose(place, world.members[place], self.loss, self)
+        world._lose(lost, world.members[lost], self.loss, self)
         self._watch_home(world, lost)
 
     def _watch_home(self, world: World, lost: int) -> None:

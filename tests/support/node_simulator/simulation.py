@@ -140,15 +140,17 @@ class World:
     # --- what the controller does ---------------------------------------------------------------
 
     def lost(self, node: Msrun, loss: Loss) -> None:
-        delay_s = FENCE_S if loss.kind is LossKind.SILENCE else 0.0
-        self.sim.clock.after(delay_s, self._lose, node, loss, self.controller)
-
-    def _lose(self, node: Msrun, loss: Loss, controller: Msrun) -> None:
-        if self.is_over or controller is not self.controller or not controller.is_alive:
-            return
         if node not in self.members:
             return
-        place = self.members.index(node)
+        # of that place: it may be a spare node by then, and have another one
+        about = self.members.index(node), node, loss, self.controller
+        self.sim.clock.after(FENCE_S if loss.kind is LossKind.SILENCE else 0.0, self._lose, *about)
+
+    def _lose(self, place: int, node: Msrun, loss: Loss, controller: Msrun) -> None:
+        if self.is_over or controller is not self.controller or not controller.is_alive:
+            return
+        if self.members[place] is not node:
+            return
         self.members[place] = None
         now = self.sim.clock.now
         is_silent = loss.kind is LossKind.SILENCE

@@ -279,7 +279,7 @@ def test_what_is_protected_after_a_restart_is_not_said_again():
 @pytest.mark.parametrize(
     ("near", "wait_s", "said"),
     [
-        (range(2), 600.0, "likewise a node, once another takes its place (if it is node 0, all "),
+        (range(2), 600.0, "; likewise a node, once another takes its place"),
         (range(2), 0.0, "; a node that dies ends the job, its step is saved"),
         (range(0), 600.0, "likewise a worker's msrun, once it is started again; without the sched"),
     ],

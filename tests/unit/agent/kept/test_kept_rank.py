@@ -16,7 +16,7 @@ from support.kept_process import killed, process
 from agent.kept.kept_rank import KeptRank
 from agent.kept.kept_ranks import KeptRanks
 from worker_hooks.contract import status_page
-from worker_hooks.contract.process_stat import read_stat
+from worker_hooks.contract.process_stat import name_of, read_stat
 from worker_hooks.contract.status_page import Page
 from worker_hooks.kept.keeper import start_keeper
 from worker_hooks.machine import kept_memory
@@ -270,6 +270,7 @@ def test_peers_write_what_it_would_have_written(warm_python, tmp_path):
         page = Page(fd)
         os.close(fd)
         page.note_keeper(rank.keeper, rank.memory._board)
+        poll(lambda: name_of(rank.keeper) == kept_memory.KEEPER)  # it may not have run yet
         assert left_steps({3: page}) == {3: (step,)}
         with pytest.raises(OSError, match="the memory of rank 3 does not hold step 77 any more"):
             write_left(page, 77, tmp_path, "rank_3/a", lambda _: None)

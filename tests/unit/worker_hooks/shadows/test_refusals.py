@@ -44,11 +44,11 @@ def test_each_of_these_is_refused(change, reason):
 
 def test_a_class_that_is_imported_protects_nothing(monkeypatch):
     """As by ``try: from msrun import TrainState``, or by a preload that saw it in a source."""
-    assert "_is_made" in vars(importlib.import_module(cuts.TRAIN_STATE).TrainState)
-    module = SimpleNamespace(TrainState=SimpleNamespace(_is_made=False))
+    assert "is_one_made" in vars(importlib.import_module(cuts.TRAIN_STATE))
+    module = SimpleNamespace(is_one_made=False)
     monkeypatch.setitem(sys.modules, cuts.TRAIN_STATE, module)
     assert not cuts.is_guarded()
-    module.TrainState._is_made = True
+    module.is_one_made = True
     assert cuts.is_guarded()
     monkeypatch.delitem(sys.modules, cuts.TRAIN_STATE)
     assert not cuts.is_guarded()
