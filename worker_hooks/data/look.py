@@ -175,13 +175,27 @@ def _is_array(thing: object) -> bool:
     return kind is not None and isinstance(thing, kind)
 
 
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether all its elements are there: FSDP frees what views of gathered parameters lie in."""
+    if type(tensor) not in {torch.Tensor, torch.nn.Parameter}:
+        return False  # a tensor of others has none, or not all
+    storage, ends = tensor.untyped_storage(), zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((count - 1) * stride for count, stride in ends) if tensor.numel() else 0
+    needed = (tensor.storage_offset() + span) * tensor.itemsize
+    return needed <= storage.nbytes() and (not span or storage.data_ptr() != 0)
+
+
 def _content(thing: Any) -> tuple[object, ...]:
     """The shape, and a sum of both ends."""
     if isinstance(thing, bytearray):
         return len(thing), zlib.crc32(thing[:_END_BYTES]), zlib.crc32(thing[-_END_BYTES:])
     if isinstance(thing, torch.Tensor):
         shape = tuple(thing.shape), str(thing.dtype)
-        if thing.layout is not torch.strided or thing.device.type != "cpu":
+        if (
+            thing.layout is not torch.strided
+            or thing.device.type != "cpu"
+            or not _has_memory(thing)
+        ):
             return shape
         flat = thing.detach().resolve_conj().resolve_neg().contiguous()
         address, nbytes = flat.data_ptr(), flat.nbytes

@@ -176,3 +176,21 @@ def test_the_end_of_a_large_tensor_counts_and_what_lies_between_elements_does_no
     assert digest(torch.zeros(2, dtype=torch.bfloat16)) != digest(
         torch.ones(2, dtype=torch.bfloat16)
     )
+
+
+def test_a_view_whose_memory_is_freed_is_not_read():
+    """As FSDP's parameters are between two steps; the process ended by SIGSEGV."""
+    whole = torch.zeros(1 << 20)
+    parts = {"part": whole[1 << 19 :], "turned": whole.view(2, -1).t(), "whole": whole}
+    before = look(parts, frozenset())
+    whole.untyped_storage().resize_(0)
+    assert look(parts, frozenset()) != before
+    assert look(parts, frozenset()) == look(parts, frozenset())
+
+
+def test_a_tensor_of_another_class_is_not_read():
+    class Shown(torch.Tensor):
+        pass
+
+    shown = torch.zeros(3).as_subclass(Shown)
+    assert look({"one": shown}, frozenset()) == look({"one": shown}, frozenset())
