@@ -83,7 +83,9 @@ class SeatStore:
         if if_free or after == NO_TERM:
             expected[seat] = None
         found = self._etcd.swap(expected, self._all(new, own, will, lease))
-        return HeldSeat(new, lease) if found is None else self.look()
+        there = None if found is None else self.look()
+        # another of its servers may have done it, whose answer was lost
+        return HeldSeat(new, lease) if there is None or there.term == new else there
 
     def renew(self, held: HeldSeat) -> bool:
         """Whether the seat was still held, and is for another while.

@@ -25,6 +25,7 @@ from agent.failure.ending import RunEnding
 from agent.hooks.listener import open_listener
 from agent.launch.doors import Address, DoorWatch
 from agent.launch.meeting import Met
+from agent.machine import open_files
 from agent.nodes.join import JoinedNode
 from agent.nodes.line import Line, Loss
 from agent.nodes.link import NodeLink
@@ -198,6 +199,11 @@ class Head:
         self._knocks = DoorWatch({lost: home})
 
     @property
+    def pids(self) -> frozenset[int]:
+        """Processes that no sweep may kill."""
+        return self._notifier.pids
+
+    @property
     def ending(self) -> RunEnding | None:
         """How the job ended; ``None``: others decide about that."""
         return self._controller.ending if self._controller.has_ended else None
@@ -276,6 +282,11 @@ class Deputy:
         head = self.head
         return None if head is None else head.ending
 
+    @property
+    def pids(self) -> frozenset[int]:
+        """Processes of a controller here, which no sweep may kill."""
+        return frozenset() if self.head is None else self.head.pids
+
     def attach(self, here: Supervisor) -> None:
         """``here``: runs the ranks of this node."""
         self._here = here
@@ -343,6 +354,8 @@ class Deputy:
         """All others have to come to this node."""
         met, loop, own = self._met, self._here.loop, search.living.node_rank
         assert met.door is not None
+        spec = met.prepared.spec
+        open_files.allow_files(2 * spec.nnodes + spec.world_size)  # as node 0 has
         listener = listen_in_reserve(search.nodes[own].address)
         if listener is None:
             return None

@@ -504,6 +504,7 @@ class HooksRelay:
             self._pending.pop(message.rank, None)
         if isinstance(message, protocol.Hello):
             self._left.discard(message.rank)
+            self._greeted.discard(message.rank)  # another process, which waits for its own answer
         self._words.hear(message)
 
     def _hear_alone(self, message: Said, disturbed: Callable[[Said], None]) -> None:

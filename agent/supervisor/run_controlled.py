@@ -104,7 +104,7 @@ def run_controlled(
         security=met.security,
         keep=spec.dump.keep,
     )
-    supervisor = parts.supervisor(hooks, console.say, nexts.pids)
+    supervisor = parts.supervisor(hooks, console.say, lambda: nexts.pids() | deputy.pids)
     node_0 = f"node {place} ({head.host})" if head.nproc else f"the scheduler ({head.host})"
     console.say(_introduced(prepared, met.roster.nodes[spec.node_rank].name, node_0))
     controller.attach(supervisor.loop, supervisor)
@@ -125,6 +125,8 @@ def run_controlled(
     reason = (
         "the controller's node did not say how the job ended" if ending is None else ending.reason
     )
+    if controller.head != place:  # another node has taken its part
+        node_0 = f"node {controller.head} ({controller.nodes[controller.head].host})"
     if code and lost is None:
         console.say(f"the job has failed, see the report of {node_0}: {reason}")
     parts.journal.log(f"exit {code}: {reason}")

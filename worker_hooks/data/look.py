@@ -15,6 +15,7 @@ import types
 import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), range, torch.dtype,
 
 # what they hold is no part of what refers to them
 _ALONE = (type, types.ModuleType, torch.Tensor, logging.Logger, logging.Handler, types.MethodType)
+_CACHING = PurePath  # its slots remember what it was asked
+_PLAIN_DIMENSIONS, _FEW = 3, 4  # items of a corner of more dimensions
 
 _COLLECTS, _DRAWS = "collects", "draws"  # in tokens
 
@@ -138,7 +141,7 @@ def _token(thing: Any) -> object:
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, object]]:
-    if isinstance(thing, _ALONE) or stream_of(thing) is not None:
+    if isinstance(thing, (*_ALONE, _CACHING)) or stream_of(thing) is not None:
         return
     if isinstance(thing, types.FunctionType):
         for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False):
@@ -154,7 +157,8 @@ def _parts(thing: Any) -> Iterator[tuple[str, object]]:
     for kind in type(thing).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
-            yield f".{name}", getattr(thing, name, None)
+            if name not in {"__dict__", "__weakref__"}:
+                yield f".{name}", getattr(thing, name, None)
 
 
 def _items(thing: Any) -> Iterator[tuple[str, object]]:
@@ -173,6 +177,10 @@ def _is_array(thing: object) -> bool:
     numpy = sys.modules.get("numpy")
     kind = getattr(numpy, "ndarray", None)
     return kind is not None and isinstance(thing, kind)
+
+
+def _corner(dimensions: int) -> tuple[slice, ...]:
+    return (slice(0, _ITEMS if dimensions <= _PLAIN_DIMENSIONS else _FEW),) * dimensions
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
@@ -197,12 +205,16 @@ def _content(thing: Any) -> tuple[object, ...]:
             or not _has_memory(thing)
         ):
             return shape
+        if thing.nbytes > 2 * _END_BYTES and not thing.is_contiguous():
+            thing = thing[_corner(thing.ndim)]  # a copy of all could be too large
         flat = thing.detach().resolve_conj().resolve_neg().contiguous()
         address, nbytes = flat.data_ptr(), flat.nbytes
     else:
         shape = tuple(thing.shape), str(thing.dtype)
         if thing.dtype.hasobject:
             return (*shape, repr(thing.ravel()[:_ITEMS]))
+        if thing.nbytes > 2 * _END_BYTES and not thing.flags.c_contiguous:
+            thing = thing[_corner(thing.ndim)]
         flat = thing if thing.flags.c_contiguous else thing.copy()
         address, nbytes = flat.ctypes.data, flat.nbytes
     first = ctypes.string_at(address, min(nbytes, 2 * _END_BYTES))

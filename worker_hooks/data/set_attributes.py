@@ -13,6 +13,7 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -97,7 +98,8 @@ class SetAttributes:
                 owner, _, key = place.rpartition(".")
                 text = born if for_workers else now
                 if owner == name and isinstance(text, str):
-                    vars(part)[key] = state_json.decode(json.loads(text), {})
+                    with suppress(ValueError):  # it names a tensor: what is there stays
+                        vars(part)[key] = state_json.decode(json.loads(text), {})
         self.changed = dict(saved)
 
     def known(self) -> Iterator[tuple[str, Any, dict[str, str | int]]]:
@@ -125,16 +127,38 @@ def _plain_of(part: Any) -> dict[str, str | int]:
     found: dict[str, str | int] = {}
     for key, value in list(vars(part).items()):
         if isinstance(value, Tensor):
-            found[key] = hash((id(value), value._version))  # noqa: SLF001
+            version = 0 if value.is_inference() else value._version  # noqa: SLF001
+            found[key] = hash((id(value), version))
         elif _is_array(value) and value.nbytes <= _READ_BYTES:
             found[key] = zlib.crc32(value.tobytes())
-        elif type(value) in FIXED or (type(value) in {list, tuple} and len(value) < _MOST_TEXT):
+        elif type(value) in {str, bytes} and len(value) > _MOST_TEXT:
+            found[key] = hash(value)
+        elif type(value) in FIXED or (type(value) in {list, tuple} and _is_small(value)):
             try:
-                text = state_json.dumps(state_json.encode(value, key)[0])
+                encoded, tensors = state_json.encode(value, key)
             except TypeError:
                 continue
-            found[key] = text if len(text) <= _MOST_TEXT else hash(text)
+            text = state_json.dumps(encoded)
+            is_whole = len(text) <= _MOST_TEXT and not tensors  # a text only names tensors
+            inside = map(id, value if type(value) in {list, tuple} else ())
+            found[key] = text if is_whole else hash((text, *inside))
     return found
+
+
+def _is_small(value: Any) -> bool:
+    """Whether it is made text in no time: whole data sets may lie in a list or a pair."""
+    waiting, room = [value], _MOST_TEXT
+    while waiting and room > 0:
+        each = waiting.pop()
+        if isinstance(each, dict | list | tuple | set | frozenset | deque):
+            room -= len(each) + 1
+            if room > 0:
+                waiting += [*each.keys(), *each.values()] if isinstance(each, dict) else each
+        elif isinstance(each, str | bytes | bytearray):
+            room -= len(each) + 1
+        elif _is_array(each):
+            room -= each.nbytes // 8 + 1
+    return room > 0
 
 
 def _is_array(value: Any) -> bool:

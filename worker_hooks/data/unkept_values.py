@@ -19,6 +19,7 @@ from functools import partial
 from itertools import chain, repeat
 from types import BuiltinFunctionType, FunctionType, GeneratorType, ModuleType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -164,14 +165,25 @@ class _Seen:
 
 
 class _Referred(_Seen):
-    """A function, a class, a module: what counts is which one it is."""
+    """A function, a class, a module: what counts is which one it is. It is not kept alive."""
+
+    def __init__(self, kind: str, content: Any) -> None:
+        try:
+            held: Callable[[], Any] = ref(content)
+        except TypeError:  # None, something built in
+            held = partial(_itself, content)
+        super().__init__(kind, held)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Seen) or not (self.kind or other.kind):
             return isinstance(other, _Seen)
-        return self.content is other.content
+        return isinstance(other, _Referred) and self.content() is other.content()
 
     __hash__ = None
+
+
+def _itself(thing: Any) -> Any:
+    return thing
 
 
 _KINDS = {FunctionType: "function", BuiltinFunctionType: "function", type: "class"}

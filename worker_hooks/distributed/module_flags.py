@@ -9,7 +9,7 @@ they were at that time, and behind it as they were at the step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter
+from operator import attrgetter, getitem
 from typing import Any
 from weakref import ref
 
@@ -81,7 +81,10 @@ class Flags:
         self._is_in_loop = is_in_loop
         self._modules = list(module.modules())
         held = [each._parameters for each in self._modules]  # noqa: SLF001  they may be replaced
-        self._places = [(each, key) for each in held for key in each]
+        pairs = ((each, key) for each in held for key in [*each.keys()])  # some are no dict
+        self._places = [(each, key) for each, key in pairs if each[key] is not None]
+        self._held = [each for each, _ in self._places]
+        self._keys = [key for _, key in self._places]
         self._seen: dict[str, tuple[Any, str]] = {}
 
     def get(self, key: str, default: Any) -> Any:
@@ -91,7 +94,7 @@ class Flags:
             if key == TRAINING:
                 now = tuple(map(_IS_TRAINING, self._modules))
             else:
-                now = REDUCED.count, *(one is not None and one.requires_grad for one in self._all())
+                now = REDUCED.count, *map(_IS_TRAINED, map(getitem, self._held, self._keys))
         except (KeyError, AttributeError):
             return default
         was, text = self._seen.get(key, (None, ""))
@@ -110,7 +113,10 @@ class Flags:
             ValueError: the module has other layers.
             RuntimeError: a DDP does not reduce what it has to.
         """
-        things = self._modules if key == TRAINING else list(self._all())
+        try:
+            things = self._modules if key == TRAINING else list(self._all())
+        except KeyError as error:
+            raise ValueError(f"the model has no parameter {error} any more") from None
         if len(text) != len(things):
             raise ValueError(f"the model had {len(text)} flags, and has {len(things)}")
         if key == TRAINING:

@@ -355,7 +355,8 @@ class Walk:
         if isinstance(thing, torch.nn.Module):
             found = []
             for path, each in thing.named_modules():
-                if not each._modules.keys().isdisjoint(_WRAPPED):  # noqa: SLF001  a wrapper
+                # a wrapper; the keys of a ScriptModule's are a list
+                if not {*each._modules.keys()}.isdisjoint(_WRAPPED):  # noqa: SLF001
                     continue
                 parts = [name, *(part for part in path.split(".") if part not in {"", *_WRAPPED})]
                 found += self._take(".".join(parts), each, is_top=not path)
