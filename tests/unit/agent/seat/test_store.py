@@ -117,6 +117,17 @@ def test_what_was_done_though_the_answer_was_lost_is_found_out(etcd):
     assert store(etcd).take(OTHER, WILL, held.term) == SeatRecord(later, OTHER, WILL)
 
 
+def test_a_swap_that_another_server_had_done_already_is_no_refusal(etcd):
+    """The first one had it, and its answer was late: asked again, the next one compares in vain."""
+    held = store(etcd).take(OWN, WILL)
+    mine = store(etcd)
+    swap = mine._etcd.swap
+    mine._etcd.swap = lambda *about: (swap(*about), swap(*about))[1]
+    won = mine.take(OTHER, WILL, held.term)
+    assert isinstance(won, HeldSeat)
+    assert won.term == store(etcd).look().term != held.term
+
+
 def test_a_term_is_never_the_same_again():
     assert next_term("", "a") == "1-a"
     assert next_term("1-a", "b") == "2-b"

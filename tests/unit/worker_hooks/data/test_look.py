@@ -5,6 +5,7 @@ import logging
 import random
 from collections import deque
 from io import BytesIO
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -194,3 +195,21 @@ def test_a_tensor_of_another_class_is_not_read():
 
     shown = torch.zeros(3).as_subclass(Shown)
     assert look({"one": shown}, frozenset()) == look({"one": shown}, frozenset())
+
+
+def test_a_path_that_was_opened_has_not_changed():
+    """Its slots remember its text, its hash, its parts."""
+    files = [Path("/a/b"), Path("/a/c")]
+    before = look({"files": files}, frozenset())
+    assert (hash(files[0]), str(files[1])) is not None
+    assert look({"files": files}, frozenset()) == before
+
+
+def test_of_a_large_transposed_array_a_corner_is_looked_at():
+    wide = np.zeros((1 << 12, 1 << 8)).T
+    shown = np.broadcast_to(np.zeros(1), (1 << 20, 1 << 20))  # 8 TB, if it were copied
+    expanded = torch.zeros(1).expand(1 << 20, 1 << 20)
+    roots = {"wide": wide, "shown": shown, "expanded": expanded}
+    before = look(roots, frozenset())
+    wide[0, 0] = 1
+    assert look(roots, frozenset()) != before

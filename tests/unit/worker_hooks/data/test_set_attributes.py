@@ -140,3 +140,38 @@ def test_workers_that_stay_go_on_with_what_there_was_when_they_began():
     new.feed.begin(2)
     del iterator
     assert new.feed.meta()["set"]["dataset.share"][0] == "0.5"
+
+
+def test_what_a_data_set_holds_is_not_copied_to_be_looked_at(monkeypatch):
+    """Whole data sets lie in lists and pairs: to encode them took as much memory again."""
+    part = Noisy()
+    part.volumes = [np.zeros(1 << 16) for _ in range(8)]
+    part.text = "a" * (1 << 20)
+    part.words = [[1] * 600, [2] * 600]
+    encoded = []
+    encode = set_attributes.state_json.encode
+    monkeypatch.setattr(
+        set_attributes.state_json,
+        "encode",
+        lambda value, key: encoded.append(key) or encode(value, key),
+    )
+    found = set_attributes._plain_of(part)
+    assert not {"volumes", "text", "words"} & {*encoded}
+    assert {"share", "is_mixed", "chosen"} <= {*encoded}
+    assert isinstance(found["text"], int)
+
+
+def test_tensors_in_a_tuple_are_no_text_and_another_one_is_a_change():
+    part = Noisy()
+    part.stats = torch.zeros(3), torch.ones(3)
+    was = set_attributes._plain_of(part)["stats"]
+    assert isinstance(was, int)  # a text would only name them, and could not be read
+    part.stats = torch.zeros(3), torch.ones(3)
+    assert set_attributes._plain_of(part)["stats"] != was
+
+
+def test_a_tensor_made_in_inference_mode_can_be_looked_at():
+    part = Noisy()
+    with torch.inference_mode():
+        part.features = torch.zeros(3)
+    assert isinstance(set_attributes._plain_of(part)["features"], int)
