@@ -132,8 +132,9 @@ def test_nothing_is_lost(kind: str, plain: Run, runs: dict[str, Run]) -> None:
     assert FIXED.get(kind, "all 1 replacements within 3600 s are spent") in begun
     expected = plain.results(kind)
     if kind == "logged":  # the step was saved without what its ranks would have told each other
-        for rank in expected:
-            del rank["1.average.3"]
+        for rank, found in zip(expected, done.results(kind), strict=True):
+            if "1.average.3" not in found:  # else they had told it just before
+                del rank["1.average.3"]
     assert done.results(kind) == expected
     assert "corrupts data" not in done.ended.out
     if kind not in FIXED:

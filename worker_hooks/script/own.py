@@ -156,8 +156,6 @@ class RegisteredObjects:
             entries = tuple(entry_of(name, each) for name, each in tensors.items())
             mark = None if state is None else (marshal.dumps(value, PLAIN), entries, contents)
             if mark == variable.mark:
-                if variable.packed is None:  # large as before, or elsewhere
-                    self._paused[variable.name] = PAUSE
                 return False
             variable.mark = mark
             text = "" if mark is None else state_json.dumps(value)
