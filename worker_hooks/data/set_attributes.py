@@ -9,21 +9,20 @@ is named (:class:`worker_hooks.script.watch.DataObject`).
 from __future__ import annotations
 
 import json
-import sys
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torch.utils.weak import WeakIdKeyDictionary
 
 from worker_hooks.data.loader_kind import loaders_of, parts_of
 from worker_hooks.data.loader_workers import dataset_owners
-from worker_hooks.script.values import FIXED
-from worker_hooks.script.watch import local_modules
+from worker_hooks.script.values import FIXED, is_array, unpack
+from worker_hooks.script.watch import is_local
 from worker_hooks.tensors import state_json
 
 _MOST_TEXT = 1 << 10  # of a value
@@ -34,7 +33,7 @@ LARGE = (
     "another kind: it begins anew after a replacement or resume; set it at the top of each epoch"
 )
 
-_first: WeakKeyDictionary[Any, dict[str, str | int]] = WeakKeyDictionary()
+_first: Any = WeakIdKeyDictionary()  # some data sets, as dataclasses, have no hash
 
 
 def note_first(owners: Mapping[str, object]) -> None:
@@ -44,7 +43,8 @@ def note_first(owners: Mapping[str, object]) -> None:
         owners: what has the script's variables as attributes, by a prefix.
     """
     for loader in loaders_of(owners):
-        attributes = SetAttributes(parts_of(loader) | dataset_owners(loader.dataset))
+        parts = parts_of(loader)
+        attributes = SetAttributes(parts | dataset_owners(parts.get("dataset")))
         deque(attributes.known(), maxlen=0)
 
 
@@ -53,9 +53,8 @@ class SetAttributes:
 
     def __init__(self, parts: Mapping[str, object]) -> None:
         """``parts``: the loader, its data set and its samplers, by name."""
-        own = {each.__name__ for each in local_modules()}
         found = {id(each): (name, each) for name, each in reversed(list(parts.items()))}
-        self._parts = dict(pair for pair in found.values() if _is_looked_at(pair[1], own))
+        self._parts = dict(pair for pair in found.values() if _is_looked_at(pair[1]))
         self.changed: dict[str, Any] = {}
         """As JSON, by part and attribute, of what differs from the begin of training: as this loop
         begins, and as the present workers began."""
@@ -99,7 +98,8 @@ class SetAttributes:
                 text = born if for_workers else now
                 if owner == name and isinstance(text, str):
                     with suppress(ValueError):  # it names a tensor: what is there stays
-                        vars(part)[key] = state_json.decode(json.loads(text), {})
+                        # in place, as other names may refer to it
+                        vars(part)[key] = unpack(json.loads(text), {}, vars(part).get(key))
         self.changed = dict(saved)
 
     def known(self) -> Iterator[tuple[str, Any, dict[str, str | int]]]:
@@ -109,15 +109,15 @@ class SetAttributes:
                 first = _first.get(part)
                 if first is None:
                     first = _first[part] = _plain_of(part)
-            except TypeError:  # neither hashed nor referred to weakly
+            except TypeError:  # it cannot be referred to weakly
                 continue
             yield name, part, first
 
 
-def _is_looked_at(part: object, own: Collection[str]) -> bool:
+def _is_looked_at(part: object) -> bool:
     """Whether it is the script's or torch's, and does not say itself what is to be saved."""
     module = type(part).__module__
-    is_known = module in own or module.startswith("torch.utils.data")
+    is_known = module.startswith("torch.utils.data") or is_local(module)
     has_state = isinstance(part, DataLoader) or hasattr(part, "state_dict")
     return is_known and hasattr(part, "__dict__") and not has_state
 
@@ -129,7 +129,9 @@ def _plain_of(part: Any) -> dict[str, str | int]:
         if isinstance(value, Tensor):
             version = 0 if value.is_inference() else value._version  # noqa: SLF001
             found[key] = hash((id(value), version))
-        elif _is_array(value) and value.nbytes <= _READ_BYTES:
+        elif callable(value):  # a transform: which one it is
+            found[key] = hash((id(value), type(value).__qualname__))
+        elif is_array(value) and value.nbytes <= _READ_BYTES:
             found[key] = zlib.crc32(value.tobytes())
         elif type(value) in {str, bytes} and len(value) > _MOST_TEXT:
             found[key] = hash(value)
@@ -156,11 +158,6 @@ def _is_small(value: Any) -> bool:
                 waiting += [*each.keys(), *each.values()] if isinstance(each, dict) else each
         elif isinstance(each, str | bytes | bytearray):
             room -= len(each) + 1
-        elif _is_array(each):
+        elif is_array(each):
             room -= each.nbytes // 8 + 1
     return room > 0
-
-
-def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)

@@ -5,13 +5,12 @@ The rest begins anew after a replacement or a resume: a large array that is fill
 object that hands out items, has only slots or lies deep within others, an iterator, an argument's
 default that collects; and what a variable refers to, if it is given another function, loss module
 or member of an enumeration. Whether these change shows only in training. So they are looked at
-when it begins, at the first, second, fourth commit and so on, and as loops begin.
+when it begins, and whenever :class:`worker_hooks.training.unkept.Unkept` asks.
 """
 
 from __future__ import annotations
 
 import enum
-import sys
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +28,7 @@ from worker_hooks.data.look import look
 from worker_hooks.rng.generators import stream_of
 from worker_hooks.script.containers import MOST
 from worker_hooks.script.kept import SHARED, ScriptValues
+from worker_hooks.script.values import is_array
 from worker_hooks.script.watch import Group, local_modules
 
 CHANGES = (
@@ -127,11 +127,11 @@ class UnkeptValues:
             return _Referred(_KINDS.get(type(value), kind), value)
         if id(value) in self._listed and hasattr(value, "__dict__"):
             return _Referred(kind, value)
-        if _is_array(value) and not value.dtype.hasobject and value.nbytes <= _READ_BYTES:
+        if is_array(value) and not value.dtype.hasobject and value.nbytes <= _READ_BYTES:
             return _Seen(kind, (value.shape, zlib.crc32(value.tobytes())))
         if hasattr(type(value), "__next__"):
             return _Seen(kind, _place_of(value))
-        if isinstance(value, (torch.Tensor, partial, *_CONTAINERS)) or _is_array(value):
+        if isinstance(value, (torch.Tensor, partial, *_CONTAINERS)) or is_array(value):
             return _Seen(kind, self._content(name, value))
         if type(value).__module__ in self._own and not isinstance(value, _FEEDS):
             return _Seen(kind, self._content(name, value))
@@ -222,11 +222,6 @@ def _place_of(iterator: Any) -> Any:
         return repr(iterator)
     hint: Callable[[], int] | None = getattr(iterator, "__length_hint__", None)
     return id(iterator), None if hint is None else hint()
-
-
-def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def _is_numpys(value: Any) -> bool:

@@ -158,8 +158,11 @@ def _code(parameter: nn.Parameter | None) -> int:
     return int(now) + 2 * int(now if wanted is None else wanted)
 
 
-class ModuleFlags:
-    """The flags ``training`` and ``requires_grad`` of some modules as they were once."""
+class RecordedFlags:
+    """The flags ``training`` and ``requires_grad`` of some modules as they were once.
+
+    Also of changes that no commit has seen; what is saved of flags is :class:`Flags`.
+    """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         """Record the flags of these modules and of all inside them."""

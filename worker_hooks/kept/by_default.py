@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from glob import glob
 
 import torch
 
@@ -16,7 +17,7 @@ _BATCH_SYSTEMS = {  # they add up what the processes of a job take, and may kill
     "LSB_JOBID": "LSF",
     "SGE_TASK_ID": "Grid Engine",
 }
-_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri", "/dev/dxg")
+_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri/renderD*", "/dev/dxg")  # as for glob
 _OF_PLUGINS = ("/dev/davinci_manager",)  # of which torch itself does not know
 
 
@@ -32,5 +33,5 @@ def _may_use_devices() -> bool:
     """Whether this torch and this machine have an accelerator; nothing of it is started."""
     version = torch.version
     kinds = (version.cuda, version.hip, getattr(version, "xpu", None))
-    is_torchs = any(kinds) and any(map(os.path.exists, _DEVICES))
+    is_torchs = any(kinds) and any(map(glob, _DEVICES))
     return is_torchs or any(map(os.path.exists, _OF_PLUGINS))

@@ -74,6 +74,19 @@ class LeftMemory:
             for at in range(0, nbytes, PIECE):
                 yield self._read(address + at, min(PIECE, nbytes - at)), is_replicated
 
+    def summed(self, state: StateMap, digest: list[str]) -> Iterator[bytes]:
+        """The bytes behind the head; behind their end ``digest`` has what :meth:`checksum` returns.
+
+        Raises:
+            OSError: the memory is gone.
+        """
+        found = 0
+        for piece, is_replicated in self.pieces(state):
+            if is_replicated:
+                found = zlib.crc32(piece, found)
+            yield piece
+        digest.append(kept_memory.kept_digest(state.seed, found))
+
     def checksum(self, state: StateMap, take: Callable[[bytes], object] = len) -> str:
         """What is equal on replicas that hold the same.
 
@@ -84,13 +97,11 @@ class LeftMemory:
         Raises:
             OSError: the memory is gone, or what ``take`` raises.
         """
-        found = 0
+        digest = list[str]()
         take(state.head)
-        for piece, is_replicated in self.pieces(state):
-            if is_replicated:
-                found = zlib.crc32(piece, found)
+        for piece in self.summed(state, digest):
             take(piece)
-        return kept_memory.kept_digest(state.seed, found)
+        return digest[0]
 
     def _is_proven(self, proof: Proof, chain: TensorChain) -> bool:
         inner = self._word(proof.tensor + chain.inner)

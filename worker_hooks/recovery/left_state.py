@@ -6,7 +6,6 @@ that process live as long as peers save.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from worker_hooks.contract.atomic_file import FOLDER_MODE
 from worker_hooks.contract.process_stat import name_of
 from worker_hooks.contract.status_page import Page
-from worker_hooks.machine.kept_memory import KEEPER, StateMap, kept_digest
+from worker_hooks.machine.kept_memory import KEEPER, StateMap
 from worker_hooks.machine.left_memory import LeftMemory
 from worker_hooks.recovery.peer_notes import PeerNote
 from worker_hooks.storage import safetensors_file
@@ -114,18 +113,10 @@ def _written(
     place: str,
     advance: Callable[[int], None],
 ) -> PeerNote:
-    checksum = 0
-
-    def pieces() -> Iterator[bytes]:
-        nonlocal checksum
-        for piece, is_replicated in memory.pieces(state):
-            if is_replicated:
-                checksum = zlib.crc32(piece, checksum)
-            yield piece
-
+    digest = list[str]()
     path = folder / place
     path.parent.mkdir(FOLDER_MODE, exist_ok=True)
-    done = safetensors_file.write(path, state.head, pieces(), advance)
+    done = safetensors_file.write(path, state.head, memory.summed(state, digest), advance)
     shard = Shard(place, rank, REPLICATED, done.nbytes, done.sha256)
     note = PeerNote(0, state.step, is_settled=True, is_whole=True, folder=str(folder))
-    return note._replace(digest=kept_digest(state.seed, checksum), written=shard._asdict())
+    return note._replace(digest=digest[0], written=shard._asdict())

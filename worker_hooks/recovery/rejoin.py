@@ -23,7 +23,7 @@ from worker_hooks.distributed import (
     store_connection,
 )
 from worker_hooks.distributed.kept_groups import KeptGroups
-from worker_hooks.distributed.module_flags import REDUCED, ModuleFlags
+from worker_hooks.distributed.module_flags import REDUCED, RecordedFlags
 from worker_hooks.guard.guard import Guard
 from worker_hooks.tensors import placements
 
@@ -36,7 +36,7 @@ class Membership:
         self._guard = guard
         self._modules = modules
         self._left: list[tuple[Sequence[ref[Any]], list[Any]]] = []  # and still referred to
-        self._flags: ModuleFlags | None = None
+        self._flags: RecordedFlags | None = None
         # made by the script before run(): one group is made again, several are kept
         self._group: process_group.GroupRecord | None = None
         self._kept: KeptGroups | None = None
@@ -48,7 +48,7 @@ class Membership:
     def begin(self) -> None:
         """``run`` is about to enter the training function for the first time."""
         guard = self._guard
-        self._flags = ModuleFlags(self._modules())
+        self._flags = RecordedFlags(self._modules())
         repeatable = cut_tensors.end()
         why = process_group.not_replaceable_why(guard.env, self._modules, repeatable)
         why = why or placements.why_group_held(self._modules())

@@ -2,8 +2,8 @@
 
 Such an object is not saved, so it begins anew after a replacement or a resume, and weights that
 depend on it are others. Whether it is state shows only in training: a frozen teacher is none. So
-what was found before the first step is compared after a few, at the first, second, fourth commit
-and so on, as the comparison takes longer than a commit may.
+what was found before the first step is compared later, when
+:class:`worker_hooks.training.unkept.Unkept` asks.
 """
 
 from __future__ import annotations

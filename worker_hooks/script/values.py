@@ -92,8 +92,7 @@ def mark(value: Any) -> Any:
         if len(content) > LARGE_BYTES:
             raise LargeValueError(f"{len(content)} bytes")
         return kind, content
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype != object:
+    if is_array(value) and value.dtype != object:
         if value.nbytes > LARGE_BYTES:
             raise LargeValueError(f"{value.nbytes} bytes")
         return kind, value.dtype.str, value.shape, value.tobytes()
@@ -210,6 +209,12 @@ def pack(value: Any, name: str) -> Packed:
     )
 
 
+def is_array(value: object) -> bool:
+    """Whether it is an array of numpy, which is not imported for that."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
 def unpack(text: Any, tensors: Mapping[str, Tensor], now: Any) -> Any:
     """The value that :func:`pack` took apart, in the present object where it can be changed.
 
@@ -248,9 +253,7 @@ def _in_place(new: Any, now: Any) -> Any:
         now.clear()
         now.update(new)
         return now
-    numpy = sys.modules.get("numpy")
-    is_array = numpy is not None and kind is numpy.ndarray and now.flags.writeable
-    if is_array and (now.shape, now.dtype) == (new.shape, new.dtype):
+    if is_array(now) and now.flags.writeable and (now.shape, now.dtype) == (new.shape, new.dtype):
         now[...] = new
         return now
     return new

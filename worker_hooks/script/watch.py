@@ -405,7 +405,7 @@ def data_objects(loader: object) -> list[DataObject]:
     return [
         DataObject(type(each).__name__, vars(each))
         for each in things
-        if _is_local(type(each).__module__) and hasattr(each, "__dict__")
+        if is_local(type(each).__module__) and hasattr(each, "__dict__")
         if _hands_out(type(each)) and not hasattr(each, "state_dict")
     ]
 
@@ -421,7 +421,7 @@ def local_modules() -> list[ModuleType]:
     return [main, *(each for _, each in sorted(found, key=itemgetter(0)) if each is not main)]
 
 
-def _is_local(name: str) -> bool:
+def is_local(name: str) -> bool:
     """Whether one of :func:`local_modules` has this name; looking through all takes 2 ms."""
     main, folder = _script()
     module = sys.modules.get(name)

@@ -30,12 +30,11 @@ class Unkept:
         """As :class:`Unregistered`; ``script``: what is kept of the script's values."""
         self._script = script
         self._objects = Unregistered(registered, state_of)
-        self._values: UnkeptValues | None = None
+        self._values = UnkeptValues(script)
         self._commits, self._looked_at, self._cost_s = 0, 0.0, 0.0
 
     def begin(self, frames: Iterable[FrameType]) -> list[str]:
         """The first loop begins; sentences on what it trains beside the registered state."""
-        self._values = UnkeptValues(self._script)
         return self._objects.begin(self._script.groups, frames, self._script.is_ignored)
 
     def committed(self, is_kept: Callable[[str], bool], *, is_first: bool) -> list[str]:
@@ -48,7 +47,7 @@ class Unkept:
         self._commits += 1
         begin = time.monotonic()
         is_cheap = is_first and begin - self._looked_at > self._cost_s / SHARE
-        if self._values is None or (self._commits & (self._commits - 1) and not is_cheap):
+        if self._commits & (self._commits - 1) and not is_cheap:
             return []
         told = self._objects.changed(is_kept) + self._values.changed(is_first=self._commits == 1)
         self._looked_at = time.monotonic()

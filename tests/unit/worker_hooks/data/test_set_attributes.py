@@ -1,6 +1,7 @@
 """What a script sets on its data set between loops comes back as it was when the loop began."""
 
 import sys
+from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, WeightedRa
 
 from worker_hooks.data import set_attributes
 from worker_hooks.data.feed import Feed
+from worker_hooks.data.set_attributes import SetAttributes
 
 
 class Noisy(Dataset):
@@ -175,3 +177,48 @@ def test_a_tensor_made_in_inference_mode_can_be_looked_at():
     with torch.inference_mode():
         part.features = torch.zeros(3)
     assert isinstance(set_attributes._plain_of(part)["features"], int)
+
+
+@dataclass
+class Rows(Dataset):
+    """Compared by its fields, so it has no hash."""
+
+    level: int = 0
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+
+def test_a_data_set_without_a_hash_is_looked_at():
+    one = SetAttributes({"dataset": Rows()})
+    ((_, part, first),) = one.known()
+    part.level = 3
+    one.begin(is_fresh=True)
+    assert first["level"] != one.changed["dataset.level"][0] == "3"
+
+
+def test_another_transform_is_named():
+    part = Noisy()
+    one = SetAttributes({"dataset": part})
+    one.begin(is_fresh=True)
+    assert one.unsaved() == []
+    part.transform = torch.nn.Identity()
+    one.begin(is_fresh=True)
+    (said,) = one.unsaved()
+    assert "`Noisy.transform` is set between loops" in said
+
+
+def test_a_list_that_is_put_back_is_the_one_that_others_refer_to():
+    part = Noisy()
+    one = SetAttributes({"dataset": part})
+    one.begin(is_fresh=True)
+    part.chosen[:] = [4, 5]
+    one.begin(is_fresh=True)
+    saved = dict(one.changed)
+    shared = part.chosen
+    shared[:] = [0]
+    one.restore(saved, for_workers=False)
+    assert part.chosen is shared == [4, 5]

@@ -12,7 +12,7 @@ from torch.nn.parallel import distributed
 from worker_hooks.contract.env import meeting_point, rejoined
 from worker_hooks.data.feed_cache import FeedCache
 from worker_hooks.distributed import abort, ddp_reducers
-from worker_hooks.distributed.module_flags import ModuleFlags
+from worker_hooks.distributed.module_flags import RecordedFlags
 from worker_hooks.state.scaler import ScalerPiece
 
 
@@ -20,7 +20,7 @@ def test_modules_train_again_after_a_validation_that_was_interrupted():
     net = nn.Sequential(nn.Linear(2, 2), nn.Dropout(), nn.BatchNorm1d(2))
     net[2].eval()
     net[0].bias.requires_grad_(False)
-    modes = ModuleFlags([net])
+    modes = RecordedFlags([net])
     net.eval()
     net[0].bias.requires_grad_(True)
     net[0].weight.requires_grad_(False)
