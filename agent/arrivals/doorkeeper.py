@@ -53,7 +53,7 @@ class Doorkeeper:
     def judge(self, join: Join, address: str) -> NodePlace | Spare | Refused:
         """Whether a node gets the place of a lost one, or waits."""
         spec = self._job.spec
-        wanted = "" if spec.run_id == spec.record_id else spec.run_id
+        wanted = spec.given_id
         if join.run_id != wanted:
             return Refused(f"the job here is {wanted!r}, not {join.run_id!r}", WRONG)
         if join.living is not None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from agent.arrivals.places import LostPlaces
-from agent.controller.states import JobState
 from agent.nodes.run_messages import NodeFacts
 from agent.seat.records import HeldSeat, NodeShare
 from agent.seat.rights import TellTerm
@@ -22,26 +21,6 @@ class OtherNode(Protocol):
 
     def know_term(self, told: TellTerm) -> None:
         """Tell it which term counts."""
-
-
-class KnownJob(Protocol):
-    """What is known of the job."""
-
-    @property
-    def has_hooks(self) -> bool:
-        """Whether some rank's state could be saved."""
-
-
-class KnownEnding(Protocol):
-    """How it has ended."""
-
-    @property
-    def state(self) -> JobState:
-        """Of the job."""
-
-    @property
-    def saved(self) -> str | None:
-        """The newest checkpoint, if any is known."""
 
 
 class GoingOn:
@@ -101,11 +80,11 @@ class GoingOn:
         if self._tenure is not None:
             self._tenure.knows(node, number)
 
-    def lost(self, node: NodeFacts, job: KnownJob, *, is_silent: bool) -> None:
+    def lost(self, node: NodeFacts, *, has_hooks: bool, is_silent: bool) -> None:
         """A node is lost; only where ranks can save their state may other nodes go on with it."""
         if self._tenure is not None:
             self._tenure.lost(node, is_silent=is_silent)
-        if not job.has_hooks:
+        if not has_hooks:
             return
         share = self._places.standing(self._loop.time())
         if share is NodeShare.FEW:
@@ -118,8 +97,7 @@ class GoingOn:
         self._places.is_in_doubt = False
         self._loop.call_soon(self._go_on)  # not while a node is being lost
 
-    def close(self, ending: KnownEnding, *, goes_on: bool) -> None:
-        """The job is over; ``goes_on``: as another one, on this node."""
+    def close(self, *, goes_on: bool, is_done: bool, saved: str) -> None:
+        """The job is over; as :meth:`Tenure.close`."""
         if self._tenure is not None:
-            saved, is_done = ending.saved or "", ending.state is JobState.SUCCEEDED
             self._tenure.close(goes_on=goes_on, is_done=is_done, saved=saved)

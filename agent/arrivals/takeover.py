@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -12,11 +11,17 @@ from typing import NamedTuple
 from agent.arrivals.late import LateGuests, Loop, NodePlace
 from agent.arrivals.successors import LONGEST_S, PATIENCE_S, Successors, Takeover
 from agent.launch.doors import Address, DoorWatch
+from agent.machine.file_thread import FileThread
 from agent.machine.loop_calls import until_closed
-from agent.nodes.join import JoinedNode, NeverBegunError, NobodyThereError, RefusedError
+from agent.nodes.join import (
+    AwaitedLine,
+    JoinedNode,
+    NeverBegunError,
+    NobodyThereError,
+    RefusedError,
+)
 from agent.nodes.line import Line
 from agent.nodes.messages import AGAIN, Begin, Join, Refused, Spare
-from agent.records.file_thread import FileThread
 from worker_hooks.contract.left_pages import TAKEN, claim
 
 LOOK_S = 0.02  # between two looks at what came of knocking
@@ -63,24 +68,20 @@ class SuccessorWatch:
         self._loop = loop
         self._found = found
         self._too_late = too_late
-        self._is_over = threading.Event()
+        self._awaited = AwaitedLine()
         self._door: TakeoverDoor | None = None  # of this node
-        self._connection: socket.socket | None = None
         self._knocks = DoorWatch({rank: doors[rank] for rank in rule.doors})
         self._timer = loop.call_soon(self._look)
         self._end = loop.call_later(LONGEST_S, self._give_up, NOT_YET)
 
     def close(self) -> None:
         """It is not wanted any more, or is found."""
-        self._is_over.set()
+        self._awaited.close()
         if self._door is not None:
             self._door.close()
         self._timer.cancel()
         self._end.cancel()
         self._knocks.close()
-        if self._connection is not None:
-            with contextlib.suppress(OSError):  # it is closed already
-                self._connection.shutdown(socket.SHUT_RDWR)
 
     def _look(self) -> None:
         node = self._rule.look(self._knocks.look(self._rule.doors))
@@ -90,39 +91,31 @@ class SuccessorWatch:
         self._knocks.close()
         if node == self._own:
             self._door = self._lead()
-        if not self._is_over.is_set():
+        if not self._awaited.is_over.is_set():
             address = self._doors[node]
             threading.Thread(
                 target=self._go, args=(address,), name="msrun-successor", daemon=True
             ).start()
 
     def _give_up(self, why: str) -> None:
-        if not self._is_over.is_set():
+        if not self._awaited.is_over.is_set():
             self._too_late(why, True)
 
     # --- in a thread ----------------------------------------------------------------------------
 
     def _go(self, address: Address) -> None:
         try:
-            joined = self._dial(address, self._open)
+            joined = self._dial(address, self._awaited.opened)
         except (NobodyThereError, RefusedError, NeverBegunError) as error:
             self._call(self._give_up, str(error))
         else:
             self._call(self._take, joined)
 
-    def _open(self, connection: socket.socket) -> None:
-        self._connection = connection
-        if self._is_over.is_set():
-            raise NobodyThereError
-
     def _call(self, call: Callable[..., object], about: object) -> None:
         until_closed(self._loop.call_soon_threadsafe)(call, about)
 
     def _take(self, joined: JoinedNode) -> None:
-        self._connection = None  # it is somebody else's now
-        if self._is_over.is_set():
-            joined.line.connection.close()
-        else:
+        if self._awaited.is_wanted(joined):
             self._found(joined)
 
 
@@ -147,6 +140,7 @@ class TakeoverDoor:
         files: FileThread,
         loop: Loop,
         decides: Callable[[LateGuests, Mapping[int, Line]], object],
+        gives_up: Callable[[], object],
     ) -> None:
         """Begin.
 
@@ -160,6 +154,7 @@ class TakeoverDoor:
             loop: on which the others are called.
             decides: this node decides from now on; takes those that wait, and the lines to the
                 nodes that have come, by their places.
+            gives_up: it does not, and needs no more of what it was given for that.
         """
         self._rule = rule
         self._guests = guests
@@ -168,6 +163,7 @@ class TakeoverDoor:
         self._files = files
         self._loop = loop
         self._decides = decides
+        self._gives_up = gives_up
         self._is_over = self._has_begun = False
         self._lines: dict[int, Line] = {}
         self._knocks = DoorWatch(doors)
@@ -182,6 +178,8 @@ class TakeoverDoor:
             self._timer.cancel()
             self._knocks.close()
             self._guests.close(None)
+            self._files.close(0.0)
+            self._gives_up()
 
     def _judge(self, join: Join, _address: str) -> NodePlace | Spare | Refused:
         if join.living is None:  # it comes for a place, or has saved: later
@@ -216,4 +214,5 @@ class TakeoverDoor:
         self._has_begun = self._is_over = True
         self._knocks.close()
         self._guests.seat()
+        self._files.close(0.0)
         self._decides(self._guests, self._lines)

@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 
 from agent.controller import actions as do
 from agent.dump.target import Advance, SavedDump, Target
+from agent.machine.file_thread import side_by_side
 from agent.ranks.parts import Parts
-from agent.records.file_thread import side_by_side
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.contract.protocol import Written
 from worker_hooks.contract.status_page import CommitRecord, Page

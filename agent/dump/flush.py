@@ -11,7 +11,7 @@ from typing import Any
 
 from agent.dump.folder import FolderTarget
 from agent.dump.target import Advance, SavedDump
-from agent.records.file_thread import side_by_side
+from agent.machine.file_thread import side_by_side
 from worker_hooks.storage.manifest import Manifest, Shard
 from worker_hooks.storage.memory_dump import HERE, HeldDump
 

@@ -16,8 +16,8 @@ from agent.dump.copy_files import CopyFiles
 from agent.dump.flush import Written, write_files
 from agent.dump.folder import FolderTarget
 from agent.dump.target import LostStateError
+from agent.machine.file_thread import FileThread
 from agent.nodes.run_messages import CopyProgressed, CopyWritten, WriteCopy
-from agent.records.file_thread import FileThread
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.layout import DumpLayout

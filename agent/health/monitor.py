@@ -58,8 +58,8 @@ LATE = "msrun could not run when the ranks answered, or was not heard by another
 class Peers(Protocol):
     """The ranks' lines."""
 
-    def send(self, rank: int, message: protocol.Message) -> object:
-        """Say something to a rank."""
+    def send_all(self, ranks: Iterable[int], message: protocol.Message) -> object:
+        """Say something to ranks."""
 
 
 class HealthMonitor:
@@ -278,8 +278,7 @@ class HealthMonitor:
         answer_s = ANSWER_S if self._processes.are_here(self._asked) else NODES_ANSWER_S
         self._answers_due_s = self._loop.time() + answer_s
         self._deadline = self._loop.call_at(self._answers_due_s, self._judge)
-        for rank in self._asked:
-            self._links.send(rank, protocol.Inspect(self._inspection))
+        self._links.send_all(self._asked, protocol.Inspect(self._inspection))
         self._judge_if_all_answered()
 
     def _judge_if_all_answered(self) -> None:

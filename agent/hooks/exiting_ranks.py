@@ -114,8 +114,7 @@ class ExitingRanks:
         self.finished |= {rank for rank in released if self._waiting[rank]}
         self._waiting = kept
         release = protocol.Release(f"the job is {self._state.value}")
-        for rank in sorted(released):  # for a rank that is gone this calls `forget`
-            self._links.send(rank, release)
+        self._links.send_all(sorted(released), release)  # for one that is gone this calls `forget`
 
     def _is_behind(self, rank: int) -> bool:
         return (self._pages.newest_step(rank) or 0) < self.agreed

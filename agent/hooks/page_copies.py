@@ -63,7 +63,7 @@ class PageCopies:
             kept: takes what :meth:`confirm` was given, if no other node keeps copies.
         """
         self._pages = pages
-        self._ranks = ranks
+        self._ranks = frozenset(ranks)
         self._say = say
         self._kept = kept
         self._told: PagesTold | None = None  # the newest that was to be confirmed
@@ -74,7 +74,7 @@ class PageCopies:
     def begin(self, send: Send | None) -> None:
         """Another node keeps them from now on."""
         self._send = send
-        for rank in self._ranks:
+        for rank in sorted(self._ranks):
             for said in self._words.of(rank):
                 self._pass_on(said)
             self.show(rank)
@@ -93,6 +93,10 @@ class PageCopies:
         """A rank has said something."""
         if message.rank in self._ranks and self._words.hear(message):
             self._pass_on(message)
+
+    def forget(self) -> None:
+        """All ranks are gone: what they have said is true no more."""
+        self._words.clear()
 
     def _pass_on(self, message: Said) -> None:
         if self._send is not None:

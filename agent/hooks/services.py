@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agent.controller import events as ev
 from agent.hooks.rank_links import Loop
-from agent.records.file_thread import FileThread
+from agent.machine.file_thread import FileThread
 from agent.records.journal import Journal
 
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable
 
-from agent.records.file_thread import FileThread
+from agent.machine.file_thread import FileThread
 
 LOOKS = 5
 LOOK_S = 1.0  # between two looks: a network's file system may show a new file late

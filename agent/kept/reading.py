@@ -11,7 +11,7 @@ from agent.dump.memory import MemoryTarget
 from agent.dump.room import needed
 from agent.dump.target import Advance, LostStateError, SavedDump
 from agent.kept.kept_rank import KeptRank
-from agent.records.file_thread import side_by_side
+from agent.machine.file_thread import side_by_side
 from worker_hooks.contract.protocol import Written
 from worker_hooks.contract.status_page import Page
 from worker_hooks.machine.kept_memory import StateMap

@@ -189,7 +189,7 @@ def own_side(
         nproc=spec.nproc,
         host=socket.gethostname(),
         pid=os.getpid(),
-        run_id="" if spec.run_id == spec.record_id else spec.run_id,
+        run_id=spec.given_id,
         record_id=spec.record_id,
         version=version,
         is_spare=cluster.is_spare,
@@ -469,11 +469,8 @@ def _moved(spec: JobSpec, host: str, port: int) -> JobSpec:
     """The job where its nodes meet by now; its name in the store stays."""
     cluster = spec.cluster
     assert cluster is not None
-    assert spec.master_port is not None
-    home = cluster.home or (spec.master_addr, spec.master_port)
-    return spec._replace(
-        master_addr=host, master_port=port, cluster=cluster._replace(node_rank=-1, home=home)
-    )
+    cluster = cluster._replace(node_rank=-1, home=spec.home)
+    return spec._replace(master_addr=host, master_port=port, cluster=cluster)
 
 
 class _Told(NamedTuple):

@@ -18,7 +18,13 @@ from typing import NamedTuple
 from agent.hooks.rank_links import Loop
 from agent.launch.doors import Address, DoorWatch
 from agent.machine.loop_calls import until_closed
-from agent.nodes.join import JoinedNode, NeverBegunError, NobodyThereError, RefusedError
+from agent.nodes.join import (
+    AwaitedLine,
+    JoinedNode,
+    NeverBegunError,
+    NobodyThereError,
+    RefusedError,
+)
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import AGAIN
 from agent.nodes.roster import Doors
@@ -100,8 +106,7 @@ class SchedulerWatch:
         self._found = found
         self._too_late = too_late
         self._say = say
-        self._is_over = threading.Event()
-        self._connection: socket.socket | None = None
+        self._awaited = AwaitedLine()
         self._doors = DoorWatch(look_at.doors)
         self._others = LostWorkers()
         self._timer = loop.call_later(AGAIN_S, self._knock)
@@ -113,22 +118,19 @@ class SchedulerWatch:
 
         Who waits there waits no longer: this node may come again, as another one.
         """
-        self._is_over.set()
         self._timer.cancel()
         self._doors.close()
-        if self._connection is not None:
-            with contextlib.suppress(OSError):  # it is closed already
-                self._connection.shutdown(socket.SHUT_RDWR)
+        self._awaited.close()
 
     def _knock(self) -> None:
         doors = self._doors.look(set(self._look_at.doors))
         if why := self._others.why(doors, self._loop.time()):
             self._end(why, certain=False)
-        if not self._is_over.is_set():
+        if not self._awaited.is_over.is_set():
             self._timer = self._loop.call_later(AGAIN_S, self._knock)
 
     def _end(self, why: str, *, certain: bool = True) -> None:
-        if not self._is_over.is_set():
+        if not self._awaited.is_over.is_set():
             self._too_late(why, certain)
 
     # --- in threads -----------------------------------------------------------------------------
@@ -136,7 +138,7 @@ class SchedulerWatch:
     def _look_for_notes(self) -> None:
         folders = self._look_at.folders
         pause_s = AGAIN_S
-        while folders and not self._is_over.wait(pause_s):
+        while folders and not self._awaited.is_over.wait(pause_s):
             with contextlib.suppress(OSError):  # the file server is away for a moment
                 if any(each.exists() for each in folders):
                     self._call(self._end, SAVING)
@@ -144,10 +146,10 @@ class SchedulerWatch:
 
     def _look_for_it(self) -> None:
         said = ""
-        while not self._is_over.is_set():
+        while not self._awaited.is_over.is_set():
             pause_s = AGAIN_S
             try:
-                joined = self._look_at.dial(self._open)
+                joined = self._look_at.dial(self._awaited.opened)
             except NobodyThereError:
                 pass
             except (RefusedError, NeverBegunError) as error:
@@ -160,16 +162,8 @@ class SchedulerWatch:
             else:
                 self._call(self._take, joined)
                 return
-            self._is_over.wait(pause_s)
-
-    def _open(self, connection: socket.socket) -> None:
-        self._connection = connection
-        if self._is_over.is_set():
-            raise NobodyThereError
+            self._awaited.is_over.wait(pause_s)
 
     def _take(self, joined: JoinedNode) -> None:
-        self._connection = None  # it is somebody else's now
-        if self._is_over.is_set():
-            joined.line.connection.close()
-        else:
+        if self._awaited.is_wanted(joined):
             self._found(joined)

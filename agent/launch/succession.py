@@ -51,13 +51,10 @@ def next_job(asked: JobSpec) -> JobSpec:
     """The job that begins behind one that is over; ``asked``: as this node was started."""
     record, cluster = new_record_id(), asked.cluster
     assert cluster is not None
-    assert asked.master_port is not None
-    is_named = asked.run_id != asked.record_id
-    home = cluster.home or (asked.master_addr, asked.master_port)
     return asked._replace(
         record_id=record,
-        run_id=asked.run_id if is_named else record,
-        cluster=cluster._replace(node_rank=-1, is_spare=False, said=(), home=home),
+        run_id=asked.given_id or record,
+        cluster=cluster._replace(node_rank=-1, is_spare=False, said=(), home=asked.home),
     )
 
 

@@ -21,8 +21,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
+from agent.machine.loop_calls import CallSoon
 from agent.nodes.tls import PLAIN, Security
 from agent.nodes.transfer import MemoryServer, dialled, fill, received
 from agent.spec.job_spec import UsageError
@@ -36,9 +37,6 @@ LOOK_S = 0.2  # between two looks for it
 SEEN_S = 3.0  # until a file server shows everywhere what was saved on one node, as a rule
 
 _completing = threading.Lock()  # one checkpoint at a time, of all fetches of this process
-
-CallSoon = Callable[..., Any]
-"""The loop's method that another thread may call."""
 
 
 class _OtherError(Exception):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from agent.nodes.frames import MOST_BYTES, PREAMBLE, STRANGER_BYTES, FrameError, FrameReader
@@ -73,6 +75,41 @@ Where = Callable[[], tuple[str, int] | None]
 def nowhere_else() -> tuple[str, int] | None:
     """Nodes meet where they were to meet."""
     return None
+
+
+class AwaitedLine:
+    """A line that a thread dials and waits for, until it is not wanted any more."""
+
+    def __init__(self) -> None:
+        """It is wanted."""
+        self.is_over = threading.Event()
+        """Set once nobody waits for it."""
+        self._connection: socket.socket | None = None
+
+    def opened(self, connection: socket.socket) -> None:
+        """Takes each connection, as :func:`join` wants it; called in the thread.
+
+        Raises:
+            NobodyThereError: it is not wanted any more.
+        """
+        self._connection = connection
+        if self.is_over.is_set():
+            raise NobodyThereError
+
+    def is_wanted(self, joined: JoinedNode) -> bool:
+        """Whether what came is; else it is closed."""
+        self._connection = None  # it is somebody else's now
+        if self.is_over.is_set():
+            joined.line.connection.close()
+            return False
+        return True
+
+    def close(self) -> None:
+        """End the wait in the thread."""
+        self.is_over.set()
+        if self._connection is not None:
+            with suppress(OSError):  # it is closed already
+                self._connection.shutdown(socket.SHUT_RDWR)
 
 
 class _DialError(Exception):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import queue
 import time
+from functools import partial
 
-from agent.seat.records import HeldSeat, NodeShare, Seat, SeatRecord, StoreError, Will
+from agent.machine.file_thread import FileThread
+from agent.seat.records import HeldSeat, NodeShare, Seat, SeatRecord, Will
 from agent.seat.rights import RenewSeat, SuccessorRight
 from agent.seat.store import SeatStore
-from agent.seat.store_thread import StoreThread
 
-Answer = bool | HeldSeat | SeatRecord | StoreError
+Answer = bool | HeldSeat | SeatRecord | Exception
 
 
 class Claim:
@@ -31,7 +32,7 @@ class Claim:
         self._own = own
         self._will = will
         self.right = right
-        self._thread = StoreThread()
+        self._thread = FileThread(lambda answer, found: answer(found))
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
 
     def look(self, standing: NodeShare) -> None:
@@ -42,26 +43,22 @@ class Claim:
         if wish is None or store is None:
             return
         if isinstance(wish, RenewSeat):
-            held = wish.held
-            self._thread.ask(lambda: store.renew(held), self._answers.put)
+            self._thread.do(partial(store.renew, wish.held), self._answers.put)
         else:
-            after, if_free = wish.after, wish.if_free
-            own, will = self._own, self._will
-            self._thread.ask(
-                lambda: store.take(own, will, after, if_free=if_free), self._answers.put
-            )
+            take = partial(store.take, self._own, self._will, wish.after, if_free=wish.if_free)
+            self._thread.do(take, self._answers.put)
 
     def close(self, *, is_given_back: bool = False) -> None:
         """Ask nothing any more; ``is_given_back``: the nodes meet elsewhere."""
         held, store = self.right.held, self._store
         if is_given_back and held is not None and store is not None:
-            self._thread.ask(lambda: store.leave(held, is_over=False), lambda _: None)
+            self._thread.do(lambda: store.leave(held, is_over=False), lambda _: None)
         self._thread.close(0.0)
 
     def _hear(self, found: Answer) -> None:
         now_s = time.monotonic()
         match found:
-            case StoreError():
+            case Exception():
                 self.right.failed(now_s)
             case HeldSeat():
                 self.right.took(found, now_s)

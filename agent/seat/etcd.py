@@ -1,4 +1,4 @@
-"""etcd over its JSON gateway: five calls, each bounded. TLS and users are not supported.
+"""etcd over its JSON gateway: four calls, each bounded. TLS and users are not supported.
 
 Keys and values travel in base64, numbers as text; what is zero is left out.
 """
@@ -41,10 +41,6 @@ class Etcd:
         """Renew a lease; whether it was there."""
         answer = self._call("lease/keepalive", {"ID": lease}).get("result")
         return isinstance(answer, dict) and str(answer.get("TTL", "0")) != "0"
-
-    def revoke(self, lease: str) -> None:
-        """End a lease, and delete what is under it."""
-        self._call("lease/revoke", {"ID": lease})
 
     def read(self, keys: Sequence[str]) -> list[str | None]:
         """What these keys hold at one moment; ``None``: nothing."""
@@ -98,8 +94,9 @@ class Etcd:
         raise last
 
     def _ask(self, host: str, port: int, name: str, asked: Mapping[str, object]) -> dict[str, Any]:
-        connection = http.client.HTTPConnection(host, port, timeout=self._call_s)
+        connection: http.client.HTTPConnection | None = None
         try:
+            connection = http.client.HTTPConnection(host, port, timeout=self._call_s)
             connection.request("POST", f"/v3/{name}", json.dumps(asked))
             answer = connection.getresponse()
             body = answer.read(_MOST_BYTES)
@@ -107,10 +104,13 @@ class Etcd:
             raise StoreError(f"has not answered within {self._call_s:g} s") from error
         except OSError as error:
             raise StoreError(f"does not answer ({error.strerror or error})") from error
+        except (UnicodeError, http.client.InvalidURL) as error:
+            raise StoreError(f"cannot be found at {host!r}") from error
         except http.client.HTTPException as error:
             raise StoreError("is no etcd: it speaks no HTTP") from error
         finally:
-            connection.close()
+            if connection is not None:
+                connection.close()
         try:
             found = json.loads(body)
         except ValueError as error:

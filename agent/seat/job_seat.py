@@ -29,9 +29,8 @@ def store_of(job: JobSpec) -> SeatStore | None:
         return None
     from agent.seat.etcd import Etcd  # few jobs have one
 
-    host, port = cluster.home or (job.master_addr, job.master_port)
-    is_named = job.run_id != job.record_id
-    return SeatStore(Etcd(cluster.store), job.run_id if is_named else f"{host}:{port}")
+    host, port = job.home
+    return SeatStore(Etcd(cluster.store), job.given_id or f"{host}:{port}")
 
 
 def tenure_of(
@@ -113,8 +112,7 @@ class Whereabouts:
                 f"run {sanitized(will.job)} of this name has ended before its time; to go on from "
                 f"what it saved, add --resume={sanitized(will.saved)}"
             )
-        is_known = at is None and self._is_known
-        return at is not None or (is_known and not is_here(self._job.master_addr))
+        return at is not None or (self._is_known and not is_here(self._job.master_addr))
 
     def __call__(self) -> tuple[str, int] | None:
         """Host and port; ``None``: where it was to be met first."""
@@ -145,6 +143,6 @@ def _own(job: JobSpec) -> Seat:
 def _answers(at: tuple[str, int]) -> bool:
     try:
         socket.create_connection(at, KNOCK_S).close()
-    except OSError:
+    except (OSError, UnicodeError):
         return False
     return True

@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
-from agent.machine.loop_calls import until_closed
-from agent.seat.records import HeldSeat, NodeShare, Seat, SeatRecord, StoreError, Will
+from agent.machine.file_thread import FileThread
+from agent.seat.records import HeldSeat, NodeShare, Seat, SeatRecord, Will
 from agent.seat.rights import (
     AGAIN_S,
     DenyPlaces,
@@ -21,7 +21,6 @@ from agent.seat.rights import (
     TellTerm,
 )
 from agent.seat.store import SeatStore
-from agent.seat.store_thread import StoreThread
 
 LEAVE_S = 3.0  # for the last word to the store
 
@@ -53,7 +52,6 @@ class Tenure:
         self._will = will
         self._say = say
         self._right = NodeZeroRight(held, time.monotonic())
-        self._thread = StoreThread()
         self._verdict: tuple[Callable[[], None], Callable[[str], None]] | None = None
         self._is_over = False
 
@@ -70,6 +68,7 @@ class Tenure:
             tell: tells a node which term counts.
         """
         self._loop, self._tell = loop, tell
+        self._thread = FileThread(loop.call_soon_threadsafe)
         loop.call_soon(self._tick)
 
     def came(self, node: Hashable) -> None:
@@ -110,8 +109,8 @@ class Tenure:
         if held is not None and not goes_on:
             will = self._will._replace(saved=saved)
             if saved and not is_done:
-                self._thread.ask(lambda: store.note(held, will), lambda _: None)
-            self._thread.ask(lambda: store.leave(held, is_over=is_done), lambda _: None)
+                self._thread.do(lambda: store.note(held, will), lambda _: None)
+            self._thread.do(lambda: store.leave(held, is_over=is_done), lambda _: None)
         self._thread.close(LEAVE_S)
 
     def _tick(self) -> None:
@@ -123,9 +122,10 @@ class Tenure:
         for action in actions:
             match action:
                 case TakeSeat(after=after, if_free=if_free):
-                    self._ask(lambda a=after, f=if_free: self._take(a, f))  # type: ignore[misc]
+                    take = partial(self._store.take, self._own, self._will, after, if_free=if_free)
+                    self._ask(take)
                 case RenewSeat(held=held):
-                    self._ask(lambda h=held: self._store.renew(h))  # type: ignore[misc]
+                    self._ask(partial(self._store.renew, held))
                 case TellTerm(nodes=nodes):
                     for node in nodes:
                         self._tell(node, action)
@@ -141,19 +141,15 @@ class Tenure:
         elif verdict is not None:
             verdict[0]()
 
-    def _take(self, after: str, if_free: bool) -> HeldSeat | SeatRecord:
-        return self._store.take(self._own, self._will, after, if_free=if_free)
-
     def _ask(self, question: Callable[[], bool | HeldSeat | SeatRecord]) -> None:
-        call_soon = until_closed(self._loop.call_soon_threadsafe)
-        self._thread.ask(question, partial(call_soon, self._hear))
+        self._thread.do(question, self._hear)
 
-    def _hear(self, found: bool | HeldSeat | SeatRecord | StoreError) -> None:
+    def _hear(self, found: bool | HeldSeat | SeatRecord | Exception) -> None:
         if self._is_over:
             return
         right, now_s = self._right, time.monotonic()
         match found:
-            case StoreError():
+            case Exception():
                 self._do(right.failed(str(found), now_s))
             case HeldSeat():
                 self._do(right.took(found, now_s))

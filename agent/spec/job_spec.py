@@ -338,6 +338,18 @@ class JobSpec(NamedTuple):
         return sum(nproc > 0 for nproc in self.nodes) or 1
 
     @property
+    def given_id(self) -> str:
+        """The id that was asked for; empty: it has that of its record."""
+        return "" if self.run_id == self.record_id else self.run_id
+
+    @property
+    def home(self) -> tuple[str, int]:
+        """Where its nodes met first, or are to."""
+        assert self.cluster is not None
+        assert self.master_port is not None
+        return self.cluster.home or (self.master_addr, self.master_port)
+
+    @property
     def saves_as(self) -> str:
         """The id by which checkpoints of this job are known, on all nodes."""
         return self.job_id or (self.adopted.job_id if self.adopted else self.record_id)

@@ -122,6 +122,8 @@ class AllNodes:
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen to the others on ``loop``."""
         self._loop = loop
+        if self.met.prepared.spec.world_size > MOST_SHOWN:
+            gc.set_threshold(GARBAGE)  # else what thousands of ranks are is looked at all the time
         self._shown = ShownNodes(loop, self._others)
         self._door.attach(loop, self._judge, self._admit)
         for node in self._others:
@@ -260,7 +262,8 @@ class AllNodes:
         ending, goes_on = self._controller.ending, bool(self.goes_on_with)
         farewell = Refused(f"the job is over: {ending.reason}", ending.exit_code)
         self._door.close(None if goes_on else farewell)
-        self.going_on.close(ending, goes_on=goes_on)
+        is_done, saved = ending.state is JobState.SUCCEEDED, ending.saved or ""
+        self.going_on.close(goes_on=goes_on, is_done=is_done, saved=saved)
         for timer in self._waits.values():
             timer.cancel()
         self._memory.close()
@@ -322,7 +325,8 @@ class AllNodes:
             self._waits[rank] = self._loop.call_later(self._wait_s, self._give_up, node)
         node.lose(why, self._say)
         self.told_again(node)
-        self.going_on.lost(node.facts, self._controller.view, is_silent=is_silent)
+        has_hooks = self._controller.view.has_hooks
+        self.going_on.lost(node.facts, has_hooks=has_hooks, is_silent=is_silent)
         self._say_awaited()
         self._choose_next()
         node.is_swept = True
@@ -543,8 +547,6 @@ def all_nodes(
     say: Callable[[str], None],
 ) -> AllNodes:
     """The nodes that have met."""
-    if met.prepared.spec.world_size > MOST_SHOWN:
-        gc.set_threshold(GARBAGE)  # else what thousands of ranks are is looked at all the time
     others = [
         RemoteNode(met.roster.nodes[rank], met.roster.ranks(rank), NodeLink(line), hooks)
         for rank, line in sorted(met.lines.items())

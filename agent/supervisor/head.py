@@ -7,6 +7,7 @@ node is another thing than it was. What was decided before is told again by the 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +27,7 @@ from agent.hooks.listener import open_listener
 from agent.launch.doors import Address, DoorWatch
 from agent.launch.meeting import Met
 from agent.machine import open_files
+from agent.machine.file_thread import FileThread
 from agent.nodes.join import JoinedNode
 from agent.nodes.line import Line, Loss
 from agent.nodes.link import NodeLink
@@ -33,7 +35,6 @@ from agent.nodes.messages import Begin, LivingRanks
 from agent.nodes.roster import Roster
 from agent.nodes.run_messages import NodeFacts
 from agent.notify.notifier import Notifier
-from agent.records.file_thread import FileThread
 from agent.spec.console import Console
 from agent.spec.job_spec import UsageError
 from agent.supervisor.all_nodes import AllNodes
@@ -361,7 +362,7 @@ class Deputy:
             return None
         try:
             security = self._side.security()
-            hooks_listener = open_listener(met.prepared.spec.record_id)
+            hooks_listener = open_listener(spec.record_id)
         except (UsageError, OSError) as error:
             listener.close()
             self._console.say(str(error))
@@ -373,6 +374,10 @@ class Deputy:
             HEAD: own,
         }
         told = met._replace(security=security, settings=settings, roster=Roster(search.nodes))
+
+        def gives_up() -> None:
+            listener.close()
+            hooks_listener.close()
 
         def decides(guests: LateGuests, lines: Mapping[int, Line]) -> None:
             self._parts.starter.take_stores(listener, search.nodes[own].address)
@@ -390,32 +395,31 @@ class Deputy:
             FileThread(loop.call_soon_threadsafe),
             loop,
             decides,
+            gives_up,
         )
 
     def _head(
         self,
         search: _Search,
         told: Met,
-        hooks_listener: object,
+        hooks_listener: socket.socket,
         guests: LateGuests,
         lines: Mapping[int, Line],
     ) -> Head:
         parts, console, prepared = self._parts, self._console, told.prepared
         own, living = search.living.node_rank, search.living
         ranks = told.roster.ranks(own)
-        asked = told.asked
-        is_named = asked.run_id != asked.record_id
         spec = prepared.spec._replace(
             nproc=0,
             job_id="",
-            run_id=asked.run_id if is_named else prepared.spec.record_id,
+            run_id=told.asked.given_id or prepared.spec.record_id,
             adopted=self._side.adopted(living)._replace(near=ranks),
         )
         met = told._replace(prepared=prepared._replace(spec=spec, store_port=0), lines=lines)
         hooks = HooksBridge(
             spec,
             fallback=spec.dump.fallback or prepared.layout.folder / FALLBACK,
-            listener=hooks_listener,  # type: ignore[arg-type]
+            listener=hooks_listener,
             journal=parts.journal,
             say=console.say,
             kept=parts.kept,
@@ -430,9 +434,7 @@ class Deputy:
             nodes.show(status(facts, job, workers, account))
 
         def attempt_ended(state: JobState, workers: tuple[Worker, ...]) -> None:
-            if state is not JobState.SUCCEEDED:
-                found = parts.post_mortem().examine(workers, nodes.evidence())
-                parts.journal.log(found or "no process failed by itself")
+            parts.examine(state, workers, nodes.evidence(), console.say)
 
         controller = JobController(
             spec,

@@ -27,6 +27,7 @@ from agent.hooks.services import Services
 from agent.hooks.status_pages import StatusPages
 from agent.hooks.update_clearances import ClearedNode, UpdateClearances
 from agent.hooks.update_votes import UpdateVotes
+from agent.machine.file_thread import FileThread
 from agent.machine.process_use import ProcessNews
 from agent.nodes.run_messages import (
     FolderMarked,
@@ -34,7 +35,6 @@ from agent.nodes.run_messages import (
     PagesTold,
     UpdatesReady,
 )
-from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import CopyMode, JobSpec
@@ -82,7 +82,8 @@ class HooksBridge:
         self._pages = StatusPages()
         self._shared = SharedPages(self._links, self._pages, spec.ranks_here)
         here = partial(self.updates_ready, spec.node_rank)
-        self._copies = PageCopies(self._pages, spec.ranks_near, say, here)
+        lost_here = spec.ranks_near if spec.nnodes > 1 else ()  # nobody else could keep anything
+        self._copies = PageCopies(self._pages, lost_here, say, here)
         self._guarding: Guarding | None = None  # no rank has hooks yet
         self._state = JobState.NEW
         self._attempt = 0
@@ -190,6 +191,7 @@ class HooksBridge:
         """Every rank is gone."""
         self._links.end()
         self._pages.clear()
+        self._copies.forget()
         self._processes.forget(range(self._spec.world_size))
         self._steps.clear()
         self._exiting.clear()

@@ -27,6 +27,7 @@ from agent.hooks.rank_links import Loop, RankLinks, Said
 from agent.hooks.shared_folders import FolderMarks
 from agent.hooks.standing_words import StandingWords
 from agent.hooks.status_pages import StatusPages
+from agent.machine.file_thread import FileThread
 from agent.machine.process_use import ProcessNews
 from agent.nodes.run_messages import (
     Beats,
@@ -49,7 +50,6 @@ from agent.nodes.run_messages import (
     pack_said,
     unpack_said,
 )
-from agent.records.file_thread import FileThread
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import JobSpec

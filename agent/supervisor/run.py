@@ -22,7 +22,6 @@ from agent.workers.worker import Worker
 from worker_hooks.contract.layout import FALLBACK
 
 if TYPE_CHECKING:
-    from agent.failure.post_mortem import PostMortem
     from agent.launch.meeting import Continuation, Met
     from agent.supervisor.all_nodes import AllNodes
 
@@ -53,7 +52,7 @@ def run(
         return RunResult(*run_controlled(prepared, ignited, environ, console, met))
     spec, layout = prepared.spec, prepared.layout
     parts = make_parts(prepared, ignited, environ, console)
-    facts, journal, post_mortem = parts.facts, parts.journal, parts.post_mortem
+    facts, journal = parts.facts, parts.journal
     _say_unprotected(facts, console)
     hooks = HooksBridge(
         spec,
@@ -78,11 +77,8 @@ def run(
             nodes.show(content)
 
     def attempt_ended(state: JobState, workers: tuple[Worker, ...]) -> None:
-        if state is not JobState.SUCCEEDED:
-            others = () if nodes is None else nodes.evidence()
-            found = post_mortem().examine(workers, others)
-            journal.log(found or "no process failed by itself")
-            _say_of_failure(state, post_mortem(), console)
+        others = () if nodes is None else nodes.evidence()
+        parts.examine(state, workers, others, console.say)
 
     supervisor = parts.supervisor(hooks, console.say, lambda: notifier.pids)
     controller = JobController(
@@ -134,14 +130,6 @@ def _following(
         following.call_off()
         return None
     return found._replace(expected=nodes.goes_on_with, past=parts.kept, held=nodes.going_on.held)
-
-
-def _say_of_failure(state: JobState, found: PostMortem, console: Console) -> None:
-    """What only a report would tell, if the job goes on without one."""
-    said = [found.memory_hint] if state is JobState.REPLACING else []
-    said += [found.driver_report] if state in {JobState.REPLACING, JobState.STARTING} else []
-    for sentence in filter(None, said):
-        console.say(sentence)
 
 
 def _say_unprotected(facts: RunFacts, console: Console) -> None:

@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from signal import SIGKILL
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,6 +38,7 @@ from worker_hooks.contract.layout import sockets_folder
 from worker_hooks.contract.protocol import WorkerOrder
 
 if TYPE_CHECKING:
+    from agent.failure.evidence import Evidence
     from agent.failure.post_mortem import (
         PostMortem,  # what a failure needs is imported when there is one
     )
@@ -70,6 +71,30 @@ class RunParts(NamedTuple):
             orders = self.facts.plan(worker.began)
             return own_end_in(orders[worker.local_rank].stderr)
         return self.post_mortem().last_words(worker)
+
+    def examine(
+        self,
+        state: JobState,
+        workers: tuple[Worker, ...],
+        others: Sequence[Evidence],
+        say: Callable[[str], None],
+    ) -> None:
+        """An attempt is over: log why it failed, and say what only a report would, if none follows.
+
+        Args:
+            state: the job's.
+            workers: of this node.
+            others: what other nodes found of theirs.
+            say: prints one sentence for people.
+        """
+        if state is JobState.SUCCEEDED:
+            return
+        found = self.post_mortem()
+        self.journal.log(found.examine(workers, others) or "no process failed by itself")
+        said = [found.memory_hint] if state is JobState.REPLACING else []
+        said += [found.driver_report] if state in {JobState.REPLACING, JobState.STARTING} else []
+        for sentence in filter(None, said):
+            say(sentence)
 
     def supervisor(
         self, hooks: HooksPort, say: Callable[[str], None], spared: Callable[[], frozenset[int]]

@@ -136,7 +136,7 @@ class Starter:
         self._attempt, self._keeps = attempt, False
         self._protected.clear()  # the forkserver forgets them with the first order of a new attempt
         self._announced = 0
-        self._store.begin(self._meet_at(self._listener))
+        self._store.begin(self._use_listener(self._listener))
         if not self._sent:  # those of the first attempt were sent before this object existed
             self._begin(orders)
 
@@ -158,7 +158,7 @@ class Starter:
         self._orders = tuple(order for order in prestarted.values() if order.rank in unsent)
         self._sent = {rank: order for rank, order in prestarted.items() if rank not in unsent}
         # a survivor that leaves its group late may still connect to the old port
-        self._store.begin(self._meet_at(listener))
+        self._store.begin(self._use_listener(listener))
         self._wants_store = is_wanted or self._is_host
 
     def reserve(self, attempt: int) -> int:
@@ -209,7 +209,7 @@ class Starter:
         """The port at which the ranks of this attempt meet."""
         return self.port_elsewhere or int(self._present.getsockname()[1])
 
-    def _meet_at(self, listener: socket.socket) -> socket.socket:
+    def _use_listener(self, listener: socket.socket) -> socket.socket:
         if self._present not in {self._listener, listener}:
             self._present.close()
         self._present = listener
@@ -294,7 +294,7 @@ class Starter:
         self._unwatch()
         if not self._is_kept:
             self._forkserver.forget()
-        self._meet_at(self._listener)
+        self._use_listener(self._listener)
         if self._is_host:
             self._listener.close()
 

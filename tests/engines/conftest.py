@@ -43,19 +43,26 @@ def four_nodes(tmp_path: Path) -> Iterator[Slurm]:
         yield stack.enter_context(slurm.slurm(made))
 
 
-@pytest.fixture
-def mpi(tmp_path: Path) -> Iterator[OpenMpi]:
-    """Open MPI over three nodes."""
-    with _cluster(tmp_path, 3, open_mpi.missing()) as made:
-        found = OpenMpi(made)
+def _open_mpi(tmp_path: Path, *, is_5: bool) -> Iterator[OpenMpi]:
+    with _cluster(tmp_path, 3, open_mpi.missing_5() if is_5 else open_mpi.missing()) as made:
+        found = OpenMpi(made, is_5=is_5)
         found.start()
         yield found
+
+
+@pytest.fixture
+def mpi(tmp_path: Path) -> Iterator[OpenMpi]:
+    """Open MPI 4 over three nodes."""
+    yield from _open_mpi(tmp_path, is_5=False)
 
 
 @pytest.fixture
 def mpi_5(tmp_path: Path) -> Iterator[OpenMpi]:
     """Open MPI 5 over three nodes."""
-    with _cluster(tmp_path, 3, open_mpi.missing_5()) as made:
-        found = OpenMpi(made, is_5=True)
-        found.start()
-        yield found
+    yield from _open_mpi(tmp_path, is_5=True)
+
+
+@pytest.fixture(params=[False, True], ids=["4", "5"])
+def any_mpi(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OpenMpi]:
+    """Both, one after the other."""
+    yield from _open_mpi(tmp_path, is_5=request.param)

@@ -94,7 +94,9 @@ def test_the_half_goes_on_that_reaches_it(
 ) -> None:
     job = begun(jobs, store)
     jobs.cluster.nodes[0].cut()
-    job.parts[1].await_error("this node takes the part of node 0, which is lost")
+    job.parts[1].await_error(
+        "this node takes the part of node 0, which is lost; step "
+    )  # all start again
     poll(lambda: seat(store).get("address") == jobs.cluster.nodes[1].address)
     first = again(jobs, 2, 0)  # node 0's own line, typed elsewhere
     first.await_error("the store says that node1 ")

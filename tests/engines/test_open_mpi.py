@@ -41,15 +41,6 @@ def test_one_msrun_a_node_of_open_mpi_5(mpi_5: OpenMpi) -> None:
     assert [each["host"] for each in places(folder)] == ["node0", "node0", "node1", "node1"]
 
 
-@pytest.mark.torch
-def test_one_msrun_a_rank_of_open_mpi_5(mpi_5: OpenMpi, undisturbed: list[str]) -> None:
-    folder = mpi_5.cluster.folder / "logs"
-    where = ("-n", 4, "-H", "node0:2,node1:2")
-    words = (*where, *MSRUN, f"--log_dir={folder}", SCRIPT, "--wait=5:0")
-    job = mpi_5.mpirun(*words, exported=EXPORTED)
-    check_replaced(mpi_5.cluster, folder, job, 3, undisturbed)
-
-
 def test_one_node(mpi: OpenMpi) -> None:
     folder = mpi.cluster.folder / "logs"
     words = ("-n", 3, "-H", "node0:3", *MSRUN, f"--log_dir={folder}", PLACE)
@@ -80,10 +71,12 @@ def test_a_machine_without_ranks_cannot_be_the_meeting_point(mpi: OpenMpi) -> No
 
 
 @pytest.mark.torch
-def test_a_rank_is_replaced(mpi: OpenMpi, undisturbed: list[str]) -> None:
-    folder = mpi.cluster.folder / "logs"
+def test_a_rank_is_replaced(any_mpi: OpenMpi, undisturbed: list[str]) -> None:
+    folder = any_mpi.cluster.folder / "logs"
     where = ("-n", 4, "-H", "node0:2,node1:2")
     words = (*where, *MSRUN, f"--log_dir={folder}", SCRIPT, "--wait=5:0")
-    job = mpi.mpirun(*words, exported=EXPORTED)
-    check_replaced(mpi.cluster, folder, job, 3, undisturbed)
-    assert [one for node in mpi.cluster.nodes for one in programs_on(node) if "msrun" in one] == []
+    job = any_mpi.mpirun(*words, exported=EXPORTED)
+    check_replaced(any_mpi.cluster, folder, job, 3, undisturbed)
+    assert [
+        one for node in any_mpi.cluster.nodes for one in programs_on(node) if "msrun" in one
+    ] == []

@@ -278,7 +278,6 @@ KINDS = ("net", "pid", "uts", "mnt", "user")
 KEEPER = """
 import json, os, signal, sys
 from pathlib import Path
-from support import bad_cables
 from support.cluster import Cluster
 with Cluster(3, Path(sys.argv[1]), sys.argv[2]) as cluster:
     pids = [cluster.switch.pid] + [node.pid for node in cluster.nodes]

@@ -5,26 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
 class FakeEtcd:
-    """Keys and values are the base64 of the wire; ``now`` may be turned."""
+    """Keys and values are the base64 of the wire; its clock goes on only as it is turned."""
 
     def __init__(self) -> None:
         self.held: dict[str, tuple[str, str]] = {}  # key -> value, lease
         self.leases: dict[str, tuple[float, int]] = {}  # until when, of how long
-        self.late_s = 0.0  # by which the clock was turned on
+        self.late_s = 0.0  # its clock
         self.lost = 0  # answers that are not sent, though what was asked is done
         self.odd: tuple[int, bytes] | None = None  # said instead of any answer
         self.asked: list[str] = []
 
     @property
     def now(self) -> float:
-        return time.monotonic() + self.late_s
+        return self.late_s
 
     def answer(self, name: str, asked: dict[str, Any]) -> dict[str, Any]:
         self.asked.append(name)

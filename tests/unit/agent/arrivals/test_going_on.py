@@ -6,7 +6,6 @@ import pytest
 
 from agent.arrivals.going_on import OUTVOTED, GoingOn
 from agent.arrivals.places import SURE_S, LostPlaces
-from agent.controller.states import JobState
 from agent.nodes.run_messages import NodeFacts
 from agent.seat.records import NodeShare
 
@@ -66,7 +65,7 @@ class Job:
     def lose(self, rank, is_silent=True, has_hooks=True, was_heard=True):
         now = self.loop.time()
         self.places.lose(rank, now, is_silent=is_silent, was_heard=was_heard)
-        self.going_on.lost(NODES[rank], SimpleNamespace(has_hooks=has_hooks), is_silent=is_silent)
+        self.going_on.lost(NODES[rank], has_hooks=has_hooks, is_silent=is_silent)
 
     def place(self, rank):
         return self.places.place(NODES, 2, "", rank)
@@ -80,7 +79,7 @@ def test_without_a_store_node_0_goes_on_with_half(lost, outvoted):
     assert job.done == [OUTVOTED] * outvoted
     assert job.place(1) == 1
     assert job.going_on.held is None
-    job.going_on.close(SimpleNamespace(state=JobState.SUCCEEDED, saved=None), goes_on=False)
+    job.going_on.close(goes_on=False, is_done=True, saved="")
 
 
 def test_with_one_no_place_is_given_away_before_it_says_so():
@@ -142,12 +141,10 @@ def test_only_the_node_that_is_meant_is_told():
     assert job.tenure.known[-2:] == [("came", 1), ("knows", 1, 3)]
 
 
-@pytest.mark.parametrize(
-    ("state", "is_done"), [(JobState.SUCCEEDED, True), (JobState.FAILED, False)]
-)
-def test_the_store_hears_of_the_end(state, is_done):
+@pytest.mark.parametrize("is_done", [True, False])
+def test_the_store_hears_of_the_end(is_done):
     job = Job(2, FakeTenure())
-    job.going_on.close(SimpleNamespace(state=state, saved="/ckpt"), goes_on=False)
+    job.going_on.close(goes_on=False, is_done=is_done, saved="/ckpt")
     assert job.tenure.closed == {"goes_on": False, "is_done": is_done, "saved": "/ckpt"}
 
 

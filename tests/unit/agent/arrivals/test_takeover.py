@@ -12,11 +12,11 @@ from agent.arrivals.late import LateGuests
 from agent.arrivals.successors import HEAD, Successors, Takeover
 from agent.arrivals.takeover import AttemptClaim, SuccessorWatch, TakeoverDoor
 from agent.launch.doors import Address
+from agent.machine.file_thread import FileThread
 from agent.nodes.join import JoinedNode, join
 from agent.nodes.messages import Begin, LivingRanks
 from agent.nodes.roster import OwnNode
 from agent.nodes.run_messages import NodeFacts
-from agent.records.file_thread import FileThread
 from agent.workers.master_port import listen_in_reserve
 from worker_hooks.contract.left_pages import ALONE, claim
 
@@ -38,7 +38,7 @@ class Place:
             NodeFacts(r, f"mn{r}", "127.0.0.1", 2, 9, door=p) for r, p in enumerate(self.ports)
         ]
         self.begin = Begin(tuple(facts), {HEAD: 1, "store_port": 4321})
-        self.lines, self.ended = None, []
+        self.lines, self.ended, self.gave_up = None, [], []
 
     def lead(self):
         self.guests = LateGuests(self.listeners[1], "1.0", b"")
@@ -51,6 +51,7 @@ class Place:
             self.files,
             self.loop,
             self._decides,
+            lambda: self.gave_up.append(1),
         )
         return self.door
 
@@ -119,13 +120,16 @@ def place(tmp_path, monkeypatch):
     place.close()
 
 
-def test_all_come_to_the_first_that_is_left(place):
+def test_all_come_to_the_first_that_is_left(place, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE_S", 20.0)
+    monkeypatch.setattr(module, "LONGEST_S", 20.0)
     place.listeners[0].close()
     place.watch(2)
     place.watch(1)
     found = place.run()
     assert [rank for rank, _ in found] == [1, 2]
     assert {*place.lines} == {1, 2}
+    assert place.gave_up == []
     for rank, joined in found:
         assert (joined.node_rank, joined.settings[HEAD]) == (rank, 1)
 
@@ -134,7 +138,7 @@ def test_nobody_decides_as_long_as_node_0_listens(place):
     place.watch(2)
     place.watch(1)
     assert place.run() == [(1, module.NOT_YET), (2, module.NOT_YET)]
-    assert place.lines is None
+    assert (place.lines, place.gave_up) == (None, [])  # it has not even begun to wait
 
 
 def test_nobody_decides_where_another_node_is_gone_as_well(place):
@@ -144,7 +148,7 @@ def test_nobody_decides_where_another_node_is_gone_as_well(place):
     place.watch(1)
     (_, why), _ = place.run()
     assert isinstance(why, str)
-    assert place.lines is None
+    assert (place.lines, place.gave_up) == (None, [1])
 
 
 def test_nobody_decides_where_ranks_of_node_0_have_begun_to_save(place):
@@ -153,7 +157,7 @@ def test_nobody_decides_where_ranks_of_node_0_have_begun_to_save(place):
     place.watch(2)
     place.watch(1)
     assert all(isinstance(why, str) for _, why in place.run())
-    assert place.lines is None
+    assert (place.lines, place.gave_up) == (None, [1])
 
 
 def test_one_that_knows_another_attempt_is_none_of_them(place):
@@ -163,7 +167,7 @@ def test_one_that_knows_another_attempt_is_none_of_them(place):
     (_, first), (_, second) = place.run()
     assert module.OTHER in second
     assert isinstance(first, str)
-    assert place.lines is None
+    assert (place.lines, place.gave_up) == (None, [1])
 
 
 def test_a_watch_that_is_closed_says_nothing(place):
@@ -184,5 +188,8 @@ def test_a_watch_that_is_closed_says_nothing(place):
         place.loop.run_until_complete(asyncio.sleep(0.01))
     watch.close()
     go_on.set()
-    place.loop.run_until_complete(asyncio.sleep(0.05))
+    for each in threading.enumerate():
+        if each.name == "msrun-successor":
+            each.join(20.0)
+    place.loop.run_until_complete(asyncio.sleep(0.0))  # takes what it has told
     assert said == []

@@ -16,7 +16,7 @@ from agent.dump.draft import DumpDraft, DumpOrder
 from agent.dump.folder import FolderTarget
 from agent.dump.summary import dump_summary
 from agent.dump.target import AbandonedError, SavedDump
-from agent.records.file_thread import THREADS, FileThread, side_by_side
+from agent.machine.file_thread import THREADS, FileThread, side_by_side
 from worker_hooks.contract import status_page
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.contract.protocol import Written

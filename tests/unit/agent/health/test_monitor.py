@@ -74,8 +74,8 @@ class Agent:
         is_new = self.heard_of >= inspection
         return self.are_known and is_new and not self.unknown & set(ranks)
 
-    def send(self, rank, message):
-        self.asked.append(rank)
+    def send_all(self, ranks, message):
+        self.asked.extend(ranks)
         self.inspection = message.id
 
     def post(self, event):

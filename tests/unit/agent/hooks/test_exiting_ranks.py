@@ -21,9 +21,9 @@ class Room:
         self.exiting = ExitingRanks(self, self, self, self.training, self.said.append)
         self.exiting.attach(self.call_later)
 
-    def send(self, rank, message):
+    def send_all(self, ranks, message):
         assert isinstance(message, Release)
-        self.released.append(rank)
+        self.released.extend(ranks)
 
     def are_known(self, _ranks):
         return self.is_known

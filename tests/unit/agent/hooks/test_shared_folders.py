@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from agent.hooks.shared_folders import FolderMarks, take
-from agent.records.file_thread import FileThread
+from agent.machine.file_thread import FileThread
 
 
 class AtOnce(FileThread):

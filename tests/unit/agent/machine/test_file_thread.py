@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
+from agent.machine.file_thread import FileThread
 from agent.machine.loop_calls import until_closed
-from agent.records.file_thread import FileThread
 
 ROOT = Path(__file__).parents[4]
 

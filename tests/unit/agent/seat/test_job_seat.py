@@ -8,13 +8,13 @@ import pytest
 from support.fake_etcd import fake_etcd
 from support.jobs import poll
 
+from agent.machine.file_thread import FileThread
 from agent.seat import job_seat as module
 from agent.seat.etcd import Etcd
 from agent.seat.job_seat import Whereabouts, claim_of, store_of, tenure_of
 from agent.seat.records import NodeShare, Seat, SeatRecord, StoreError, Will
 from agent.seat.rights import SuccessorRight
 from agent.seat.store import SeatStore
-from agent.seat.store_thread import StoreThread
 from agent.spec.job_spec import ClusterSpec, JobSpec, Program, ProgramKind, UsageError
 
 OTHER = Seat("later", "mn1", "127.0.0.1", 41000, 8)
@@ -98,6 +98,14 @@ def test_a_store_that_is_not_there_is_a_wrong_request():
     job = JOB._replace(cluster=ClusterSpec(2, store=(at,)))
     why = f"--controller-store: the store at 127.0.0.1:{at[1]} does not answer"
     with pytest.raises(UsageError, match=why) as raised:
+        Whereabouts(job, print).check()
+    assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize("host", ["a..b", " b", "x" * 64 + ".org"])
+def test_a_name_that_is_none_is_a_wrong_request(host):
+    job = JOB._replace(cluster=ClusterSpec(2, store=((host, 2379),)))
+    with pytest.raises(UsageError, match="--controller-store: the store at") as raised:
         Whereabouts(job, print).check()
     assert raised.value.exit_code == 2
 
@@ -212,10 +220,10 @@ def test_the_seat_is_given_back_where_nodes_meet_elsewhere(etcd):
 
 
 def test_a_store_that_hangs_holds_nobody_up():
-    thread, answers = StoreThread(), []
+    thread, answers = FileThread(lambda answer, found: answer(found)), []
     with socket.create_server(("127.0.0.1", 0)) as mute:
         store = SeatStore(Etcd([mute.getsockname()[:2]], 0.3), "job")
-        thread.ask(store.look, answers.append)
+        thread.do(store.look, answers.append)
         thread.close(0.01)
         assert answers == []  # it was not waited for
         poll(lambda: answers)
