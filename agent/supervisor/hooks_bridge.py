@@ -29,12 +29,7 @@ from agent.hooks.update_clearances import ClearedNode, UpdateClearances
 from agent.hooks.update_votes import UpdateVotes
 from agent.machine.file_thread import FileThread
 from agent.machine.process_use import ProcessNews
-from agent.nodes.run_messages import (
-    FolderMarked,
-    PagesKept,
-    PagesTold,
-    UpdatesReady,
-)
+from agent.nodes.run_messages import FolderMarked, PagesKept, PagesTold, UpdatesReady
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import CopyMode, JobSpec

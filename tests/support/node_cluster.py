@@ -11,7 +11,7 @@ from agent.nodes.codec import pack_event, unpack_action
 from agent.nodes.messages import ANY_RANK, Join, pack, unpack
 from agent.nodes.run_messages import Fact, NodeFacts, Order
 from agent.nodes.tls import PLAIN
-from agent.spec.job_spec import ClusterSpec, DumpSpec, Program, ProgramKind
+from agent.spec.job_spec import ClusterSpec, DumpSpec, JobSpec, Program, ProgramKind, ReplaceSpec
 from agent.supervisor.all_nodes import AllNodes
 from agent.supervisor.job_view import JobView
 from agent.supervisor.remote_node import RemoteNode
@@ -174,18 +174,16 @@ class Cluster:
         )
         facts = (NodeFacts(0, "a", "10.0.0.1", 2, 9), *(node.facts for node in self.others))
         self.door = socket.create_server(("127.0.0.1", 0))
-        replace = SimpleNamespace(node_wait_s=wait_s)
-        self.spec = spec = SimpleNamespace(
-            replace=replace,
-            run_id="r",
-            record_id="r",
-            saves_as="r",
-            dump=DumpSpec(lineage=("before",)),
-            program=PROGRAM,
+        spec = JobSpec(
+            PROGRAM,
+            2,
+            "r",
+            "r",
             cluster=ClusterSpec(3),
-            nnodes=3,
-            node_rank=0,
-            adopted=None,
+            nodes=tuple(node.nproc for node in facts),
+            master_port=4711,
+            dump=DumpSpec(lineage=("before",)),
+            replace=ReplaceSpec(node_wait_s=wait_s),
         )
         met = SimpleNamespace(
             door=self.door,

@@ -7,7 +7,7 @@ import pytest
 from agent.controller import actions as do
 from agent.controller.states import JobState
 from agent.supervisor.job_controller import JobController
-from agent.supervisor.run import _say_of_failure
+from agent.supervisor.run_parts import RunParts
 
 MEMORY, XID = "rank 1 was killed for memory", "the driver reported Xid 79"
 
@@ -22,17 +22,27 @@ MEMORY, XID = "rank 1 was killed for memory", "the driver reported Xid 79"
     ],
 )
 def test_what_only_a_report_would_tell_is_said_if_there_is_none(state, said):
-    heard = []
-    found = SimpleNamespace(memory_hint=MEMORY, driver_report=XID)
-    _say_of_failure(state, found, SimpleNamespace(say=heard.append))
-    assert heard == said
+    assert _heard(state, memory=MEMORY, driver=XID) == said
 
 
 def test_nothing_is_said_where_nothing_is_known():
-    heard = []
-    found = SimpleNamespace(memory_hint="", driver_report="")
-    _say_of_failure(JobState.REPLACING, found, SimpleNamespace(say=heard.append))
-    assert heard == []
+    assert _heard(JobState.REPLACING, memory="", driver="") == []
+
+
+def test_a_job_that_is_done_is_not_examined():
+    assert _heard(JobState.SUCCEEDED, memory=MEMORY, driver=XID) == []
+
+
+def _heard(state, memory, driver):
+    """What people hear of an attempt that is over."""
+    heard, logged = [], []
+    found = SimpleNamespace(
+        memory_hint=memory, driver_report=driver, examine=lambda _workers, _others: ""
+    )
+    run = SimpleNamespace(post_mortem=lambda: found, journal=SimpleNamespace(log=logged.append))
+    RunParts.examine(run, state, (), (), heard.append)
+    assert bool(logged) == (state is not JobState.SUCCEEDED)
+    return heard
 
 
 @pytest.mark.parametrize("is_full", [False, True])

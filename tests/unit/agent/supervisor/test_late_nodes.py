@@ -352,7 +352,9 @@ def test_a_job_that_began_with_fewer_nodes_numbered_them_anew(waiting, monkeypat
 
 def test_a_worker_that_is_started_again_by_hand_has_its_own_place(waiting, monkeypatch):
     monkeypatch.setattr(waiting.all._door, "seat", lambda: None)
-    waiting.spec.cluster = ClusterSpec(3, by_hand=HandSpec(has_worker=False))
+    by_hand = ClusterSpec(3, by_hand=HandSpec(has_worker=False))
+    keeper = waiting.all._doorkeeper
+    keeper._job = keeper._job._replace(spec=keeper._job.spec._replace(cluster=by_hand))
     waiting.all._doorkeeper.facts[1] = waiting.all._doorkeeper.facts[1]._replace(
         name="worker_0", nproc=1
     )
