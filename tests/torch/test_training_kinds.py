@@ -29,7 +29,7 @@ APART = "weights_by_epoch"
 CASES = {
     "tensors": "rank=1,step=7,phase=backward",
     "by_hand": "rank=2,step=6,phase=backward",
-    "gan": "rank=0,step=7,phase=forward",
+    "gan": "rank=0,step=7,phase=commit",
     "asked": "rank=2,step=6,phase=update",
     "accumulate": "rank=2,step=6,phase=forward",
     "scaler": "rank=0,step=7,phase=update",

@@ -116,6 +116,7 @@ class ChangeObserver:
         self._said: set[str] = set()
         self._keeps_all = False  # copies of all are made at each commit
         self._else_why, self._share = HALTS, 0.0
+        self._given_up: set[str] = set()  # the reasons for which all was to be copied in vain
         self._needed: set[str] = set()  # and these were, or would be, without that
         self._has_unseen = False  # something changed uncounted between an update and its commit
         self._blind_why = ""  # why nothing can be known of the state
@@ -182,13 +183,16 @@ class ChangeObserver:
     def keep_all(self, else_why: str = HALTS, share: float = SHARE) -> None:
         """From now on copy all of the state at each commit, if it is small and that is cheap.
 
-        Steps were seen to halt behind their update, in a collective, with changes yet to be made.
-        Such a step is no state to resume from, so the commit before must stay one.
+        Steps were seen to halt behind their update, in a collective, with changes yet to be made,
+        or between two updates. Such a step is no state to resume from, so the commit before must
+        stay one. What was found to be too large or too dear is not tried again.
 
         Args:
             else_why: what it means if that is not so, with a place for the reason; empty: nothing.
             share: of a step's time that this may take; the largest of several counts.
         """
+        if else_why in self._given_up:
+            return  # the next commit would give it up again
         if share > self._share:
             self._else_why, self._share = else_why, share
         if not self._keeps_all:
@@ -257,6 +261,7 @@ class ChangeObserver:
         if refused:
             why = self._else_why
             self._stop_keeping_all(extra)
+            self._given_up.add(why)
             if why:
                 log.warning(why, refused[0])
 

@@ -363,12 +363,12 @@ class CommittedState:
         names, copies = commit.tensors.versions.tensors.keys(), commit.tensors.copies.keys()
         try:
             has_all = bool(names) and copies >= names and live_tensors(self.pieces).keys() == names
-            return has_all and self._are_all_tensors()
+            return has_all and self.are_all_tensors()
         except (RuntimeError, AttributeError):
             # an optimizer makes its state just now, or is an odd one
             return False
 
-    def _are_all_tensors(self) -> bool:
+    def are_all_tensors(self) -> bool:
         """What else an optimizer's state holds is read as it is now."""
         optimizers = (each for each in self.pieces if isinstance(each, OptimizerPiece))
         return all(each.is_all_tensors for each in optimizers)
@@ -389,7 +389,7 @@ class CommittedState:
         if self.device.is_behind(held.step):
             names = commit.tensors.versions.tensors
             host = {name for name, each in names.items() if devices.is_on_host(each)}
-            if not self._are_all_tensors():
+            if not self.are_all_tensors():
                 why = why or "an optimizer's state holds more than tensors, which has gone on"
             if lacking := host - commit.tensors.copies.keys():
                 why = why or f"{listed(lacking)} in host memory has gone on"

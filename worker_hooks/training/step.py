@@ -19,12 +19,13 @@ from worker_hooks.training.update_watch import UpdateWatch
 
 BETWEEN = (
     "backward runs between two updates of one step: a step in which a rank dies there cannot be "
-    "saved, and training resumes from the checkpoint before"
+    "saved, and training resumes from the checkpoint before: %s"
 )
 COMMUNICATES = (
     "an optimizer communicates while it changes weights: a step in which a rank dies there cannot "
-    "be saved, and training resumes from the checkpoint before"
+    "be saved, and training resumes from the checkpoint before: %s"
 )
+NOT_COPIED = "the state of an optimizer holds more than tensors, so there is no copy of a commit"
 LOOKS = 8  # updates that are looked at for that
 
 
@@ -159,7 +160,7 @@ class StepTracker:
         for observer in self._observers:
             observer.backward_begins(self._committed.step + 1, root)
         if self.has_updated and self._committed.page is not None:
-            self.say(BETWEEN)
+            self.halts_amid_update(BETWEEN)
         self.gradients.backward_begins()
         if self.phase is not Phase.UPDATE:  # what a closure does after a change is the update
             self.has_gradients = True
@@ -194,7 +195,7 @@ class StepTracker:
         if self._looks:
             self._looks -= 1
             if process_group.collectives() > self._begun:
-                self.say(COMMUNICATES)
+                self.halts_amid_update(COMMUNICATES)
         self._committed.updated(index)
         self.has_updated, self.has_gradients = True, False
         self._gate.end_update()
@@ -205,6 +206,13 @@ class StepTracker:
         self.has_updated = True
         self._unsafe(why)
         self.say(why)
+
+    def halts_amid_update(self, why: str) -> None:
+        """If a rank dies, others wait for it with their state half changed: keep commits copied."""
+        if self._committed.are_all_tensors():
+            self._committed.changes.keep_all(why)
+        else:
+            self.say(why % NOT_COPIED)
 
     def say(self, remark: str) -> None:
         """Tell the user, once."""

@@ -18,7 +18,7 @@ import torch
 
 _REPEATED = (
     "{} calls its closure again after it has changed weights: if a rank dies there, nobody holds "
-    "the step, and all ranks are restarted from the newest checkpoint"
+    "the step, and all ranks are restarted from the newest checkpoint: %s"
 )
 _THREAD = "{}.step() runs in the thread {}; only steps of the main thread can be protected"
 
@@ -37,6 +37,12 @@ class UpdateListener(Protocol):
 
     def update_is_elsewhere(self, why: str) -> None:
         """They change in another thread, at any time."""
+
+    def halts_amid_update(self, why: str) -> None:
+        """If a rank dies, others wait for it with their state half changed.
+
+        ``why``: a sentence for the user, with a place for the reason why that costs the step.
+        """
 
     def say(self, remark: str) -> None:
         """Tell the user, once."""
@@ -94,7 +100,7 @@ class UpdateWatch:
             if self._calls == 1:
                 self._asks_first = not has_changed
             elif has_changed:
-                self._listener.say(_REPEATED.format(self._name))
+                self._listener.halts_amid_update(_REPEATED.format(self._name))
             if has_changed:
                 self._begin()
             result = closure(*args, **kwargs)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.one_rank import Training
 
+from worker_hooks.changes import observer
 from worker_hooks.distributed import process_group
 from worker_hooks.tensors.shard import quick_digest as digest
 
@@ -49,6 +50,47 @@ def test_without_a_collective_behind_the_update_nothing_more_is_copied():
     assert not copied[-1]
     # what a script changes between two loops is taken back, so that all is copied at their ends
     assert training.committed.is_copied()
+
+
+def _between_two_updates(training, judge, optimizer):
+    """A GAN's step up to its second backward, in which the rank waits for one that has died."""
+    training.update()
+    optimizer.zero_grad()
+    judge(training.net(torch.ones(1, 3))).square().sum().backward()
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.LBFGS])
+def test_a_step_that_halts_between_two_updates_goes_back_to_its_commit(make, caplog):
+    judge = torch.nn.Linear(2, 1)
+    optimizer = make(judge.parameters(), lr=0.01)
+    training = Training(judge=judge, other=optimizer)
+    gate, whole = training.state._guard.gate, []
+    for batch in training.state.batches(range(9)):
+        step = training.state.step
+        before = digest(training.committed.replica(step))
+        _between_two_updates(training, judge, optimizer)
+        whole.append(training.committed.is_copied())
+        if batch == 8 and whole[-1]:
+            gate.note_raised()
+            assert training.state._guard.freeze(0.0) == (step, True, "")
+            assert digest(training.committed.replica(step)) == before
+            gate.open()
+        optimizer.step(lambda: judge(torch.ones(1, 2)).square().sum())
+    assert all(whole[4:]) == (make is torch.optim.Adam)
+    said = [line for line in caplog.messages if "between two updates" in line]
+    assert len(said) == (make is torch.optim.LBFGS)  # its state holds more than tensors
+
+
+def test_what_is_too_large_to_be_copied_is_said_once(monkeypatch, caplog):
+    monkeypatch.setattr(observer, "COPIED_AT_FIRST", 10)
+    judge = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(judge.parameters(), lr=0.01)
+    training = Training(judge=judge, other=optimizer)
+    for _ in training.state.batches(range(9)):
+        _between_two_updates(training, judge, optimizer)
+        optimizer.step()
+    (said,) = [line for line in caplog.messages if "between two updates" in line]
+    assert "all of the state is larger than" in said
 
 
 def test_an_optimizer_that_counts_without_tensors_cannot_go_back():

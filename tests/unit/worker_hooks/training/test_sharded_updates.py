@@ -10,7 +10,6 @@ from torch.distributed.tensor import DTensor, Shard
 
 from worker_hooks import TrainState
 from worker_hooks.distributed import process_group
-from worker_hooks.training.step import COMMUNICATES
 
 
 class Layer(nn.Module):
@@ -71,4 +70,4 @@ def test_an_optimizer_that_communicates_is_named(monkeypatch, where):
         else:
             closure()
             optimizer.step()
-    assert (COMMUNICATES in state._loop.tracker._said) == (where == "update")
+    assert state._committed.changes._keeps_all == (where == "update")
