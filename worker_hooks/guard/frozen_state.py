@@ -8,13 +8,13 @@ from worker_hooks.contract import protocol
 from worker_hooks.contract.env import RankEnv
 from worker_hooks.guard.gate import FreezeResult, Gate
 from worker_hooks.guard.save import save
-from worker_hooks.guard.state_source import StateSource
+from worker_hooks.state.committed_state import CommittedState
 
 
 class FrozenState:
     """The listener freezes the state, and saves it on order; without an order nothing is frozen."""
 
-    def __init__(self, gate: Gate, source: StateSource) -> None:
+    def __init__(self, gate: Gate, source: CommittedState) -> None:
         self._gate = gate
         self._source = source
         self.device_error = ""  # of an accelerator, at the last freeze

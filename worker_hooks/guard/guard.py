@@ -28,7 +28,7 @@ from worker_hooks.guard.peers import KnownPeers
 from worker_hooks.guard.rank_vote import RankVote
 from worker_hooks.guard.signal_wakeup import SignalWakeup
 from worker_hooks.guard.state_copier import StateCopier
-from worker_hooks.guard.state_source import StateSource
+from worker_hooks.state.committed_state import CommittedState
 from worker_hooks.storage import group_info
 from worker_hooks.storage.durable_file import ThrottledProgress
 from worker_hooks.storage.memory_dump import HeldDump
@@ -73,7 +73,7 @@ class Guard:
     def __init__(
         self,
         env: RankEnv,
-        source: StateSource,
+        source: CommittedState,
         options: StartupOptions,
         *,
         before_dump: Callable[[], None],

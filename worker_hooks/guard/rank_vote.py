@@ -9,9 +9,9 @@ from worker_hooks.contract.protocol import OpenVote
 from worker_hooks.contract.vote_board import VoteBoard
 from worker_hooks.guard.gate import Gate
 from worker_hooks.guard.peers import KnownPeers
-from worker_hooks.guard.state_source import StateSource
 from worker_hooks.guard.update_clearance import UpdateClearance
 from worker_hooks.guard.update_vote import NOT_ON_DEVICES, UpdateVote
+from worker_hooks.state.committed_state import CommittedState
 
 
 class RankVote:
@@ -20,7 +20,7 @@ class RankVote:
     def __init__(
         self,
         gate: Gate,
-        source: StateSource,
+        source: CommittedState,
         peers: KnownPeers,
         tell: Callable[[int], None],
         say: Callable[[str], None],

@@ -12,7 +12,7 @@ from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import FOLDER_MODE, describe_os_error
 from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import DumpLayout
-from worker_hooks.guard.state_source import SaveSource
+from worker_hooks.state.committed_state import CommittedState
 from worker_hooks.tensors.shard import digest, quick_digest, write, write_quick
 
 log = logging.getLogger("msrun")
@@ -62,7 +62,7 @@ class _Answer(TypedDict):
 
 
 def save(
-    source: SaveSource,
+    source: CommittedState,
     env: RankEnv,
     order: protocol.Save,
     frozen_version: int | None,

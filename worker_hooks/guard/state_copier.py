@@ -23,8 +23,8 @@ from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.status_page import CommitRecord, Entry
 from worker_hooks.guard.gate import Gate
 from worker_hooks.guard.save import save
-from worker_hooks.guard.state_source import StateSource
 from worker_hooks.machine.free_memory import free_bytes
+from worker_hooks.state.committed_state import CommittedState
 from worker_hooks.storage.commit import private_head
 
 log = logging.getLogger("msrun")
@@ -87,7 +87,7 @@ class StateCopier:
     def __init__(
         self,
         gate: Gate,
-        source: StateSource,
+        source: CommittedState,
         send: Callable[[protocol.Message], None],
         why_not: Callable[[], str],
     ) -> None:

@@ -15,7 +15,6 @@ from worker_hooks.distributed import communicators
 from worker_hooks.drill.observer import StepObserver
 from worker_hooks.drill.plan import DrillPlan
 from worker_hooks.guard.guard import Guard, StartupOptions
-from worker_hooks.guard.state_source import StateSource
 from worker_hooks.recovery import agent_lost, resume
 from worker_hooks.state.committed_state import CommittedState
 from worker_hooks.training import torch_names
@@ -72,7 +71,7 @@ def options_of(
 def connect(
     options: StartupOptions,
     env: RankEnv,
-    source: StateSource,
+    source: CommittedState,
     observers: Sequence[StepObserver],
     *,
     wants_resume: bool,
