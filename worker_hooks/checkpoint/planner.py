@@ -92,14 +92,5 @@ def plan_checkpoint(
 
 def _own(record: CommitRecord, committed: CommittedState) -> OwnShare:
     assert committed.page is not None
-    return OwnShare(
-        entries=tuple(committed.page.entries),
-        step=record.step,
-        epoch=record.epoch,
-        batch=record.batch,
-        at_ns=record.at_ns,
-        meta=record.meta.decode(),
-        nbytes=len(record.payload),
-        is_commit=record.is_commit,
-        has_early_buffers=record.has_early_buffers,
-    )
+    entries = tuple(committed.page.entries)
+    return OwnShare(entries, record._replace(payload=b""), len(record.payload))

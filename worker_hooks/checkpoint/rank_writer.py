@@ -171,7 +171,7 @@ def _write_files(order: SaveOrder, content: Content, advance: Advance) -> RankPa
         shards.append(Shard(file, rank, COPY, done.nbytes, done.sha256))
         digest = done.digest
     if order.own is not None:
-        record = order.own.record(content.payload())
+        record = order.own.record._replace(payload=content.payload())
         shards.append(commit.write_private(folder, rank, order.own.entries, record, advance))
     if order.rules.is_read_back:
         for shard in shards:

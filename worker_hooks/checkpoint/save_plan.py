@@ -51,20 +51,8 @@ class OwnShare(NamedTuple):
     """The rank's private state, without its bytes."""
 
     entries: tuple[Entry, ...]
-    step: int
-    epoch: int
-    batch: int
-    at_ns: int
-    meta: str
-    nbytes: int
-    is_commit: bool
-    has_early_buffers: bool = False
-
-    def record(self, payload: bytes) -> CommitRecord:
-        """The status page's record, made again."""
-        meta = self.meta.encode()
-        where = self.step, self.epoch, self.batch, self.at_ns
-        return CommitRecord(*where, meta, payload, self.is_commit, self.has_early_buffers)
+    record: CommitRecord  # of the status page, without its payload
+    nbytes: int  # of the payload
 
 
 class SaveRules(NamedTuple):
@@ -111,7 +99,11 @@ class SaveOrder(NamedTuple):
 def encode(order: SaveOrder) -> str:
     """The order as one line of JSON."""
     layout = order.layout._replace(directory=str(order.layout.directory))  # type: ignore[arg-type]
-    return json.dumps(order._replace(layout=layout))
+    own = order.own
+    if own is not None:
+        bare = own.record._replace(meta=own.record.meta.decode(), payload="")  # type: ignore[arg-type]
+        own = own._replace(record=bare)
+    return json.dumps(order._replace(layout=layout, own=own))
 
 
 def decode(text: str) -> SaveOrder:
@@ -123,8 +115,10 @@ def decode(text: str) -> SaveOrder:
         spans = tuple((count, is_mine) for count, is_mine in spans)
         share = Share(parts, head, seed, spans, buffers)
     if own is not None:
-        entries, *others = own
-        own = OwnShare(tuple(Entry(n, d, tuple(s), b) for n, d, s, b in entries), *others)
+        entries, bare, nbytes = own
+        record = CommitRecord(*bare)
+        record = record._replace(meta=str(record.meta).encode(), payload=b"")
+        own = OwnShare(tuple(Entry(n, d, tuple(s), b) for n, d, s, b in entries), record, nbytes)
     layout = CheckpointLayout(Path(directory), *names)
     groups = tuple(map(tuple, groups))
     values: list[Any] = [layout, *about, groups, is_merged, share, own, SaveRules(*rules)]

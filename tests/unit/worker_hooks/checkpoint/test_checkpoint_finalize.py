@@ -31,7 +31,7 @@ from worker_hooks.checkpoint.save_plan import (
 )
 from worker_hooks.contract.atomic_file import read_small
 from worker_hooks.contract.layout import CheckpointLayout
-from worker_hooks.contract.status_page import Entry
+from worker_hooks.contract.status_page import CommitRecord, Entry
 from worker_hooks.storage import merged_file
 from worker_hooks.storage.find import candidates
 from worker_hooks.storage.group_info import restore_group_info_list
@@ -67,7 +67,8 @@ class Rank:
         if self.plan is not None:
             spans = tuple((segment.nbytes, mine) for segment, mine in self.plan.segments)
             share = Share(part[1], self.plan.head.decode("latin-1"), self.plan.seed, spans, 0)
-        own = OwnShare((Entry("rng", "U8", (4,), 4),), step, 0, step, 0, "{}", 4, is_commit=True)
+        record = CommitRecord(step, 0, step, 0, b"{}", b"", is_commit=True)
+        own = OwnShare((Entry("rng", "U8", (4,), 4),), record, 4)
         keep = more.pop("keep", 5)
         rules = SaveRules(
             keep, more.pop("minutes", 0), more.pop("crc", False), more.pop("stall_s", STALL_S)
@@ -92,7 +93,7 @@ class Rank:
             rules=rules,
         )
         self.draft = PlannedCheckpoint(
-            share, own, replica, self.plan, own.record(b"abc" + bytes([rank]))
+            share, own, replica, self.plan, record._replace(payload=b"abc" + bytes([rank]))
         )
 
     def write(self):
