@@ -31,11 +31,10 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from worker_hooks.distributed.module_flags import REDUCED
@@ -80,24 +79,6 @@ def _living() -> Iterator[DistributedDataParallel]:
     for thing in gc.get_referrers(*kinds):  # an object refers to its class
         if type(thing) in kinds:
             yield thing
-
-
-class NewDDPs:
-    """Keeps note of the DDPs that are made from now on."""
-
-    def __init__(self) -> None:
-        self._made: list[ref[DistributedDataParallel]] = []
-        self._hook = register_module_module_registration_hook(self._note)
-
-    def _note(self, parent: nn.Module, name: str, _child: nn.Module | None) -> None:
-        is_new = all(one() is not parent for one in self._made)  # it may get another module
-        if name == "module" and isinstance(parent, DistributedDataParallel) and is_new:
-            self._made.append(ref(parent))
-
-    def end(self) -> list[DistributedDataParallel]:
-        """Stop; return those that were made and still exist."""
-        self._hook.remove()
-        return [one for each in self._made if (one := each()) is not None]
 
 
 def unhook(ddp: DistributedDataParallel) -> None:

@@ -32,7 +32,7 @@ class Reducers:
         self._found: list[Any] | None = None
         self._expected: Sequence[list[int] | None] = ()  # the orders in the checkpoint
         self.is_expecting = False  # the first step after a resume is still to come
-        self._new: ddp_bucket_order.NewDDPs | None = None  # if there was no DDP before
+        self._had_none_at: int | None = None  # the count of DDPs when there was none before
         self._has_uneven_ranks = False  # and that was said
         self._is_final = False
         self._made = 0  # DDPs in this process, when they were looked up
@@ -72,7 +72,8 @@ class Reducers:
         trust(self._modules())
         self._forget_new()
         if are_none:
-            self._new = ddp_bucket_order.NewDDPs()
+            REDUCED.watch()
+            self._had_none_at = REDUCED.count
 
     def rehearse(self) -> None:
         """Lay the buckets out as they were in the checkpoint. A collective."""
@@ -101,9 +102,9 @@ class Reducers:
         return next(filter(None, whys), "")
 
     def _forget_new(self) -> list[Any] | None:
-        """Stop noting new DDPs; those that were made, if they were noted."""
-        new, self._new = self._new, None
-        return None if new is None else new.end()
+        """All DDPs, if it is known when there was none; it does not count any more."""
+        count, self._had_none_at = self._had_none_at, None
+        return None if count is None else REDUCED.made_since(count)
 
 
 def _is_joined(ddp: Any) -> bool:

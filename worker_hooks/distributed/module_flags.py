@@ -34,6 +34,7 @@ class ReducedParameters:
         """Nothing is known before :meth:`watch`."""
         self.count = 0
         """Of the DDPs that were made, and of the times that they were forgotten."""
+        self._made: list[tuple[int, ref[DistributedDataParallel]]] = []  # with the count then
         self._wanted: Any = WeakTensorKeyDictionary()
         self._is_watching = False
 
@@ -46,8 +47,15 @@ class ReducedParameters:
     def _note(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         if name == "module" and child is not None and isinstance(parent, DistributedDataParallel):
             self.count += 1
+            living = (each for each in self._made if each[1]() is not None)
+            self._made = [*living, (self.count, ref(parent))]
             for each in child.parameters():
                 self._wanted[each] = each.requires_grad, ref(parent)
+
+    def made_since(self, count: int) -> list[DistributedDataParallel]:
+        """The DDPs that were made since :attr:`count` was this, and still exist."""
+        made = (one() for at, one in self._made if at > count)
+        return [*dict.fromkeys(one for one in made if one is not None)]  # one may get two modules
 
     def forget(self) -> None:
         """All DDPs are gone."""
