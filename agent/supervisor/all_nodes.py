@@ -197,9 +197,9 @@ class AllNodes:
         here, elsewhere = self._node_of.split(action.ranks)
         if here:
             self._own.act(replace(action, ranks=here))
-            port = self._own.reserved_port
+            port = self._own.starter.reserved_port
         else:
-            port = self._own.reserve(action.attempt)
+            port = self._own.starter.reserve(action.attempt)
         for node, ranks in elsewhere.items() if port else ():
             node.prepare(replace(action, ranks=ranks), port, self._controller.view)
 
@@ -208,7 +208,7 @@ class AllNodes:
         self._held = []
         self._own.act(action)
         old, new = (self._node_of.split(each)[1] for each in (action.survivors, action.newcomers))
-        view, told = self._controller.view, replacement_order(action, self._own.port)
+        view, told = self._controller.view, replacement_order(action, self._own.starter.port)
         for node in self._others:
             node.replace(action, old.get(node, ()), new.get(node, ()), told, view)
             if node.is_there:

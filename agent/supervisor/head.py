@@ -53,7 +53,6 @@ from worker_hooks.contract.layout import FALLBACK
 from worker_hooks.contract.left_pages import unclaim
 
 LOOK_S = 0.5  # between two looks whether the lost node is started again
-NODE_0 = 0
 BACK = "node 0 is started again"
 TAKES_PART = (
     "this node takes the part of node 0, which is lost: the ranks of the other nodes live on. To "
@@ -75,7 +74,7 @@ class HeadNode:
         """
         self.loop: asyncio.AbstractEventLoop = here.loop
         self._here = here
-        self._starter = starter
+        self.starter = starter
         self._hooks = hooks
         self._ended = 0
         self._swept: Callable[[], object] = lambda: None
@@ -83,20 +82,6 @@ class HeadNode:
     def attach(self, swept: Callable[[], object]) -> None:
         """``swept``: called when there is no process of an attempt on this node: at once."""
         self._swept = swept
-
-    @property
-    def port(self) -> int:
-        """The port at which the ranks of this attempt meet."""
-        return self._starter.port
-
-    @property
-    def reserved_port(self) -> int:
-        """That of an attempt that may follow; 0: none is reserved."""
-        return self._starter.reserved_port
-
-    def reserve(self, attempt: int) -> int:
-        """The port at which the ranks of an attempt would meet; 0: it cannot be told yet."""
-        return self._starter.reserve(attempt)
 
     def act(self, action: do.Action) -> None:
         """Carry out what concerns the state of all ranks, and where they meet."""
@@ -106,8 +91,8 @@ class HeadNode:
                 self._hooks.begin(action.attempt, action.resume or "")
             case do.ReplaceRanks():
                 stay = (each for each in self._here.workers() if each.rank in action.survivors)
-                self._starter.renew(action.attempt, {worker.pid for worker in stay})
-                self._hooks.renew(action, self._starter.port)
+                self.starter.renew(action.attempt, {worker.pid for worker in stay})
+                self._hooks.renew(action, self.starter.port)
             case do.Sweep():
                 self._hooks.end_attempt()
                 self._swept()
@@ -195,7 +180,6 @@ class Head:
         self._hooks = hooks
         self._notifier = notifier
         self._lost = lost
-        self._home = home
         self._claimed = places, job
         self._knocks = DoorWatch({lost: home})
 

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
-from agent.hooks.rank_links import Loop
 from agent.ranks.parts import Groups
+from agent.workers.starter import Starter
 from agent.workers.worker import Worker
 
 _SAVING = {JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING}  # alike for nodes
@@ -103,17 +103,8 @@ class ControllersNode(Protocol):
     """The controller's own node, as far as it is one of all nodes."""
 
     loop: asyncio.AbstractEventLoop
-
-    @property
-    def port(self) -> int:
-        """The port at which the ranks of this attempt meet."""
-
-    @property
-    def reserved_port(self) -> int:
-        """That of an attempt that may follow; 0: none is reserved."""
-
-    def reserve(self, attempt: int) -> int:
-        """The port at which the ranks of an attempt would meet; 0: it cannot be told yet."""
+    starter: Starter
+    """Knows where ranks meet."""
 
     def act(self, action: do.Action) -> None:
         """Carry out what concerns this node, and the state of all ranks."""
@@ -153,54 +144,3 @@ class ControllersNode(Protocol):
 
     def finish(self) -> None:
         """The job is over."""
-
-
-class HooksPort(Protocol):
-    """The hooks of a node's ranks, as far as the supervisor needs them."""
-
-    def attach(self, loop: Loop, agent: AgentPort) -> None:
-        """Listen on ``loop``."""
-
-    def begin(self, attempt: int, resume: str) -> None:
-        """An attempt begins."""
-
-    def expect(self, action: do.PrepareRanks) -> None:
-        """These newcomers may say Hello before their attempt begins."""
-
-    def renew(self, action: do.ReplaceRanks, port: int) -> None:
-        """Newcomers join the survivors of the last attempt."""
-
-    def end_attempt(self) -> None:
-        """Every rank is gone."""
-
-    def close(self) -> None:
-        """The job is over."""
-
-    def decided(self, state: JobState, holders: Holders) -> None:
-        """The job is in this state now."""
-
-    def catch_up(self) -> None:
-        """Take in what living ranks of this node have said by now."""
-
-    def hear_out(self, rank: int) -> int | None:
-        """Take in the last messages of a dead rank; its newest commit, if it is known here."""
-
-    @property
-    def keepers(self) -> frozenset[int]:
-        """Processes that keep the memory of ranks, and end with the attempt."""
-
-    def kept_steps(self, rank: int) -> tuple[int, ...]:
-        """The steps that the memory of a dead rank holds whole, the newest first."""
-
-    def has_finished(self, rank: int) -> bool:
-        """Whether a rank's script had ended, and the rank was on its way out."""
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether any rank of this attempt has a state to save."""
-
-    def refresh(self, workers: Mapping[int, Worker]) -> None:
-        """Note in ``workers`` how far they are."""
-
-    def act(self, action: Action) -> None:
-        """Carry out a decision; it was made because of what hooks said."""

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from agent.arrivals.successors import HEAD
 from agent.arrivals.takeover import SuccessorWatch
@@ -43,6 +43,7 @@ from agent.nodes.run_messages import (
 )
 from agent.nodes.tls import PLAIN, Security
 from agent.seat.records import NO_TERM
+from agent.supervisor.head import Deputy
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.job_view import Holders, JobView
 from agent.supervisor.supervisor import Supervisor
@@ -58,23 +59,6 @@ ELSEWHERE_S = 60.0  # for ranks of other nodes to notice that one here died, and
 LOST = "a rank is lost, and no scheduler is there"
 ASKED = "it is asked for, and no scheduler is there"
 FAILED_EXIT = 1
-
-
-class SuccessorPort(Protocol):
-    """Finds another controller once the node of the last one is lost, with ranks."""
-
-    def why_not(self, loss: Loss, nodes: tuple[NodeFacts, ...], lost: int, *, is_calm: bool) -> str:
-        """Why the ranks here do not wait for it; empty: they do."""
-
-    def look(
-        self,
-        attempt: int,
-        nodes: tuple[NodeFacts, ...],
-        lost: int,
-        found: Callable[[JoinedNode], object],
-        too_late: Callable[[str, bool], object],
-    ) -> SuccessorWatch | None:
-        """Begin to look for it; ``None``: this node cannot."""
 
 
 class _Unsettled(NamedTuple):
@@ -106,7 +90,7 @@ class RemoteController:
         host: str,
         lost: Callable[[Loss, int, bool], bool],
         look: Look | None = None,
-        successors: SuccessorPort | None = None,
+        successors: Deputy | None = None,
         nodes: tuple[NodeFacts, ...] = (),
         head: int = 0,
         node_rank: int = 0,
@@ -255,7 +239,7 @@ class RemoteController:
 
     def _obey(self, action: do.Action, port: int) -> None:
         if port:
-            self._node.meet_at(port)
+            self._node.starter.meet_at(port)
         if isinstance(action, do.ReplaceRanks):
             action = self._of_here(action)
         if isinstance(action, do.ForgetMemory):
@@ -315,7 +299,7 @@ class RemoteController:
         self._alone = loss, self._look(self.view.attempt, self._found, self._end_training)
         self._hooks.be_alone(self._disturbed)
 
-    def _await_successor(self, successors: SuccessorPort, loss: Loss, *, is_calm: bool) -> bool:
+    def _await_successor(self, successors: Deputy, loss: Loss, *, is_calm: bool) -> bool:
         """Another node may decide from now on; whether the ranks here wait for that."""
         reached = self._hooks.newest_step()
         if reached == self._succeeded_at:  # the step itself may be what kills the node
@@ -429,7 +413,7 @@ class RemoteController:
         self.head = head
         self._hooks.meets_at = self._host
         self._memory.is_controllers = self._node_rank == head
-        self._node.move(int(str(joined.settings["store_port"])), self._host)
+        self._node.starter.move(int(str(joined.settings["store_port"])), self._host)
         if self._node_rank != head:
             there = self.nodes[head]
             self._say(

@@ -83,19 +83,7 @@ def run_controlled(
         say=console.say,
         grace_s=spec.timeouts.grace_s,
         host=host,
-        lost=lambda loss, reached, saves: (
-            nexts.wait_again(controller.nodes)
-            if prepared.is_late and not controller.has_run and (controller.head or not saves)
-            else nexts.begin(
-                loss,
-                reached,
-                saves,
-                controller.nodes,
-                controller.view.attempt,
-                controller.term,
-                controller.head,
-            )
-        ),
+        lost=lambda *about: nexts.begin(controller, *about),
         look=None if head.nproc else look,
         successors=deputy if head.nproc else None,
         nodes=met.roster.nodes,
@@ -227,32 +215,26 @@ class NextJob:
         self._term = ""
         self._begun_s = time.monotonic()
 
-    def begin(
-        self,
-        loss: Loss,
-        reached: int,
-        saves: bool,
-        nodes: tuple[NodeFacts, ...],
-        attempt: int,
-        term: str,
-        head: int = 0,
-    ) -> bool:
-        """Node 0 is lost; whether this node may take part in what follows.
+    def begin(self, controller: RemoteController, loss: Loss, reached: int, saves: bool) -> bool:
+        """The controller's node is lost; whether this node may take part in what follows.
 
         Args:
+            controller: as this node knew it; its node may have taken node 0's part.
             loss: of the line to it.
             reached: the newest step that a rank here has committed.
-            nodes: that take part in the job; none: those that began it.
-            attempt: the newest that is known here.
-            term: of the controller's seat, as it is known here.
-            head: the place of the lost one, if another node had taken node 0's part.
+            saves: ranks here save their state.
         """
-        self._reached, self._attempt, self._term = reached, attempt, term
+        spec, head, term = self._met.prepared.spec, controller.head, controller.term
+        if self._met.prepared.is_late and not controller.has_run and (head or not saves):
+            # it is lost before this node, a spare one till then, had joined: that waits again
+            self._nodes, self._is_spare = controller.nodes, True
+            self._job = next_job(self._met.asked)
+            return self._met.door is not None
+        self._reached, self._attempt, self._term = reached, controller.view.attempt, term
         if not (saves or self._has_lost_before):
             return False
         # all who meet count that one as node 0, and this one's place as its own
-        self._nodes = swapped(nodes or self._nodes, head)
-        spec = self._met.prepared.spec
+        self._nodes = swapped(controller.nodes or self._nodes, head)
         places = {0: head, head: 0}
         self._spec = spec = spec._replace(node_rank=places.get(spec.node_rank, spec.node_rank))
         self._is_silent = loss.kind is LossKind.SILENCE
@@ -266,15 +248,6 @@ class NextJob:
         if not self._starter.keep():
             self._start(self._job)
         return True
-
-    def wait_again(self, nodes: tuple[NodeFacts, ...]) -> bool:
-        """The controller's node is lost before this one, a spare one till then, had joined the job.
-
-        ``nodes``: that take part in the job.
-        """
-        self._nodes, self._is_spare = nodes, True
-        self._job = next_job(self._met.asked)
-        return self._met.door is not None
 
     def behind(
         self, controller: RemoteController, parts: RunParts, newest: int

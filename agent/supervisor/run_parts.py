@@ -29,7 +29,6 @@ from agent.spec import timeouts
 from agent.spec.console import Console
 from agent.spec.job_spec import JobSpec
 from agent.spec.run_facts import RunFacts
-from agent.supervisor.job_view import HooksPort
 from agent.supervisor.requests import Requests
 from agent.supervisor.supervisor import Supervisor
 from agent.workers.starter import Starter
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
     )
     from agent.failure.resume_advice import ResumeAdvice
     from agent.shadows.shadows import Shadows
+    from agent.supervisor.hooks_bridge import HooksBridge
+    from agent.supervisor.hooks_relay import HooksRelay
 
 CONSOLE_PATIENCE_S = 10.0  # for a console that takes nothing: the lines are in the files
 # its link, its status page, its share of a checkpoint in memory, twice, and two files of each copy
@@ -97,7 +98,10 @@ class RunParts(NamedTuple):
             say(sentence)
 
     def supervisor(
-        self, hooks: HooksPort, say: Callable[[str], None], spared: Callable[[], frozenset[int]]
+        self,
+        hooks: HooksBridge | HooksRelay,
+        say: Callable[[str], None],
+        spared: Callable[[], frozenset[int]],
     ) -> Supervisor:
         """What runs the ranks of this node; ``spared``: children that are no ranks."""
         return Supervisor(

@@ -20,7 +20,7 @@ from agent.controller.states import JobState
 from agent.records.journal import Journal
 from agent.records.worker_output import WorkerOutput
 from agent.spec.job_spec import JobSpec
-from agent.supervisor.job_view import AgentPort, ControllerPort, Holders, HooksPort, JobView
+from agent.supervisor.job_view import AgentPort, ControllerPort, Holders, JobView
 from agent.supervisor.requests import Requests
 from agent.text.ranges import format_ranges
 from agent.workers import processes
@@ -31,6 +31,8 @@ from worker_hooks.contract import protocol
 
 if TYPE_CHECKING:
     from agent.shadows.shadows import Shadows
+    from agent.supervisor.hooks_bridge import HooksBridge
+    from agent.supervisor.hooks_relay import HooksRelay
 
 SWEEP_S = 2.0  # for processes that workers left behind; SIGKILL needs milliseconds
 KILLED_AT_EXIT = "was killed by SIGKILL on its way out, after the end of its script: all is done"
@@ -47,7 +49,7 @@ class Supervisor:
         spec: JobSpec,
         plan: Callable[[int, bool, tuple[str, ...]], tuple[protocol.WorkerOrder, ...]],
         starter: Starter,
-        hooks: HooksPort,
+        hooks: HooksBridge | HooksRelay,
         requests: Requests,
         output: WorkerOutput,
         journal: Journal,
@@ -75,7 +77,7 @@ class Supervisor:
         """
         self._spec = spec
         self._plan = plan
-        self._starter = starter
+        self.starter = starter
         self._hooks = hooks
         self._requests = requests
         self._output = output
@@ -110,7 +112,7 @@ class Supervisor:
         self._requests.attach(loop, self.post, lambda: controller.view.attempt)
         self._hooks.attach(loop, agent or self)
         try:
-            self._starter.attach(loop, self._on_answer, self._refuse_start)
+            self.starter.attach(loop, self._on_answer, self._refuse_start)
             if self._shadows is not None:
                 self._shadows.attach(
                     loop, self._on_answer, self.post, lambda: controller.view.attempt
@@ -139,11 +141,11 @@ class Supervisor:
 
     def announce(self) -> None:
         """Take in starts."""
-        self._starter.receive()
+        self.starter.receive()
 
     def settle(self) -> None:
         """Take in starts and deaths; a dead rank's group is signalled before its pid is free."""
-        self._starter.receive()  # a worker may be announced and dead at once
+        self.starter.receive()  # a worker may be announced and dead at once
         exited: list[Worker] = []
         for ended in processes.ended_children():
             rank = self._ranks_by_pid.pop(ended.pid, None)
@@ -153,8 +155,8 @@ class Supervisor:
                 if ended.exit_code != 0:
                     processes.signal_group(ended.pid, signal.SIGKILL)
                 exited.append(self._worker_ended(rank, ended.exit_code))
-            elif self._starter.is_store(ended.pid):
-                self._starter.on_store_exit(ended.exit_code)
+            elif self.starter.is_store(ended.pid):
+                self.starter.on_store_exit(ended.exit_code)
             elif self._replacements.ended(ended.pid, ended.exit_code):
                 continue
             elif self._awaited or self._replacements.is_awaited:
@@ -209,7 +211,7 @@ class Supervisor:
 
     def protect(self, pid: int) -> None:
         """If the agent dies, ``pid`` gets its time to save."""
-        self._starter.protect(pid)
+        self.starter.protect(pid)
 
     def _on_answer(self, answer: protocol.Forked | protocol.ForkFailed) -> None:
         match answer:
@@ -269,7 +271,7 @@ class Supervisor:
             case do.StartAttempt():
                 self._start_attempt(action)
             case do.CancelStarts():
-                self._starter.cancel(action.reason, now=action.now)
+                self.starter.cancel(action.reason, now=action.now)
                 if self._shadows is not None:
                     self._shadows.cancel(action.reason)
             case do.SignalRanks():
@@ -284,7 +286,7 @@ class Supervisor:
             case do.ReplaceRanks():
                 self._replace(action)
             case do.WarmUp():
-                self._starter.warm_up()
+                self.starter.warm_up()
             case do.Tell():
                 self._hooks.act(action)
                 if isinstance(action.message, protocol.GoOn):
@@ -307,8 +309,7 @@ class Supervisor:
 
     def refresh(self) -> bool:
         """Note in the workers how far they are; whether that changes by itself."""
-        self._hooks.refresh(self._workers)
-        return self._hooks.is_needed
+        return self.refresh_of(self._workers)
 
     def refresh_of(self, workers: Mapping[int, Worker]) -> bool:
         """The same of workers of all nodes, by rank, whose pages are copied to this one."""
@@ -318,28 +319,6 @@ class Supervisor:
     def workers(self) -> tuple[Worker, ...]:
         """The present attempt's, by local rank."""
         return tuple(self._workers.values())
-
-    def meet_at(self, port: int) -> None:
-        """The ranks of the next attempt meet at this port of the controller's node."""
-        self._starter.meet_at(port)
-
-    def move(self, port: int, host: str) -> None:
-        """Another node is the controller's: there, at this port, meet ranks that all start anew."""
-        self._starter.move(port, host)
-
-    def reserve(self, attempt: int) -> int:
-        """The port at which the ranks of an attempt would meet; 0: it cannot be told yet."""
-        return self._starter.reserve(attempt)
-
-    @property
-    def port(self) -> int:
-        """The port at which the ranks of this attempt meet."""
-        return self._starter.port
-
-    @property
-    def reserved_port(self) -> int:
-        """That of an attempt that may follow; 0: none is reserved."""
-        return self._starter.reserved_port
 
     def stand_in(self) -> None:
         """Know that the ranks here have ended on another node, whose place this one has."""
@@ -379,9 +358,9 @@ class Supervisor:
         self._ended = 0
         self._output.begin(action.attempt, orders)
         is_woken = self._shadows is not None and action.shadow >= 0
-        self._starter.start(action.attempt, () if is_woken else orders)
+        self.starter.start(action.attempt, () if is_woken else orders)
         if self._shadows is not None and is_woken:
-            self._shadows.wake(action.attempt, orders, self._starter.port)
+            self._shadows.wake(action.attempt, orders, self.starter.port)
         elif self._shadows is not None:
             self._shadows.forget()
 
@@ -392,8 +371,8 @@ class Supervisor:
         newcomers = tuple(rank for rank in action.newcomers if rank in here)
         for worker in survivors:
             worker.attempt = attempt
-        self._starter.renew(attempt, {worker.pid for worker in survivors})
-        self._hooks.renew(action, self._starter.port)
+        self.starter.renew(attempt, {worker.pid for worker in survivors})
+        self._hooks.renew(action, self.starter.port)
         self._lost += (self._workers[rank] for rank in newcomers)
         of_ours = replace(action, newcomers=newcomers)
         for worker in self._replacements.begin(of_ours, self._workers):
@@ -427,11 +406,11 @@ class Supervisor:
         self._hooks.act(action)
 
     def _sweep(self) -> None:
-        self._starter.end_attempt()
+        self.starter.end_attempt()
         self._replacements.clear()
         keepers = self._hooks.keepers
         self._hooks.end_attempt()
-        spared = self._starter.spared | self._spared()
+        spared = self.starter.spared | self._spared()
         if self._shadows is not None:
             spared |= self._shadows.pids
         ended = processes.end_adopted(spared, SWEEP_S)
@@ -455,7 +434,7 @@ class Supervisor:
         awaited = self._awaited
         if not awaited or self._controller.view.state is not JobState.STARTING:
             return
-        doing = "starting" if self._starter.is_ready else "importing torch and other modules for"
+        doing = "starting" if self.starter.is_ready else "importing torch and other modules for"
         ranks = f"rank{'s' if len(awaited) > 1 else ''} {format_ranges(awaited)}"
         self._output.progress(f"{doing} {ranks} ({waited_s:.0f} s)")
         self._show_awaited_in(STILL_S, waited_s + STILL_S)
@@ -464,7 +443,7 @@ class Supervisor:
         """Nothing of the job outlives this call but what the kernel cannot kill."""
         if self._awaiting is not None:
             self._awaiting.cancel()
-        self._starter.close()
+        self.starter.close()
         if self._shadows is not None:
             self._shadows.close()
         self._hooks.close()

@@ -63,6 +63,10 @@ class FakeNode:
     def wake(self, rank):
         self.log.append(("wake", rank))
 
+    @property
+    def starter(self):
+        return self
+
     def meet_at(self, port):
         self.log.append(("port", port))
 

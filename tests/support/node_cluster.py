@@ -149,9 +149,7 @@ class Cluster:
             finish=lambda: self.told.append("finish"),
             catch_up=lambda: None,
             refresh_of=lambda _: False,
-            reserve=lambda _: 4711,
-            reserved_port=4711,
-            port=4712,
+            starter=SimpleNamespace(reserve=lambda _: 4711, reserved_port=4711, port=4712),
             loop=loop,
         )
         self.controller = SimpleNamespace(

@@ -61,7 +61,7 @@ class Job:
             workers=lambda: (),
             refresh_of=lambda _: False,
             next_end=lambda: 1,
-            reserve=lambda _: 4711,
+            starter=SimpleNamespace(reserve=lambda _: 4711),
             loop=self.loop,
         )
         facts = [NodeFacts(rank, "", "", NPROC, 1) for rank in range(count + 1)]

@@ -8,6 +8,7 @@ from agent.launch import succession
 from agent.nodes.line import CLOSED
 from agent.nodes.run_messages import NodeFacts
 from agent.spec.job_spec import ClusterSpec, JobSpec, Program, ProgramKind, ReplaceSpec
+from agent.supervisor.job_view import JobView
 from agent.supervisor.run_controlled import NextJob
 
 
@@ -41,7 +42,7 @@ def test_who_had_taken_node_0s_part_counts_as_node_0_where_nodes_meet_again():
         replace=ReplaceSpec(node_wait_s=60.0),
     )
     met = SimpleNamespace(
-        prepared=SimpleNamespace(spec=asked),
+        prepared=SimpleNamespace(spec=asked, is_late=False),
         asked=asked,
         roster=SimpleNamespace(nodes=nodes),
         door=None,
@@ -49,7 +50,8 @@ def test_who_had_taken_node_0s_part_counts_as_node_0_where_nodes_meet_again():
     )
     starter = SimpleNamespace(keep=lambda: True, kept=lambda: None)
     following = NextJob(met, {}, SimpleNamespace(say=print), starter, None)
-    assert following.begin(CLOSED, 9, True, nodes, 4, "", head=1)
+    lost = SimpleNamespace(nodes=nodes, view=JobView(attempt=4), term="", head=1)
+    assert following.begin(lost, CLOSED, 9, True)
     assert [each.address for each in following._nodes] == ["10.0.0.1", "10.0.0.0", "10.0.0.2"]
     assert following._spec.node_rank == 1
     job = following._job
