@@ -65,7 +65,9 @@ def read_topology(
     online = _ranges(root / "sys/devices/system/cpu/online")
     cpus = (usable & online) or usable
     nodes = _node_of_cpu(root)
-    groups = {_group(root, cpu, "topology/thread_siblings_list") & cpus for cpu in cpus}
+    groups = {
+        (_ranges(_cpu(root, cpu) / "topology/thread_siblings_list") | {cpu}) & cpus for cpu in cpus
+    }
     cores = (_core(root, group, nodes) for group in groups)
     return Topology(
         cores=tuple(sorted(cores, key=lambda core: (core.node, core.first))),
@@ -86,11 +88,6 @@ def _core(root: Path, cpus: frozenset[int], nodes: dict[int, int]) -> Core:
 
 def _cpu(root: Path, cpu: int) -> Path:
     return root / f"sys/devices/system/cpu/cpu{cpu}"
-
-
-def _group(root: Path, cpu: int, name: str) -> frozenset[int]:
-    """The CPUs that a file in the CPU's folder lists, and always the CPU itself."""
-    return _ranges(_cpu(root, cpu) / name) | {cpu}
 
 
 def _last_cache(root: Path, cpu: int) -> frozenset[int]:

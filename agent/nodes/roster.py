@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import NamedTuple
@@ -70,16 +69,6 @@ class Roster:
     def ranks(self, node: int) -> range:
         """The ranks of a node."""
         return range(self.first_rank(node), self._ends[node])
-
-    def node_of(self, rank: int) -> int:
-        """The node of a rank.
-
-        Raises:
-            IndexError: the job has no such rank.
-        """
-        if not 0 <= rank < self.world_size:
-            raise IndexError(f"no rank {rank} in a job of {self.world_size}")
-        return bisect_right(self._ends, rank)
 
 
 class NodeZeroBackError(Exception):

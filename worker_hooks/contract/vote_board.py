@@ -62,10 +62,6 @@ class VoteBoard:
         """The rank is ready to update."""
         self._votes[rank] = step
 
-    def has_voted(self, rank: int, step: int) -> bool:
-        """Whether it was ready for this step, or is by now."""
-        return self._votes[rank] >= step
-
     def has_all(self, step: int) -> bool:
         """Whether all ranks were ready; 0.3 us for 8 of them."""
         return min(self._votes) >= step

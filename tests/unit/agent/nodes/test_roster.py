@@ -34,10 +34,6 @@ def test_ranks_are_numbered_through_nodes_of_any_size():
     assert roster.world_size == 6
     assert [roster.first_rank(node) for node in range(3)] == [0, 2, 3]
     assert [tuple(roster.ranks(node)) for node in range(3)] == [(0, 1), (2,), (3, 4, 5)]
-    assert [roster.node_of(rank) for rank in range(6)] == [0, 0, 1, 2, 2, 2]
-    for rank in (-1, 6):
-        with pytest.raises(IndexError):
-            roster.node_of(rank)
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
@@ -255,7 +251,7 @@ def test_workers_get_their_ranks_in_the_order_of_their_names(names, ordered):
         roster = gathering.roster()
         assert [node.name for node in roster.nodes] == ["", *ordered]
         assert [node.nproc for node in roster.nodes] == [0] + [1] * len(names)
-        assert (roster.world_size, roster.node_of(0)) == (len(names), 1)
+        assert (roster.world_size, roster.first_rank(1)) == (len(names), 0)
 
 
 def test_two_workers_of_one_name_are_told():
