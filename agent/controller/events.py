@@ -262,22 +262,13 @@ class ReplacementAged:
     """One replacement is so old that it no longer counts against the budget."""
 
 
+# fmt: off
 RankMessage = (
-    protocol.Registered
-    | protocol.Fingerprinted
-    | protocol.VoteOpened
-    | protocol.NotesMeasured
-    | protocol.Raised
-    | protocol.ExitRequested
-    | protocol.Standing
-    | protocol.Frozen
-    | protocol.Written
-    | protocol.Digested
-    | protocol.SaveFailed
-    | protocol.Progress
+    protocol.Registered | protocol.Fingerprinted | protocol.VoteOpened | protocol.NotesMeasured
+    | protocol.Raised | protocol.ExitRequested | protocol.Standing | protocol.Frozen
+    | protocol.Written | protocol.Digested | protocol.SaveFailed | protocol.Progress
     | protocol.Rejoining
 )
-# fmt: off
 AgentEvent = (
     LaunchRequested | WorkerStarted | StartFailed | WorkerExited | StopRequested
     | ExitRequestedByFile | SignalReceived | DeadlinePassed | CheckpointFound | StartRefused

@@ -27,27 +27,15 @@ _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 Relay = Callable[[Sequence[int], protocol.Message], None]
 """Sends a message to ranks of other nodes."""
 
+# fmt: off
 Said = (
-    protocol.Hello
-    | protocol.Registered
-    | protocol.PageWritten
-    | protocol.Fingerprinted
-    | protocol.Unprotected
-    | protocol.Raised
-    | protocol.Leaving
-    | protocol.ExitRequested
-    | protocol.Standing
-    | protocol.Frozen
-    | protocol.Written
-    | protocol.Digested
-    | protocol.SaveFailed
-    | protocol.Progress
-    | protocol.Rejoining
-    | protocol.Stack
-    | protocol.VoteOpened
-    | protocol.NotesMeasured
-    | protocol.Copied
+    protocol.Hello | protocol.Registered | protocol.PageWritten | protocol.Fingerprinted
+    | protocol.Unprotected | protocol.Raised | protocol.Leaving | protocol.ExitRequested
+    | protocol.Standing | protocol.Frozen | protocol.Written | protocol.Digested
+    | protocol.SaveFailed | protocol.Progress | protocol.Rejoining | protocol.Stack
+    | protocol.VoteOpened | protocol.NotesMeasured | protocol.Copied
 )
+# fmt: on
 """What a training script may say; each names its rank and attempt."""
 
 

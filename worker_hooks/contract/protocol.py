@@ -541,55 +541,14 @@ class WakeShadow(NamedTuple):
     stderr: str
 
 
+# fmt: off
 Message = (
-    StartWorkers
-    | StartStore
-    | Preload
-    | ProtectWorker
-    | Ready
-    | Forked
-    | ForkFailed
-    | StoreForked
-    | Hello
-    | Welcome
-    | Registered
-    | NotesMeasured
-    | EndNotes
-    | PageWritten
-    | Fingerprinted
-    | Unprotected
-    | Raised
-    | Leaving
-    | ExitRequested
-    | Hold
-    | Standing
-    | Proceed
-    | Leave
-    | Dismiss
-    | Freeze
-    | Frozen
-    | Save
-    | Written
-    | Digested
-    | SaveFailed
-    | Progress
-    | Release
-    | SaveAlone
-    | Rejoin
-    | Rejoining
-    | GoOn
-    | PeerPages
-    | Replicated
-    | NotShared
-    | OpenVote
-    | VoteOpened
-    | Copy
-    | Copied
-    | Inspect
-    | Stack
-    | ShadowPageWanted
-    | ShadowPage
-    | ShadowMade
-    | ShadowRefused
+    StartWorkers | StartStore | Preload | ProtectWorker | Ready | Forked | ForkFailed | StoreForked
+    | Hello | Welcome | Registered | NotesMeasured | EndNotes | PageWritten | Fingerprinted
+    | Unprotected | Raised | Leaving | ExitRequested | Hold | Standing | Proceed | Leave | Dismiss
+    | Freeze | Frozen | Save | Written | Digested | SaveFailed | Progress | Release | SaveAlone
+    | Rejoin | Rejoining | GoOn | PeerPages | Replicated | NotShared | OpenVote | VoteOpened | Copy
+    | Copied | Inspect | Stack | ShadowPageWanted | ShadowPage | ShadowMade | ShadowRefused
     | WakeShadow
 )
+# fmt: on
