@@ -1,9 +1,27 @@
 """Controllers that break a promise: each is the real one with one mistake."""
 
+import pytest
+
 from agent.controller import events as ev
 from agent.controller.attempts import Decision
 from agent.controller.decide import decide
 from support.simulator.kinds import altered, is_order, ordering
+from support.simulator.node import simulate
+from support.simulator.promises import BrokenPromiseError
+
+
+def cases(broken):
+    """A case for each mutant, with a pattern of what is said of the promise that it breaks."""
+    return pytest.mark.parametrize(
+        ("mutant", "promise"), broken, ids=lambda each: getattr(each, "__name__", each)
+    )
+
+
+def assert_noticed(mutant, promise, **job):
+    """Some schedule shows that the controller is broken; ``job``: as :func:`simulate` takes it."""
+    with pytest.raises(BrokenPromiseError, match=promise):
+        for seed in range(20_000):
+            simulate(seed, mutant, **job)
 
 
 def changing(kind, **fields):

@@ -7,9 +7,8 @@ from support.histories import copies, groups, same
 from support.histories.dumps import running
 from support.histories.plain import rules
 from support.histories.replacements import play
+from support.simulator import mutants
 from support.simulator.mutants import believing
-from support.simulator.node import simulate
-from support.simulator.promises import BrokenPromiseError
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -200,10 +199,6 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("mutant", "promise"), BROKEN, ids=lambda each: getattr(each, "__name__", each)
-)
+@mutants.cases(BROKEN)
 def test_a_broken_controller_is_noticed(mutant, promise):
-    with pytest.raises(BrokenPromiseError, match=promise):
-        for seed in range(10_000):
-            simulate(seed, mutant)
+    mutants.assert_noticed(mutant, promise)

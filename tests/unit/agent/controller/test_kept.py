@@ -6,9 +6,8 @@ from signal import SIGTERM
 import pytest
 from support.histories import kept
 from support.histories.replacements import play
+from support.simulator import mutants
 from support.simulator.kept import is_end
-from support.simulator.node import simulate
-from support.simulator.promises import BrokenPromiseError
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -159,10 +158,6 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("mutant", "promise"), BROKEN, ids=lambda each: getattr(each, "__name__", "")
-)
+@mutants.cases(BROKEN)
 def test_a_broken_controller_is_noticed(mutant, promise):
-    with pytest.raises(BrokenPromiseError, match=promise):
-        for seed in range(10_000):
-            simulate(seed, mutant)
+    mutants.assert_noticed(mutant, promise)

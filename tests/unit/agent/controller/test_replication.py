@@ -8,9 +8,8 @@ from support.histories.dumps import froze
 from support.histories.replacements import THREE, play
 from support.histories.same import EQUAL, HISTORIES, KEPT, OTHER, OWN, says
 from support.policies import altered_policy
+from support.simulator import mutants
 from support.simulator.mutants import believing, seeing
-from support.simulator.node import simulate
-from support.simulator.promises import BrokenPromiseError
 
 from agent.controller import actions as do
 from agent.controller.attempts import Decision
@@ -219,10 +218,6 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("mutant", "promise"), BROKEN, ids=lambda each: getattr(each, "__name__", each)
-)
+@mutants.cases(BROKEN)
 def test_a_broken_controller_is_noticed(mutant, promise):
-    with pytest.raises(BrokenPromiseError, match=promise):
-        for seed in range(20_000):
-            simulate(seed, mutant)
+    mutants.assert_noticed(mutant, promise)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from support.simulator import mutants
 from support.simulator.node import census, simulate, too_rare
-from support.simulator.promises import BrokenPromiseError
 
 from agent.controller import actions as do
 from agent.controller.decide import decide
@@ -119,10 +119,6 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("mutant", "promise"), BROKEN, ids=lambda each: getattr(each, "__name__", "mutant")
-)
+@mutants.cases(BROKEN)
 def test_a_controller_that_takes_parts_for_others_is_noticed(mutant, promise):
-    with pytest.raises(BrokenPromiseError, match=promise):
-        for seed in range(20_000):
-            simulate(seed, mutant, has_boxes=True)
+    mutants.assert_noticed(mutant, promise, has_boxes=True)

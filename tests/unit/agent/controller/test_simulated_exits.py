@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
+from support.simulator import mutants
 from support.simulator.kinds import altered, is_order, ordering
 from support.simulator.mutants import attempting, changing, waiting_for_ever, without
-from support.simulator.node import simulate
-from support.simulator.promises import BrokenPromiseError
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -170,10 +168,6 @@ BROKEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("mutant", "promise"), BROKEN, ids=lambda each: getattr(each, "__name__", each)
-)
+@mutants.cases(BROKEN)
 def test_a_broken_controller_is_noticed(mutant, promise):
-    with pytest.raises(BrokenPromiseError, match=promise):
-        for seed in range(10_000):
-            simulate(seed, mutant)
+    mutants.assert_noticed(mutant, promise)

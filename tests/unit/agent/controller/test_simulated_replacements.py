@@ -1,11 +1,9 @@
 """Controllers that break a promise about replacements: random schedules notice each of them."""
 
-import pytest
 from support.policies import altered_policy
+from support.simulator import mutants
 from support.simulator.kinds import altered
 from support.simulator.mutants import attempting, changing, seeing, waiting_for_ever, without
-from support.simulator.node import simulate
-from support.simulator.promises import BrokenPromiseError
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -167,10 +165,6 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("mutant", "promise"), BROKEN, ids=lambda each: getattr(each, "__name__", each)
-)
+@mutants.cases(BROKEN)
 def test_a_broken_controller_is_noticed(mutant, promise):
-    with pytest.raises(BrokenPromiseError, match=promise):
-        for seed in range(10_000):
-            simulate(seed, mutant)
+    mutants.assert_noticed(mutant, promise)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from support.policies import altered_policy
+from support.simulator import mutants
 from support.simulator.kinds import altered
 from support.simulator.mutants import (
     attempting,
@@ -14,7 +15,6 @@ from support.simulator.mutants import (
     without,
 )
 from support.simulator.node import census, simulate, too_rare
-from support.simulator.promises import BrokenPromiseError
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -255,10 +255,6 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("mutant", "promise"), BROKEN, ids=lambda each: getattr(each, "__name__", each)
-)
+@mutants.cases(BROKEN)
 def test_a_broken_controller_is_noticed(mutant, promise):
-    with pytest.raises(BrokenPromiseError, match=promise):
-        for seed in range(10_000):
-            simulate(seed, mutant)
+    mutants.assert_noticed(mutant, promise)
