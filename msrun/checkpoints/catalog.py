@@ -16,7 +16,7 @@ from agent.spec.job_spec import UsageError
 from worker_hooks.contract.atomic_file import read_small
 from worker_hooks.contract.layout import DUMP, REMOVED, UNFINISHED
 from worker_hooks.storage import manifest as manifests
-from worker_hooks.storage import retention
+from worker_hooks.storage import merged_file, retention
 from worker_hooks.storage.find import candidates
 from worker_hooks.storage.manifest import CHECKPOINT_KIND, DUMP_KIND, Manifest
 from worker_hooks.storage.safetensors_file import Header, read_header
@@ -90,6 +90,14 @@ def damages(item: CheckpointItem, advance: Callable[[int], None]) -> list[str]:
     if isinstance(item.content, Manifest):
         return manifests.verify(item.path, item.content, advance)
     return list(item.flaws)
+
+
+def damages_for_readers(item: CheckpointItem, advance: Callable[[int], None]) -> list[str]:
+    """The same, and that of a merged file, which msrun itself never reads."""
+    found = damages(item, advance)
+    if found or not isinstance(item.content, Manifest):
+        return found
+    return list(merged_file.flaws(item.path, item.content, advance))
 
 
 def bytes_to_read(item: CheckpointItem) -> int:

@@ -14,7 +14,7 @@ from msrun.checkpoints.catalog import (
     LEFTOVER,
     CheckpointItem,
     bytes_to_read,
-    damages,
+    damages_for_readers,
     fact,
 )
 from msrun.terminal.progress import bar
@@ -41,7 +41,7 @@ def show(
     found: list[Sequence[str] | None] = [None] * len(items)
     if verifies:
         with bar("verifying", sum(map(bytes_to_read, items))) as advance:
-            found = [damages(item, advance) for item in items]
+            found = [damages_for_readers(item, advance) for item in items]
     pairs = still_there(items, found)
     if as_json:
         show_json([described(item, flaws, now) for item, flaws in pairs])

@@ -8,7 +8,13 @@ from pathlib import Path
 
 from agent.text.sanitize import sanitized
 from agent.text.wording import sized
-from msrun.checkpoints.catalog import FOREIGN, LEFTOVER, CheckpointItem, bytes_to_read, damages
+from msrun.checkpoints.catalog import (
+    FOREIGN,
+    LEFTOVER,
+    CheckpointItem,
+    bytes_to_read,
+    damages_for_readers,
+)
 from msrun.checkpoints.list import described, named, still_there
 from msrun.terminal.progress import bar, counted
 from msrun.terminal.stdout import put
@@ -26,7 +32,7 @@ def verify(folder: Path, items: Sequence[CheckpointItem], *, as_json: bool) -> b
     began = time.monotonic()
     total = sum(map(bytes_to_read, items))
     with bar("verifying", total) as advance:
-        found = [damages(item, advance) for item in items]
+        found = [damages_for_readers(item, advance) for item in items]
     took_s = time.monotonic() - began
     pairs = still_there(items, found)
     if as_json:

@@ -27,7 +27,7 @@ _FACTS = ("kind", "step", "epoch", "batch", "world_size", "record_id", "digest")
 def add_to(folder: Path, manifest: Manifest, advance: Callable[[int], None]) -> str:
     """Put one file with the state of all groups into a complete checkpoint, in place of its links.
 
-    No manifest names it: it can be made again.
+    No manifest names it: it can be made again, and :func:`flaws` compares it with what it is of.
 
     Args:
         advance: called with the number of bytes that reached the disk since the last call; may
@@ -53,6 +53,42 @@ def add_to(folder: Path, manifest: Manifest, advance: Callable[[int], None]) -> 
             link.unlink()
     os.replace(aside, path)
     fsync_folder(folder)
+    return ""
+
+
+def present(folder: Path) -> list[Path]:
+    """The merged file of a checkpoint, and whatever else torch's reader would take for one."""
+    return [path for path in sorted(folder.glob("*.safetensors")) if not path.is_symlink()]
+
+
+def flaws(folder: Path, manifest: Manifest, advance: Callable[[int], None]) -> Iterator[str]:
+    """What is wrong with these: they do not hold what the groups have written, bit by bit.
+
+    Args:
+        manifest: of a checkpoint that is verified.
+        advance: called with the number of bytes compared since the last call.
+    """
+    for path in present(folder) if manifest.holders else ():
+        try:
+            files = [each for group in files_by_group(folder, manifest) for each in group]
+            why = _difference(path, in_order(joined(files, has_replicas=True)), advance)
+        except (OSError, ValueError) as error:
+            why = f"cannot be compared: {error}"
+        if why:
+            yield f"{path.name} {why}"
+
+
+def _difference(path: Path, wholes: Sequence[JoinedTensor], advance: Callable[[int], None]) -> str:
+    head = safetensors_file.read_header(path)
+    if list(head.entries) != [whole.entry for whole in wholes]:
+        return "has other tensors than the ranks' files"
+    with open(path, "rb") as file:
+        file.seek(head.data_offset)
+        for whole in wholes:
+            for piece in _pieces(whole):
+                if file.read(len(piece)) != piece:
+                    return f"was altered: {whole.entry.name} is not that of the ranks' files"
+                advance(len(piece))
     return ""
 
 

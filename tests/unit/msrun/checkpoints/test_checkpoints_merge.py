@@ -19,7 +19,7 @@ from torch import nn
 
 from agent.spec.job_spec import UsageError
 from msrun.commands import run
-from worker_hooks.storage import checksum, commit, safetensors_file
+from worker_hooks.storage import checksum, commit, merged_file, safetensors_file
 from worker_hooks.storage.manifest import Manifest, Shard
 
 ROOT = Path(__file__).parents[4]
@@ -266,6 +266,45 @@ def test_the_parts_of_all_groups_are_one_file(call, tmp_path):
     with safe_open("whole.safetensors", framework="pt") as file:
         assert file.keys() == ["model.b", "model.w"]
         assert not {"rest", "objects", "DCP_SHARDING_INFO"} & file.metadata().keys()
+
+
+@pytest.mark.parametrize("name", ["model.b", "model.w", ""])
+def test_a_merged_file_that_was_altered_is_named_and_can_be_made_again(call, tmp_path, name):
+    """Readers of other programs take it for the state; no manifest has its checksum."""
+    groups = [
+        {"model.w": columns(at, 3, 700, 30), "model.b": Held((3,), b"abc")} for at in (0, 1, 2)
+    ]
+    folder = commit.commit(*begun(tmp_path / "ckpt", groups))
+    made = commit.manifests.read(folder)
+    assert merged_file.add_to(folder, made, lambda _: None) == ""
+    assert call("verify", folder)[0] == 0
+    path = folder / f"{folder.name}.safetensors"
+    octets = bytearray(path.read_bytes())
+    place = {"model.b": len(octets) - 63000 - 1, "model.w": len(octets) - 1, "": 9}[name]
+    octets[place] ^= 1
+    path.write_bytes(octets)
+    code, out, _ = call("verify", folder)
+    what = (
+        f"was altered: {name} is not that of the ranks' files" if name else "cannot be compared: "
+    )
+    assert (code, f"{path.name} {what}" in out) == (1, True), out
+    assert call("list", "--verify", folder)[0] == 1
+    assert commit.manifests.verify(folder, made) == []  # a resume needs no such file
+    assert call("merge", folder, "-o", "again.safetensors")[0] == 0
+    path.write_bytes(Path("again.safetensors").read_bytes())
+    assert call("verify", folder)[0] == 0
+
+
+def test_a_merged_file_of_another_checkpoint_is_named(call, tmp_path):
+    folder, other = (
+        commit.commit(*begun(tmp_path / name, [{name: columns(0, 1, 7, 3)}])) for name in ("a", "b")
+    )
+    for each in (folder, other):
+        assert merged_file.add_to(each, commit.manifests.read(each), lambda _: None) == ""
+    name = f"{folder.name}.safetensors"
+    (folder / name).write_bytes((other / name).read_bytes())
+    code, out, _ = call("verify", folder)
+    assert (code, f"{name} has other tensors than the ranks' files" in out) == (1, True), out
 
 
 def test_states_of_a_pipeline_are_not_merged(call, tmp_path):
