@@ -1,4 +1,4 @@
-"""Meshes of three dimensions and torch's own pipelines: a rank that dies is replaced, bitwise."""
+"""Meshes of up to three dimensions and torch's own pipelines: what a rank's death costs, to bitwise the same weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ SCRIPT = WORKERS / "train_mesh.py"
 STEPS = 14
 
 
-@pytest.mark.parametrize(("style", "ranks"), [("pipeline", 4), ("pipeline", 2), ("3d", 8)])
+HELD_TWICE = [("pipeline", 4), ("3d", 8), ("tp_replicate", 4)]
+
+
+@pytest.mark.parametrize(
+    ("style", "ranks"), [*HELD_TWICE, ("pipeline", 2), ("tp", 2), ("tp_fsdp", 4)]
+)
 def test_a_rank_that_dies_costs_what_was_said(
     launcher: Launcher, warm_python: WarmPython, style: str, ranks: int
 ) -> None:
@@ -35,8 +40,7 @@ def test_a_rank_that_dies_costs_what_was_said(
     )
     ended = job.wait()
     assert ended.code == 0, ended
-    has_replicas = ranks > 2
-    assert bool(job.seen("ReplaceRanks")) == has_replicas
+    assert bool(job.seen("ReplaceRanks")) == ((style, ranks) in HELD_TWICE)
     for rank in range(ranks):
         file = f"{style}.{rank}.sha"
         assert (folder / file).read_text() == (alone / file).read_text()

@@ -1,7 +1,9 @@
 """Trainings in three styles of parallelism, as their STYLE says.
 
 `train_mesh.py STYLE STEPS`: `3d`, on 8 ranks: two ranks share each layer, two such pairs a copy by `fully_shard`, and there
-are two copies; `pipeline`, on 4: torch's own stages, two of them, and two pipelines that share the data; `zero`,
+are two copies; `tp`: all ranks share each layer; `tp_fsdp`, on 4: two share each layer, and two such pairs the whole;
+`tp_replicate`, on 4: two share each layer, and two such pairs the data by `replicate`;
+`pipeline`, on 4: torch's own stages, two of them, and two pipelines that share the data; `zero`,
 torch's ZeroRedundancyOptimizer around AdamW. `--pause SECONDS`: in each step. At its end each rank writes a digest of the
 weights that it holds to `STYLE.RANK.sha`.
 """
@@ -13,6 +15,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -23,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from worker_hooks import TrainState, run
 
 parser = argparse.ArgumentParser()
-parser.add_argument("style", choices=["3d", "pipeline", "zero"])
+parser.add_argument("style", choices=["3d", "pipeline", "tp", "tp_fsdp", "tp_replicate", "zero"])
 parser.add_argument("steps", type=int)
 parser.add_argument("--pause", type=float, default=0.0)
 options = parser.parse_args()
@@ -42,6 +45,15 @@ match options.style:
         parallelize_module(net, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
         fully_shard(net, mesh=mesh["copies", "parts"])
         share = rank // 2
+    case "tp":
+        mesh = dist.init_device_mesh("cpu", (world,))
+        parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        share = 0
+    case "tp_fsdp" | "tp_replicate":
+        mesh = dist.init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("data", "tensor"))
+        parallelize_module(net, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        {"tp_fsdp": fully_shard, "tp_replicate": replicate}[options.style](net, mesh=mesh["data"])
+        share = mesh.get_local_rank("data")
     case "pipeline":
         mesh = dist.init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("data", "stage"))
         number, share = mesh.get_local_rank("stage"), mesh.get_local_rank("data")
@@ -49,7 +61,7 @@ match options.style:
         stage = PipelineStage(net, number, 2, torch.device("cpu"), group=mesh.get_group("stage"))
         schedule = ScheduleGPipe(stage, 4, loss_fn=nn.functional.mse_loss)
 
-optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, foreach=not options.style.startswith("tp"))
 if options.style == "zero":
     net = DistributedDataParallel(net)
     optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.AdamW, lr=0.01)
