@@ -30,15 +30,14 @@ STEPS = 9
 
 @pytest.fixture(scope="module")
 def resumed(launcher: Launcher) -> tuple[Path, dict[str, torch.Tensor]]:
-    """The dump of a job of which one rank was killed, and the state that it resumed from."""
+    """The dump of eight ranks of which one was killed, and the state that they resumed from."""
     folder = launcher.tmp / "hsdp"
     folder.mkdir()
     job = launcher.start(
-        "--worker_num=4",
+        "--worker_num=8",
         "--max-restarts=1",
         "--max_replacements=0",
-        SCRIPT,
-        STEPS,
+        *(SCRIPT, STEPS, "--copies=2"),
         "--die",
         1,
         5,
@@ -52,8 +51,8 @@ def resumed(launcher: Launcher) -> tuple[Path, dict[str, torch.Tensor]]:
     (whole,) = folder.glob("resumed-*.safetensors")
     made = manifest.read(dump)
     assert whole.name == f"resumed-{made.step}.safetensors"
-    assert {frozenset(each) for each in made.holders} == {frozenset({0, 2}), frozenset({1, 3})}
-    assert restore_group_info_list(str(dump / "rank_1/group_info.pb")) == [1, 3]  # the dead one's
+    assert sorted(made.holders) == [(rank, rank + 4) for rank in range(4)]
+    assert restore_group_info_list(str(dump / "rank_1/group_info.pb")) == [1, 5]  # the dead one's
     return dump, load_file(whole)
 
 
@@ -77,7 +76,7 @@ def test_one_process_of_torch_loads_it(resumed: tuple[Path, dict[str, torch.Tens
 
 
 RANK = """
-import sys
+import math, sys
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -85,31 +84,37 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
-folder, whole, store, rank, world = *sys.argv[1:4], int(sys.argv[4]), int(sys.argv[5])
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-mesh, wanted = init_device_mesh("cpu", (world,)), load_file(whole)
-found = {
-    name: distribute_tensor(torch.zeros_like(each), mesh, [Shard(each.dim() - 1)])
-    if each.dim() else torch.zeros_like(each)
-    for name, each in wanted.items()
-}
-dcp.load(found, storage_reader=HuggingFaceStorageReader(folder))
-for name, tensor in found.items():
-    tensor = tensor.full_tensor() if tensor.dim() else tensor
-    assert torch.equal(tensor, wanted[name]), name
-dist.destroy_process_group()
-print("equal", rank)
+folder, whole, store, rank = *sys.argv[1:4], int(sys.argv[4])
+wanted = load_file(whole)
+for shape in ((2,), (3,), (2, 2)):
+    if rank >= (world := math.prod(shape)):
+        continue
+    place = f"file://{store}-{world}"
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=world)
+    mesh, found = init_device_mesh("cpu", shape), {}
+    for name, each in wanted.items():
+        found[name] = torch.zeros_like(each)
+        if each.dim():
+            ways = [Shard(0), Shard(each.dim() - 1)][-len(shape):]
+            found[name] = distribute_tensor(found[name], mesh, ways)
+    dcp.load(found, storage_reader=HuggingFaceStorageReader(folder))
+    for name, tensor in found.items():
+        tensor = tensor.full_tensor() if tensor.dim() else tensor
+        assert torch.equal(tensor, wanted[name]), name
+    dist.destroy_process_group()
+    print("equal", shape, flush=True)
 """
 
 
-def test_three_ranks_of_torch_load_their_parts(
+def test_ranks_of_torch_on_other_meshes_load_their_parts(
     resumed: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path, warm_python: WarmPython
 ) -> None:
     dump, wanted = resumed
     (whole,) = dump.parents[1].glob("resumed-*.safetensors")
     words = [*warm_python.words, "-c", RANK, dump, whole, tmp_path / "store"]
-    said = side_by_side(words, 3)
-    assert said == [f"equal {rank}\n" for rank in range(3)]
+    said = [each.splitlines() for each in side_by_side(words, 4)]
+    on = ["equal (2,)", "equal (3,)", "equal (2, 2)"]
+    assert said == [on, on, on[1:], on[2:]]
     assert len(wanted) == 4 * 4
 
 
