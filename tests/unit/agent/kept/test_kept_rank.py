@@ -58,6 +58,7 @@ KEPT_THROUGH = [
     "drop_moments",
     "add_parameter",
     "train_more",
+    "grow_and_train",
     "use_large_pages",
     "share_weights",
     "limit",
@@ -77,6 +78,7 @@ CHANGES = [
     "change_optimizer",
     "update",
     "free_weights",
+    "grow",
 ]
 
 

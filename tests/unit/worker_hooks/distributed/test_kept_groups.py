@@ -47,6 +47,51 @@ dist.new_group([0, 1])
 print(json.dumps([group.timeout.total_seconds() for group in kept_groups.present().groups]))
 """
 
+OBJECTS = """
+import json, os
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from worker_hooks.distributed import rehearsal
+
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", RANK="1", WORLD_SIZE="2")
+rehearsal.install()
+dist.init_process_group("gloo")
+found = []
+for name in ("broadcast_object_list", "all_gather_object", "gather_object",
+             "scatter_object_list", "recv_object_list"):
+    for module in (dist, distributed_c10d):
+        try:
+            getattr(module, name)([None, None], "mine")
+        except RuntimeError as error:
+            found.append(str(error) == f"a new rank cannot repeat {name}() alone, before run(train, state)")
+rehearsal.end()
+print(json.dumps([found, dist.broadcast_object_list.__module__]))
+"""
+
+TRIED = """
+import json
+import torch.distributed as dist
+from worker_hooks.distributed import kept_groups
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+kind, known = dist.ProcessGroup, []
+register, present = kind._register_backend, vars(kind)["_register_backend"]
+
+def refuse(*_):
+    raise RuntimeError
+
+def once(group, *told):
+    if not known:
+        known.append(register(group, *told))
+
+said = []
+for change in (present, refuse, once, None):
+    kind._register_backend = change
+    kept_groups._takes_new_backends.cache_clear()
+    said.append(kept_groups.why_not())
+print(json.dumps(said))
+"""
+
 
 def told(script):
     found = subprocess.run(
@@ -63,3 +108,17 @@ def test_a_group_has_its_names_after_it_got_new_backends():
     before, *later = told(KEPT)
     assert before[1] == "of my own"
     assert later == [before, before]
+
+
+def test_what_objects_would_have_told_is_not_guessed():
+    found, where = told(OBJECTS)
+    assert found == [True] * 10
+    assert where.startswith("torch.")
+
+
+def test_whether_groups_take_new_backends_is_found_by_trial():
+    """Another torch may refuse them, keep the one that it has, or have no such name."""
+    here, *elsewhere = told(TRIED)
+    assert here == ""
+    assert len(elsewhere) == 3
+    assert all("ties to their connections" in each for each in elsewhere)
