@@ -74,10 +74,10 @@ class FolderTarget:
             raise OSError(errno.EIO, f"{nbytes} bytes instead of {shard.nbytes}", str(path))
 
     def commit(self, manifest: Manifest) -> str:
-        """Write the manifest, then rename the folder."""
+        """Write the manifest, then rename the folder; a node that was cut off may come second."""
         self._check()
         manifest = manifest._replace(lineage=self._lineage)
-        folder = commit.commit(self.layout, manifest, self._lineage)
+        folder, _ = commit.complete(self.layout, manifest, self._lineage)
         self.is_complete = True
         return str(folder)
 

@@ -45,7 +45,7 @@ from worker_hooks.recovery import peer_answers
 from worker_hooks.recovery.attempt_claim import is_left
 from worker_hooks.recovery.left_state import LeftPlan, left_steps, plan_left, write_left
 from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes
-from worker_hooks.storage import commit, manifest, private_records, safetensors_file
+from worker_hooks.storage import commit, private_records, safetensors_file
 from worker_hooks.storage.late_entries import UnknownStateError
 from worker_hooks.storage.manifest import DUMP_KIND, Manifest, Shard
 from worker_hooks.storage.memory_dump import HeldDump
@@ -440,11 +440,7 @@ class _DumpWithoutAgent:
 
     def _complete(self, layout: DumpLayout, about: Manifest) -> bool:
         """Make the folder the saved step, and say so; whether it is, as no other one is as good."""
-        if is_kept := _holds_all_of(layout.folder, about):
-            shutil.rmtree(layout.unfinished, ignore_errors=True)
-            path = layout.folder
-        else:
-            path = commit.commit(layout, about, about.lineage)
+        path, is_kept = commit.complete(layout, about, about.lineage)
         self._notes.announce(str(path), about.step)
         return not is_kept
 
@@ -559,31 +555,6 @@ class _DumpWithoutAgent:
 
     def _advance(self, _nbytes: int) -> None:
         self._notes.touch()
-
-
-def _holds_all_of(folder: Path, about: Manifest) -> bool:
-    """Whether a checkpoint is there already that has all of this step, and of at least these ranks.
-
-    The job may go on elsewhere: another part of it, which had the pages of more ranks, has saved.
-    """
-    try:
-        there = manifest.read(folder)
-    except ValueError:
-        return False
-    # one that was in memory before has no digest
-    is_same = (there.record_id, there.step) == (about.record_id, about.step)
-    is_same &= there.digest in {"", about.digest} and there.holders == about.holders
-    lacking = {*there.without_private, *there.stale_private}
-    is_whole = (
-        is_same
-        and not there.is_disputed
-        and lacking
-        <= {
-            *about.without_private,
-            *about.stale_private,
-        }
-    )
-    return is_whole and not manifest.verify(folder, there, quick=True)
 
 
 def _listed(ranks: Collection[int]) -> str:

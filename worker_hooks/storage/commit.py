@@ -87,6 +87,41 @@ def private_head(entries: Sequence[Entry], record: CommitRecord) -> bytes:
     return safetensors_file.header(entries, metadata)
 
 
+def complete(
+    layout: DumpLayout, manifest: Manifest, lineage: Collection[str] = ()
+) -> tuple[Path, bool]:
+    """As :func:`commit`, unless the step is saved already; and whether it is not this one's.
+
+    Parts of a job that are cut from each other may save the same step under one name. What others
+    have saved, and may be reading, stays as it is if it has no less.
+    """
+    if _holds_all_of(layout.folder, manifest):
+        shutil.rmtree(layout.unfinished, ignore_errors=True)
+        return layout.folder, True
+    return commit(layout, manifest, lineage), False
+
+
+def _holds_all_of(folder: Path, about: Manifest) -> bool:
+    """Whether a checkpoint is there already that has all of this step, and of at least these ranks.
+
+    One of an earlier attempt gives way: this one may begin where that could not be read.
+    """
+    try:
+        there = manifests.read(folder)
+    except ValueError:
+        return False
+    lacking, lacks = ({*one.without_private, *one.stale_private} for one in (there, about))
+    return (
+        (there.record_id, there.step) == (about.record_id, about.step)
+        and there.attempt >= about.attempt
+        and ("" in (there.digest, about.digest) or there.digest == about.digest)  # from memory
+        and there.holders == about.holders
+        and not there.is_disputed
+        and lacking <= lacks
+        and not manifests.verify(folder, there, quick=True)
+    )
+
+
 def commit(layout: DumpLayout, manifest: Manifest, lineage: Collection[str] = ()) -> Path:
     """Make an unfinished folder complete, with its manifest, under its final name: its path.
 

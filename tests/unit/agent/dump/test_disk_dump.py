@@ -61,8 +61,9 @@ def written(target, rank, digest="d"):
     return Written(rank, 0, 1, file, done.nbytes, done.sha256, digest)
 
 
-def order(shards, variants=((0,),), odd=()):
-    return DumpOrder({one.rank: one for one in shards}, variants, odd, 4, 0, "rec", "rank 3 died")
+def order(shards, variants=((0,),), odd=(), attempt=0):
+    by_rank = {one.rank: one for one in shards}
+    return DumpOrder(by_rank, variants, odd, 4, attempt, "rec", "rank 3 died")
 
 
 def begun(folder, pages, ranks=(0, 1, 2, 3)):
@@ -112,16 +113,13 @@ def test_private_state_is_the_pages_payload(tmp_path, pages):
             assert file.get_tensor("mean").shape == (2, 2)
 
 
-def test_an_older_dump_of_the_step_is_moved_aside(tmp_path, pages):
+def test_an_earlier_attempts_dump_of_the_step_is_moved_aside(tmp_path, pages):
     final = tmp_path / "tft_saved_checkpoints-step_12"
-    for text in ("first", "second"):
-        if final.exists():
+    for attempt, text in enumerate(("first", "second", "third")):
+        if attempt:
             (final / "mark").write_text(text)
         target, draft = begun(tmp_path, pages)
-        draft.commit(order([written(target, 0)]))
-    target, draft = begun(tmp_path, pages)
-    (final / "mark").write_text("third")
-    draft.commit(order([written(target, 0)]))
+        draft.commit(order([written(target, 0)], attempt=attempt))
     assert sorted(os.listdir(tmp_path)) == [
         final.name,
         f"{final.name}_replaced_1",
@@ -129,6 +127,22 @@ def test_an_older_dump_of_the_step_is_moved_aside(tmp_path, pages):
     ]
     assert (tmp_path / f"{final.name}_replaced_1" / "mark").read_text() == "second"
     assert (tmp_path / f"{final.name}_replaced_2" / "mark").read_text() == "third"
+
+
+@pytest.mark.parametrize("digest", ["d", ""])
+def test_what_the_others_of_a_job_saved_stays_when_node_0_was_cut_off(tmp_path, pages, digest):
+    """They saved the step, and were about to read it: node 0 saved it, too, from its memory."""
+    target, draft = begun(tmp_path, pages)
+    draft.write_private(lambda _: None)
+    draft.commit(order([written(target, 0, digest)]))
+    final = tmp_path / "tft_saved_checkpoints-step_12"
+    before = (final / "manifest.json").read_bytes()
+    target, draft = begun(tmp_path, {0: pages[0], 2: pages[2]})  # it knows less
+    draft.write_private(lambda _: None)
+    saved = draft.commit(order([written(target, 1)], variants=((1,),)))
+    assert (saved.path, target.is_complete) == (str(final), True)
+    assert os.listdir(tmp_path) == [final.name]
+    assert (final / "manifest.json").read_bytes() == before
 
 
 def test_what_an_interrupted_dump_left_is_removed_and_complete_ones_are_not(tmp_path, pages):
