@@ -93,16 +93,23 @@ class Pulse:
         """
         now_s = time.monotonic()
         since_s, self._looked_s = now_s - self._looked_s, now_s
+        unacked, unheard_s = self._told()
+        return unacked > 0 and unheard_s > since_s + _GRAIN_S
+
+    def unheard_s(self) -> float:
+        """How long nothing was heard; an idle line is asked each second. 0: it cannot be told."""
+        return self._told()[1]
+
+    def _told(self) -> tuple[int, float]:
+        """What is not acknowledged, and how long ago anything was heard."""
         try:
             told = self._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         except OSError:  # no TCP, or it is over, which is told elsewhere
-            return False
+            return 0, 0.0
         if len(told) < _TCP_INFO.size:
-            return False
+            return 0, 0.0
         info = _TCP_INFO.unpack(told)
-        unacked: int = info[_UNACKED]
-        heard_s: float = min(info[_DATA_HEARD], info[_ACK_HEARD]) / 1000
-        return unacked > 0 and heard_s > since_s + _GRAIN_S
+        return info[_UNACKED], min(info[_DATA_HEARD], info[_ACK_HEARD]) / 1000
 
 
 def bytes_of(message: NodeMessage, *, is_deflated: bool = False) -> bytes:

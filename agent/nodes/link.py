@@ -73,6 +73,10 @@ class NodeLink:
         """Whether what was said before the last look is unanswered; a lost line is in doubt."""
         return not self._is_open or self._pulse.is_missed()
 
+    def unheard_s(self) -> float:
+        """How long the other machine has not answered; 0 of a lost line."""
+        return self._pulse.unheard_s() if self._is_open else 0.0
+
     def attach(self, loop: asyncio.AbstractEventLoop, heard: Heard, lost: Lost) -> None:
         """Hear and send on ``loop``.
 

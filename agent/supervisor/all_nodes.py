@@ -24,6 +24,7 @@ from agent.controller import events as ev
 from agent.controller.decide import Answer
 from agent.controller.states import JobState
 from agent.failure.evidence import Evidence
+from agent.health.unheard import UnheardNodes
 from agent.launch.meeting import Met, program_digest
 from agent.machine.loop_calls import until_closed
 from agent.nodes.alike import Once
@@ -95,6 +96,7 @@ class AllNodes:
         self._own = own
         self._hooks = hooks
         self._others = tuple(others)
+        self._unheard = UnheardNodes(self._others, say)
         self._by_rank = {node.facts.rank: node for node in others}
         self._node_of = Homes((node, node.ranks) for node in others)
         self._controller = controller
@@ -129,6 +131,7 @@ class AllNodes:
         for node in self._others:
             node.attach(loop, self, self._on_lost)
         self.going_on.attach(loop, self._by_rank)
+        self._unheard.attach(loop)
         self._choose_next()
 
     # --- a node, for the controller -------------------------------------------------------------
@@ -266,6 +269,7 @@ class AllNodes:
         self.going_on.close(goes_on=goes_on, is_done=is_done, saved=saved)
         for timer in self._waits.values():
             timer.cancel()
+        self._unheard.close()
         self._memory.close()
         if self.met.checkpoint is not None:
             self.met.checkpoint.close()
@@ -500,6 +504,7 @@ class AllNodes:
         self._door.close(None)
         for timer in self._waits.values():
             timer.cancel()
+        self._unheard.close()
         self._memory.close()
         self._own.finish()
         for node in self._others:

@@ -225,6 +225,10 @@ class RemoteNode:
         """Whether it may be lost, and does not count as that yet; something is said after this."""
         return not self.lost_why and self._link.is_in_doubt()
 
+    def unheard_s(self) -> float:
+        """How long its machine has not answered; 0 of a node that is lost."""
+        return self._link.unheard_s()
+
     def leave_pages(self) -> None:
         """Another node keeps these copies from now on."""
         self._link.send(PagesLeft())

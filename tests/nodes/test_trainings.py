@@ -211,10 +211,12 @@ def test_a_cable_that_is_cut_for_a_moment_disturbs_nobody(
     job.head.await_error("protected")
     jobs.cluster.nodes[1].cut()
     go(jobs)
-    signal.sigtimedwait([], 5)  # the case: so long nothing is heard
+    signal.sigtimedwait([], 8)  # the case: so long nothing is heard
     jobs.cluster.nodes[1].mend()
     check_same(job, undisturbed, 0)
     assert "silent" not in job.head.errors
+    warning = "node 1 (node1) has not answered for 5 s: after 10 s it counts as lost"
+    assert job.head.errors.count(warning) == 1
 
 
 @pytest.mark.parametrize("at", [0, 1])

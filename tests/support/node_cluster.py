@@ -56,6 +56,9 @@ class FakeLink:
     def is_in_doubt(self):
         return not self.is_open
 
+    def unheard_s(self):
+        return 0.0
+
     def drain(self, timeout_s):
         self.drained = timeout_s
 

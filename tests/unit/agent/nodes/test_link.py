@@ -455,6 +455,12 @@ def test_a_kernel_that_does_not_tell_leaves_no_doubt(kernel, why):
     kernel.unacked = 1
     setattr(kernel, why, True)
     assert not pulse.is_missed()
+    assert pulse.unheard_s() == 0
+
+
+def test_how_long_nothing_was_heard_is_known(kernel):
+    kernel.data_ago, kernel.ack_ago = 7300, 5200
+    assert Pulse(kernel).unheard_s() == 5.2
 
 
 def test_a_machine_whose_msrun_reads_nothing_answers(end):
@@ -466,5 +472,7 @@ def test_a_machine_whose_msrun_reads_nothing_answers(end):
 
 
 def test_a_lost_line_is_in_doubt(end):
+    assert end.link.unheard_s() < 5
     end.link.close()
     assert end.link.is_in_doubt()
+    assert end.link.unheard_s() == 0
