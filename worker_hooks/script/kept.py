@@ -32,6 +32,7 @@ from worker_hooks.script.watch import (
     Variable,
     data_objects,
     groups_of,
+    with_own_names,
 )
 
 log = logging.getLogger("msrun")
@@ -150,7 +151,7 @@ class ScriptValues:
         new = {name for name in walk.iterators if not self._is_skipped(name)} - self.large
         self.large |= new
         self._advancing += sorted(new)
-        return [*groups, *walk.groups], {each.name: each for each in walk.containers}
+        return with_own_names([*groups, *walk.groups]), {each.name: each for each in walk.containers}
 
     def read_from(self, loader: object) -> None:
         """A loop over this loader begins."""

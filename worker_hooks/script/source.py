@@ -6,18 +6,21 @@ import ast
 import contextlib
 import linecache
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
 from worker_hooks.script import analysis
-from worker_hooks.script.analysis import LoopFindings
+from worker_hooks.script.analysis import Carried, LoopFindings
 from worker_hooks.script.watch import local_modules
 
 _OURS = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}{os.sep}"
+
+
+_UNREADABLE = (OSError, SyntaxError, ValueError, TypeError, AttributeError, RecursionError)
 
 
 class Named(NamedTuple):
@@ -39,8 +42,7 @@ class Named(NamedTuple):
 
     def is_in(self, code: CodeType) -> bool:
         """Whether it is a variable of this function, or of this top level."""
-        first = 0 if code.co_name == "<module>" else code.co_firstlineno
-        return (self.file, self.function) == (code.co_filename, first)
+        return (self.file, self.function) == _scope(code)
 
 
 class SourceFindings(NamedTuple):
@@ -49,6 +51,8 @@ class SourceFindings(NamedTuple):
     carried: tuple[Named, ...] = ()
     temporary: frozenset[str] = frozenset()  # global, and hold nothing from one step to the next
     has_batches: bool = False  # it loops over ``state.batches``
+    scopes: frozenset[tuple[str, int]] = frozenset()
+    """The file and the first line of each function that was looked at; 0: of a top level."""
 
 
 class _Part(NamedTuple):
@@ -70,8 +74,27 @@ def look_at(entry: Callable[..., Any] | FrameType | None) -> SourceFindings:
     """
     try:
         return _looked_at(entry)
-    except (OSError, SyntaxError, ValueError, TypeError, AttributeError, RecursionError):
+    except _UNREADABLE:
         return SourceFindings()
+
+
+def with_frames(found: SourceFindings, frames: Sequence[FrameType]) -> SourceFindings:
+    """The findings, and those of frames that :func:`look_at` has not found: of other objects, say.
+
+    ``frames``: around a loop with commits, the innermost first.
+    """
+    for index, frame in enumerate(frames):
+        scope = _scope(frame.f_code)
+        if scope in found.scopes:
+            continue
+        found = found._replace(scopes=found.scopes | {scope})
+        with contextlib.suppress(*_UNREADABLE):
+            tree = tree_of(frame.f_code, {})
+            inner = {each.f_code.co_name for each in frames[:index]}
+            more = analysis.analyse(tree, inner, _classes(local_modules())).carried
+            named = tuple(_named(each, frame.f_code.co_filename, scope[1]) for each in more)
+            found = found._replace(carried=(*found.carried, *named))
+    return found
 
 
 def caller(frame: FrameType | None) -> FrameType | None:
@@ -84,12 +107,7 @@ def caller(frame: FrameType | None) -> FrameType | None:
 def _looked_at(entry: Any) -> SourceFindings:
     modules = local_modules()
     parts = list(_parts(entry, {module.__name__ for module in modules}))
-    classes = {
-        name
-        for module in modules
-        for name, each in vars(module).items()
-        if isinstance(each, type) and not issubclass(each, torch.nn.Module | torch.optim.Optimizer)
-    }
+    classes = _classes(modules)
     commits = _with_commits(parts)
     named, temporary = dict[tuple[str, str, int], Named](), frozenset[str]()
     for part in parts:
@@ -99,17 +117,38 @@ def _looked_at(entry: Any) -> SourceFindings:
             temporary |= found.temporary
         first = _first_line(part.tree)
         for each in found.carried:
-            named[part.file, each.name, each.line] = Named(
-                each.name,
-                part.file,
-                each.line,
-                each.is_only_printed,
-                first,
-                is_result=each.is_result,
-                into=each.into,
-            )
+            named[part.file, each.name, each.line] = _named(each, part.file, first)
     has_batches = any(analysis.asks_for_batches(part.tree) for part in parts)
-    return SourceFindings(tuple(named.values()), temporary, has_batches)
+    scopes = frozenset((part.file, _first_line(part.tree)) for part in parts)
+    return SourceFindings(tuple(named.values()), temporary, has_batches, scopes)
+
+
+def _named(carried: Carried, file: str, first: int) -> Named:
+    """``first``: the first line of the function; 0: it is a script's top level."""
+    return Named(
+        carried.name,
+        file,
+        carried.line,
+        carried.is_only_printed,
+        first,
+        is_result=carried.is_result,
+        into=carried.into,
+    )
+
+
+def _classes(modules: Iterable[ModuleType]) -> set[str]:
+    """Names of the script's own classes whose objects hold values and nothing else."""
+    return {
+        name
+        for module in modules
+        for name, each in vars(module).items()
+        if isinstance(each, type) and not issubclass(each, torch.nn.Module | torch.optim.Optimizer)
+    }
+
+
+def _scope(code: CodeType) -> tuple[str, int]:
+    """The file and the first line of a function; 0: of a script's top level."""
+    return code.co_filename, 0 if code.co_name == "<module>" else code.co_firstlineno
 
 
 def _with_commits(parts: list[_Part]) -> set[str]:

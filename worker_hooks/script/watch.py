@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import repeat
@@ -329,7 +330,11 @@ def groups_of(
         seen.add(id(thing))
         waiting += [(*each, depth + 1) for each in meet(name, thing)]
         if isinstance(thing, partial):
-            waiting += [("", each, depth) for each in (thing.func, *thing.args)]
+            name = name or "partial"
+            found.append(Group(f"{name}.", thing.keywords))
+            given = [*enumerate(thing.args), *thing.keywords.items()]
+            waiting += [("", thing.func, depth)]
+            waiting += [(f"{name}.{key}", each, depth) for key, each in given]
         elif isinstance(thing, MethodType):
             waiting += [("self", thing.__self__, depth), ("", thing.__func__, depth)]
         elif isinstance(thing, FunctionType):
@@ -351,6 +356,19 @@ def groups_of(
         elif is_object(thing, names):
             found.append(Group(f"{name}.", vars(thing)))
             waiting += [(f"{name}.{key}", each, depth + 1) for key, each in vars(thing).items()]
+    return found
+
+
+def with_own_names(groups: Iterable[Group]) -> list[Group]:
+    """The groups, of which no two have one prefix: two closures of one function have by nature.
+
+    The first has no number, so that a name that nobody else has stays as the script spells it.
+    """
+    found, count = list(groups), Counter[str]()
+    for each in found:
+        count[each.prefix] += 1
+        if count[each.prefix] > 1:
+            each.prefix = f"{each.prefix[:-1]}#{count[each.prefix]}."
     return found
 
 

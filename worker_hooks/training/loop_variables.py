@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from worker_hooks.contract.fingerprint import LATE, RESULT
 from worker_hooks.recovery.resume import SavedVariables
+from worker_hooks.script import source
 from worker_hooks.script import values as own_values
 from worker_hooks.script.growing import MAPPINGS
 from worker_hooks.script.kept import ScriptValues
@@ -126,7 +127,10 @@ class LoopVariables:
         is_own: bool = False,
     ) -> list[FrameVariables]:
         """The script's frames around a loop that begins, the innermost first."""
-        frames = [FrameVariables(each, self._script) for each in frames_of_script(frame)]
+        present = frames_of_script(frame)
+        if self._script.is_found:
+            self._script.findings = source.with_frames(self._script.findings, present)
+        frames = [FrameVariables(each, self._script) for each in present]
         still = set() if is_own else suspended(frame)
         addresses = frozenset(address(tensor) for tensor in self._registered())
         for depth, each in enumerate(reversed(frames)):

@@ -26,6 +26,9 @@ _RUN = "worker_hooks.training.run"  # calls the training function
 _OLDEST = 2  # the generation of Python's garbage collector
 _VARIABLE = re.compile("_(FAST|NAME|DEREF)")
 _ACCESS = re.compile("LOAD|STORE|DELETE")  # one instruction may do two
+_LEAVES = re.compile("JUMP_(FORWARD|BACKWARD|ABSOLUTE)|RETURN_|RAISE_|RERAISE")
+"""No other instruction follows these but the one to which they jump."""
+_JUMPS = frozenset([*dis.hasjrel, *dis.hasjabs])
 _PAIRING = (zip, map, itertools.islice)  # they count or pair batches, and their count cannot be set
 
 
@@ -80,28 +83,72 @@ def _names_of_loop(code: CodeType, at: int) -> LoopNames:
     if begin is None or begin.opname != "FOR_ITER":
         return LoopNames()
     inside = [each for each in instructions if at < each.offset < begin.argval]
-    behind = [each for each in instructions if each.offset >= begin.argval]
-    read, written = _first_uses(inside)
-    read_behind, _ = _first_uses(behind)
-    carried, after, given = read & written, read_behind & written, read - written
-    _, every = _first_uses(each for each in instructions if each.offset > at)  # handlers are last
-    return LoopNames(*map(frozenset, (carried, after, given, every)))
+    live = _live_names(code)
+    read, written = _accesses(inside)
+    _, every = _accesses(each for each in instructions if each.offset > at)  # handlers are last
+    return LoopNames(
+        carried=live[inside[0].offset] & written,
+        after=live[begin.argval] & written,
+        given=read - written,
+        written=every,
+    )
 
 
-def _first_uses(instructions: Iterable[dis.Instruction]) -> tuple[set[str], set[str]]:
-    """The names that are read before they are written, and those that are written."""
-    read: set[str] = set()
-    written: set[str] = set()
-    for each in instructions:
-        if not _VARIABLE.search(each.opname):
-            continue
-        names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
-        for name, what in zip(names, _ACCESS.findall(each.opname), strict=False):
-            if what != "LOAD":
-                written.add(name)
-            elif name not in written:
-                read.add(name)
-    return read, written
+@cache
+def _live_names(code: CodeType) -> dict[int, frozenset[str]]:
+    """The names that may be read before they are set again, by the offset of an instruction.
+
+    What an iteration sets under a condition, and a later one reads, is live where the loop begins
+    its next one; so is what an inner loop sets that may have no items.
+    """
+    instructions = list(dis.get_instructions(code))
+    place = {each.offset: number for number, each in enumerate(instructions)}
+    follow = [[number + 1] for number in range(len(instructions))]
+    for number, each in enumerate(instructions):
+        if _LEAVES.match(each.opname) or number + 1 == len(instructions):
+            follow[number] = []
+        if each.opcode in _JUMPS:
+            follow[number].append(place[each.argval])
+    for start, end, target, *_ in getattr(dis.Bytecode(code), "exception_entries", ()):
+        for number, each in enumerate(instructions):
+            if start <= each.offset < end:
+                follow[number].append(place[target])
+    names = sorted({name for each in instructions for name, _ in _names_in(each)})
+    bits = {name: 1 << number for number, name in enumerate(names)}  # sets of names as integers
+    accesses = [
+        [(bits[name], is_read) for name, is_read in reversed(_names_in(each))]
+        for each in instructions
+    ]
+    live, has_changed = [0] * len(instructions), True
+    while has_changed:
+        has_changed = False
+        for number in reversed(range(len(instructions))):
+            now = 0
+            for later in follow[number]:
+                now |= live[later]
+            for bit, is_read in accesses[number]:
+                now = now | bit if is_read else now & ~bit
+            has_changed |= now != live[number]
+            live[number] = now
+    sets = {each: frozenset(name for name in names if bits[name] & each) for each in {*live}}
+    return {each.offset: sets[live[number]] for number, each in enumerate(instructions)}
+
+
+def _accesses(instructions: Iterable[dis.Instruction]) -> tuple[frozenset[str], frozenset[str]]:
+    """The names that are read, and those that are written."""
+    pairs = [pair for each in instructions for pair in _names_in(each)]
+    read = frozenset(name for name, is_read in pairs if is_read)
+    return read, frozenset(name for name, is_read in pairs if not is_read)
+
+
+def _names_in(instruction: dis.Instruction) -> list[tuple[str, bool]]:
+    """The variables that an instruction uses, in order, and whether it reads them."""
+    name = instruction.opname
+    if not _VARIABLE.search(name) or name == "LOAD_FAST_AND_CLEAR":  # which a comprehension saves
+        return []
+    told = instruction.argval
+    names = told if isinstance(told, tuple) else (told,)
+    return [(e, what == "LOAD") for e, what in zip(names, _ACCESS.findall(name), strict=False)]
 
 
 def consumers(frame: FrameType) -> list[Any]:

@@ -1,8 +1,9 @@
 """What is saved of a script's values, and what comes back in the process and in another one."""
 
 import sys
+from functools import partial
 from threading import Thread
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -449,6 +450,41 @@ def test_changes_in_several_modules_and_in_place_are_seen_together(rank, monkeyp
     assert found.values["n"] == 2
     one.history.append(2)
     assert one.commit().record.values["history"] == [1, 2]
+
+
+def test_two_closures_of_one_function_and_what_a_partial_is_given_are_kept_each(rank):
+    def counter(by):
+        count, seen = 0, []
+
+        def step():
+            nonlocal count
+            count += by
+            seen.append(by)
+            return count, len(seen)
+
+        step.__module__ = "__main__"
+        return step
+
+    def train(state, options, *, limits):
+        pass
+
+    def made():
+        return {
+            "one": counter(1),
+            "other": counter(10),
+            "entry": partial(train, limits={}, options=SimpleNamespace(level=0)),
+        }
+
+    first = rank(**made())
+    first.one(), first.one(), first.other()
+    first.entry.keywords["limits"]["top"] = 3
+    first.entry.keywords["options"].level = 2
+    saved = first.commit()
+    again = rank(**made())
+    again.values.restore(saved)
+    assert (again.one(), again.other()) == ((3, 3), (20, 2))
+    assert again.entry.keywords["limits"] == {"top": 3}
+    assert again.entry.keywords["options"].level == 2
 
 
 def test_a_closure_whose_variable_has_no_value_yet(monkeypatch, tmp_path):
