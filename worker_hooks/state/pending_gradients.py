@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from worker_hooks.state.registry import Piece, gradients_of
 
 log = logging.getLogger("msrun")
@@ -43,8 +45,25 @@ class PendingGradients:
         self.why = ""
         for index in self._trained:
             piece, used = self._pieces[index], self._used.get(index, [])
-            if not updates[index] and (now := gradients_of(piece)) and now != used:
+            if updates[index] or used == (now := gradients_of(piece)) or not now:
+                continue
+            if not _are_zero(piece):
                 self.why = PENDING.format(piece.name)
                 if not self._has_said:
                     self._has_said = True
                     log.warning("%s; a death in such a step loses it", self.why)
+
+
+def _are_zero(piece: Piece) -> bool:
+    """Whether nothing was added to its gradients: a resume sets those that there were to zero.
+
+    Those on an accelerator, and of other kinds of tensors, are not looked at: that would wait.
+    """
+    found = [
+        parameter.grad
+        for optimizer in piece.optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    ]
+    return all(type(grad) is Tensor and grad.is_cpu and not grad.any() for grad in found)

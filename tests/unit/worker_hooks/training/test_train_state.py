@@ -544,6 +544,28 @@ def test_gradients_that_wait_for_a_later_step_make_a_commit_no_place_to_resume_f
     assert "gradients wait" not in committed.why_unknown()
 
 
+def test_gradients_that_are_zero_wait_for_nothing():
+    """An optimizer that is set to zero in place, and one that a resume has put back."""
+    often, seldom = (torch.nn.Linear(2, 1) for _ in range(2))
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (often, seldom)]
+    state = TrainState(model=[often, seldom], optimizer=optimizers)
+    committed, pending = state._committed, []
+    for number, _ in enumerate(state.batches(range(6))):
+        often(torch.ones(1, 2)).sum().backward()
+        optimizers[0].step()
+        if number == 2:
+            committed._pending.forget()
+        if number % 3 == 0:
+            seldom(torch.ones(1, 2)).sum().backward()
+            optimizers[1].step()
+            optimizers[1].zero_grad(set_to_none=False)
+        pending.append(bool(committed.why_pending))
+    assert pending == [False] * 6
+    seldom.weight.grad.add_(1)
+    committed._pending.committed([1, 1, 1, 0])
+    assert committed.why_pending
+
+
 def test_a_first_epoch_in_which_nothing_registered_is_updated_is_said_once(monkeypatch):
     """Parameters in a dict that each step replaces, as with ``torch.func``."""
     said = []
