@@ -107,6 +107,14 @@ def bytes_to_read(item: CheckpointItem) -> int:
     return 0
 
 
+def bytes_for_readers(item: CheckpointItem) -> int:
+    """How many bytes :func:`damages_for_readers` compares."""
+    found = bytes_to_read(item)
+    if isinstance(item.content, Manifest) and item.content.holders:
+        found += sum(path.stat().st_size for path in merged_file.present(item.path))
+    return found
+
+
 def fact(item: CheckpointItem, name: str) -> int | None:
     """``step``, ``epoch``, ``batch`` or ``world_size`` from the manifest or the header."""
     match item.content:

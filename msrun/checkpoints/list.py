@@ -13,7 +13,7 @@ from msrun.checkpoints.catalog import (
     FOREIGN,
     LEFTOVER,
     CheckpointItem,
-    bytes_to_read,
+    bytes_for_readers,
     damages_for_readers,
     fact,
 )
@@ -40,7 +40,7 @@ def show(
     """
     found: list[Sequence[str] | None] = [None] * len(items)
     if verifies:
-        with bar("verifying", sum(map(bytes_to_read, items))) as advance:
+        with bar("verifying", sum(map(bytes_for_readers, items))) as advance:
             found = [damages_for_readers(item, advance) for item in items]
     pairs = still_there(items, found)
     if as_json:

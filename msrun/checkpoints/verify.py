@@ -12,7 +12,7 @@ from msrun.checkpoints.catalog import (
     FOREIGN,
     LEFTOVER,
     CheckpointItem,
-    bytes_to_read,
+    bytes_for_readers,
     damages_for_readers,
 )
 from msrun.checkpoints.list import described, named, still_there
@@ -30,7 +30,7 @@ def verify(folder: Path, items: Sequence[CheckpointItem], *, as_json: bool) -> b
         Whether something is complete and nothing damaged. An unfinished checkpoint is neither.
     """
     began = time.monotonic()
-    total = sum(map(bytes_to_read, items))
+    total = sum(map(bytes_for_readers, items))
     with bar("verifying", total) as advance:
         found = [damages_for_readers(item, advance) for item in items]
     took_s = time.monotonic() - began
