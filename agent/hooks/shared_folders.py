@@ -32,24 +32,30 @@ class FolderMarks:
         self._name = name
         self._files = files
         self._known: set[str] = set()  # folders of this attempt
+        self._here: set[str] = set()  # and files that were made for them
         self._made: set[str] = set()
 
     def begin(self) -> None:
         """An attempt begins: all is told again."""
         self._known.clear()
+        self._here = set()  # a thread may still be at the last one's
 
     def mark(self, folder: str, made: Callable[[str], None]) -> None:
-        """Mark a folder; ``made`` takes the file's path, if it could be made."""
+        """Mark a folder; ``made`` takes the file's path, if it could be made, and was not before.
+
+        Folders that are not there yet may have one file: who looks for it twice has removed it.
+        """
         if folder in self._known:
             return
         self._known.add(folder)
 
         def done(path: str | Exception) -> None:
-            if isinstance(path, str):  # else a save will fail as well, and say so
+            if isinstance(path, str) and path:  # else a save will fail as well, and say so
                 self._made.add(path)
                 made(path)
 
-        self._files.do(lambda: self._make(folder), done)
+        here = self._here
+        self._files.do(lambda: self._make(folder, here), done)
 
     def close(self) -> None:
         """Remove what the other node has not removed."""
@@ -57,11 +63,14 @@ class FolderMarks:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
-    def _make(self, folder: str) -> str:
+    def _make(self, folder: str, here: set[str]) -> str:
         while not os.path.isdir(folder) and folder != os.path.dirname(folder):
             folder = os.path.dirname(folder)  # it is made with the first save
         path = os.path.join(folder, self._name)
+        if path in here:
+            return ""
         with open(path, "wb"):
+            here.add(path)
             return path
 
 

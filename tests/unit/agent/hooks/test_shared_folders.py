@@ -44,6 +44,19 @@ def test_a_folder_that_is_not_there_yet_is_marked_above_and_not_made(tmp_path: P
     assert os.listdir(tmp_path) == [".mark"]
 
 
+def test_folders_that_are_not_there_yet_are_looked_for_once(tmp_path: Path) -> None:
+    """The second look found that the first one had removed the file: no shared folder, it said."""
+    marks, made = FolderMarks(".mark", AtOnce()), []
+    for place in ("dumps", "saved"):
+        marks.mark(str(tmp_path / place), made.append)
+    assert made == [str(tmp_path / ".mark")]
+    assert all(take(path) for path in made)
+    marks.begin()
+    marks.mark(str(tmp_path / "saved"), made.append)
+    assert made == [str(tmp_path / ".mark")] * 2
+    assert take(made[1])
+
+
 def test_where_nothing_can_be_written_nothing_is_told(tmp_path: Path) -> None:
     (tmp_path / ".mark").mkdir()
     made: list[str] = []
