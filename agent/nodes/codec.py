@@ -12,35 +12,9 @@ from agent.controller.actions import Action
 from agent.controller.events import Event
 from agent.nodes.vocabulary import Vocabulary
 
-_EVENTS = Vocabulary(get_args(Event))
-_ACTIONS = Vocabulary(get_args(Action))
+_EVENTS: Vocabulary[Event] = Vocabulary(get_args(Event))
+_ACTIONS: Vocabulary[Action] = Vocabulary(get_args(Action))
 
-
-def pack_event(event: Event) -> dict[str, object]:
-    """An event for ``messages.Fact``."""
-    return _EVENTS.pack(event)
-
-
-def unpack_event(packed: object) -> Event:
-    """The event of a ``messages.Fact``.
-
-    Raises:
-        CodecError: it is none that this version knows.
-    """
-    event: Event = _EVENTS.unpack(packed)
-    return event
-
-
-def pack_action(action: Action) -> dict[str, object]:
-    """An action for ``messages.Order``."""
-    return _ACTIONS.pack(action)
-
-
-def unpack_action(packed: object) -> Action:
-    """The action of a ``messages.Order``.
-
-    Raises:
-        CodecError: it is none that this version knows.
-    """
-    action: Action = _ACTIONS.unpack(packed)
-    return action
+pack_event, unpack_event = _EVENTS.pack, _EVENTS.unpack
+pack_action, unpack_action = _ACTIONS.pack, _ACTIONS.unpack
+"""As ``run_messages.Fact`` and ``run_messages.Order`` have them."""

@@ -104,19 +104,7 @@ class Begin(NamedTuple):
 
 NodeMessage = Challenge | Join | Refused | Spare | Admitted | Begin | RunMessage
 
-_MESSAGES = Vocabulary(get_args(NodeMessage))
+_MESSAGES: Vocabulary[NodeMessage] = Vocabulary(get_args(NodeMessage))
 
-
-def pack(message: NodeMessage) -> dict[str, object]:
-    """A message as the JSON object of a frame."""
-    return _MESSAGES.pack(message)
-
-
-def unpack(packed: object) -> NodeMessage:
-    """The message in a frame.
-
-    Raises:
-        CodecError: it is none that this version knows.
-    """
-    message: NodeMessage = _MESSAGES.unpack(packed)
-    return message
+pack, unpack = _MESSAGES.pack, _MESSAGES.unpack
+"""A message as the JSON object of a frame, and back."""

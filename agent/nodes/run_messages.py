@@ -304,7 +304,7 @@ ForHooks = (
 )
 # fmt: on
 
-_SAID = Vocabulary(
+_SAID: Vocabulary[protocol.Message] = Vocabulary(
     kind
     for kind in get_args(protocol.Message)
     if kind not in {protocol.StartWorkers, protocol.PeerPages}
@@ -312,21 +312,5 @@ _SAID = Vocabulary(
 """Messages between hooks and agent. Of those with descriptors beside them OpenVote travels alone:
 each node has a board of its own."""
 
-
-def pack_said(message: protocol.Message) -> dict[str, object]:
-    """A message of hooks, or to them, as JSON.
-
-    Raises:
-        CodecError: it does not travel.
-    """
-    return _SAID.pack(message)
-
-
-def unpack_said(packed: object) -> protocol.Message:
-    """The message that :func:`pack_said` packed.
-
-    Raises:
-        CodecError: it is none.
-    """
-    message: protocol.Message = _SAID.unpack(packed)
-    return message
+pack_said, unpack_said = _SAID.pack, _SAID.unpack
+"""A message of hooks, or to them, as JSON, and back."""

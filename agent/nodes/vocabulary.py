@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Generic, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from agent.text.ranges import MAX_NUMBER, format_ranges, parse_increasing
+
+T = TypeVar("T")
 
 MOST_NUMBERS = MAX_NUMBER  # that the ranges of one message may stand for, together
 
@@ -37,14 +39,14 @@ class _Form(NamedTuple):
     exact: type | None = None  # values of this type are unpacked already
 
 
-class Vocabulary:
+class Vocabulary(Generic[T]):
     """The kinds of messages that may travel; each is known by its class's name."""
 
     def __init__(self, kinds: Iterable[type]) -> None:
         self._kinds = {kind.__name__: kind for kind in kinds}
         self._forms: dict[type, dict[str, _Form]] = {}  # made when a kind is first met
 
-    def pack(self, value: object) -> dict[str, object]:
+    def pack(self, value: T) -> dict[str, object]:
         """A value as a JSON object that names its kind.
 
         Raises:
@@ -55,19 +57,20 @@ class Vocabulary:
             raise CodecError(f"{kind.__name__} does not travel")
         return {"kind": kind.__name__, **self._fields(kind, value)}
 
-    def unpack(self, message: object) -> Any:
+    def unpack(self, message: object) -> T:
         """The value that :meth:`pack` made a JSON object of.
 
         Raises:
             CodecError: there is no such kind, or its fields are others than declared.
         """
-        return self._value(message, _Room(), self._kinds)
+        value: T = self._value(message, _Room(), self._kinds)
+        return value
 
     def _fields(self, kind: type, value: object) -> dict[str, object]:
         forms = self._learnt(kind)
         return {name: form.pack(getattr(value, name)) for name, form in forms.items()}
 
-    def _value(self, message: object, room: _Room, kinds: dict[str, type]) -> object:
+    def _value(self, message: object, room: _Room, kinds: dict[str, type]) -> Any:
         name = message.get("kind") if isinstance(message, dict) else None
         if not isinstance(message, dict) or not isinstance(name, str) or name not in kinds:
             raise CodecError(f"{message!r:.80} is none of this version's messages")
