@@ -77,7 +77,7 @@ class RankLinks:
         """Listen on ``loop``.
 
         Args:
-            heard: takes a message and the descriptors beside it, which are its own then.
+            heard: takes a message and the descriptors beside it; takes out those that it keeps.
             lost: takes the rank and the process of a link that the other end closed, or that had
                 to be closed.
         """
@@ -256,20 +256,27 @@ class RankLinks:
             except (wire.ProtocolError, OSError) as error:
                 self._drop(link, str(error))
                 return False
-            if self._is_early(link, message):
-                assert isinstance(message, protocol.Hello)
-                _close_all(fds)
-                self._early[link] = message
-                return False
-            if link.rank < 0 and (why := self._accept(link, message)):
-                _close_all(fds)
-                self._drop(link, why)
-                return False
-            if message is None:
-                _close_all(fds)  # beside a packet without a byte
-                self._drop(link, "")
-                return False
-            self._hear(link, message, fds)
+            try:
+                if not self._take_in(link, message, fds):
+                    return False
+            finally:
+                for fd in fds:  # that nobody has taken out
+                    os.close(fd)
+        return True
+
+    def _take_in(self, link: _Link, message: protocol.Message | None, fds: list[int]) -> bool:
+        """Take in one message, or the end of them; whether more may follow."""
+        if self._is_early(link, message):
+            assert isinstance(message, protocol.Hello)
+            self._early[link] = message
+            return False
+        if link.rank < 0 and (why := self._accept(link, message)):
+            self._drop(link, why)
+            return False
+        if message is None:
+            self._drop(link, "")
+            return False
+        self._hear(link, message, fds)
         return True
 
     def _hear(self, link: _Link, message: protocol.Message, fds: list[int]) -> None:
@@ -279,11 +286,9 @@ class RankLinks:
                 self._heard(message, fds)
                 return
             if message.attempt < present:  # sent before it knew that it is in a new attempt
-                _close_all(fds)
                 if isinstance(message, protocol.ExitRequested):  # which is of no attempt
                     self._heard(message._replace(attempt=present), [])
                 return
-        _close_all(fds)
         self._drop(link, f"not what rank {link.rank} may say: {message}"[:300])
 
     def hear_relayed(self, message: Said) -> None:
@@ -330,8 +335,3 @@ class RankLinks:
         if link.connection.fileno() >= 0:
             self._loop.remove_reader(link.connection.fileno())
             link.connection.close()
-
-
-def _close_all(fds: Iterable[int]) -> None:
-    for fd in fds:
-        os.close(fd)

@@ -90,6 +90,19 @@ class StatusPages:
         if is_copy:
             self._begin_clock(rank, page)
 
+    def receive(self, rank: int, attempt: int, fds: list[int]) -> str:
+        """Keep the page that a rank has sent; why that cannot be, or empty.
+
+        ``fds``: what came beside its message; the page is taken out.
+        """
+        if len(fds) != 1:
+            return f"rank {rank} sent {len(fds)} pages"
+        try:
+            self.keep(rank, attempt, fds.pop())
+        except (ValueError, OSError) as error:
+            return str(error)
+        return ""
+
     def keep_copy(self, rank: int, attempt: int, octets: bytes) -> None:
         """Keep a copy of a packed page of another node, in memory of this process alone.
 

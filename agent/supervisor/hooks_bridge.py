@@ -446,8 +446,6 @@ class HooksBridge:
         if isinstance(message, protocol.Registered):
             self._register(message, fds)
             return
-        for fd in fds:
-            os.close(fd)
         self._copies.hear(message)
         if isinstance(message, protocol.PageWritten):
             self._copies.tell(message.rank)
@@ -505,19 +503,13 @@ class HooksBridge:
     def _register(self, message: protocol.Registered, fds: list[int]) -> None:
         rank = message.rank
         self._copies.hear(message)
-        try:
-            if rank in self._spec.ranks_here:
-                if len(fds) != 1:
-                    raise ValueError(f"rank {rank} sent {len(fds)} pages")  # noqa: TRY301
-                self._pages.keep(rank, message.attempt, fds.pop())
-            elif not self._pages.has_page(rank, message.attempt):
-                raise ValueError(f"rank {rank} sent no page")  # noqa: TRY301
-        except (ValueError, OSError) as error:
-            self._links.drop(rank, str(error))
+        if rank in self._spec.ranks_here:
+            why = self._pages.receive(rank, message.attempt, fds)
+        else:
+            why = "" if self._pages.has_page(rank, message.attempt) else f"rank {rank} sent no page"
+        if why:
+            self._links.drop(rank, why)
             return
-        finally:
-            for fd in fds:
-                os.close(fd)
         if not self._spec.dump.ttp:
             return
         self._agent.announce()  # the start comes before this message, the death after it

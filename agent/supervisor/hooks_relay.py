@@ -472,14 +472,14 @@ class HooksRelay:
             return
         page = ""
         if isinstance(message, protocol.Registered):
-            if not self._keep(message, fds):
+            if why := self._pages.receive(message.rank, message.attempt, fds):
+                self._links.drop(message.rank, why)
                 return
+            self._large.discard(message.rank)
             self._pages.news(message.rank)  # what the page has, and perhaps less
             page = self._page(message.rank)
         elif isinstance(message, CHANGED_BY):
             self._show(message.rank)
-        for fd in fds:
-            os.close(fd)
         self._agent.announce()  # a start comes before what the rank says
         if self._forsaken:
             self._answer(message)
@@ -569,19 +569,6 @@ class HooksRelay:
         pieces = {str(at): b64encode(one).decode() for at, one in self._pages.news(rank)}
         if pieces:
             self._send(PageNews(rank, self._attempt, pieces))
-
-    def _keep(self, message: protocol.Registered, fds: list[int]) -> bool:
-        try:
-            if len(fds) != 1:
-                raise ValueError(f"rank {message.rank} sent {len(fds)} pages")  # noqa: TRY301
-            self._pages.keep(message.rank, message.attempt, fds.pop())
-            self._large.discard(message.rank)
-        except (ValueError, OSError) as error:
-            for fd in fds:
-                os.close(fd)
-            self._links.drop(message.rank, str(error))
-            return False
-        return True
 
     def _on_lost(self, rank: int, pid: int) -> None:
         attempt = self._attempt
