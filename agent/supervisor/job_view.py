@@ -71,11 +71,8 @@ Action = (
 # fmt: on
 
 
-class AgentPort(Protocol):
-    """The supervisor, as far as the bridge needs it."""
-
-    def post(self, event: ev.Event) -> None:
-        """Decide on an event."""
+class RanksPort(Protocol):
+    """The processes of ranks, as far as hooks need them."""
 
     def announce(self) -> None:
         """Take in every start that has happened already."""
@@ -99,7 +96,14 @@ class AgentPort(Protocol):
         """Send SIGCONT to a rank."""
 
 
-class ControllersNode(Protocol):
+class AgentPort(RanksPort, Protocol):
+    """The supervisor, as far as the bridge needs it."""
+
+    def post(self, event: ev.Event) -> None:
+        """Decide on an event."""
+
+
+class ControllersNode(RanksPort, Protocol):
     """The controller's own node, as far as it is one of all nodes."""
 
     loop: asyncio.AbstractEventLoop
@@ -118,29 +122,8 @@ class ControllersNode(Protocol):
     def refresh_of(self, workers: Mapping[int, Worker]) -> bool:
         """Note in the workers of all nodes how far they are; whether that changes by itself."""
 
-    def workers(self) -> tuple[Worker, ...]:
-        """The present attempt's workers of this node."""
-
-    def worker(self, rank: int) -> Worker:
-        """One of these."""
-
     def next_end(self) -> int:
         """The number of one more worker's end in the attempt."""
-
-    def announce(self) -> None:
-        """Take in every start that has happened already."""
-
-    def settle(self) -> None:
-        """Take in every start and death that has happened already."""
-
-    def protect(self, pid: int) -> None:
-        """If this msrun dies, a rank of this node gets its time to save."""
-
-    def wake(self, rank: int) -> None:
-        """Send SIGCONT to a rank of this node."""
-
-    def watch(self, path: str) -> None:
-        """A graceful exit may be asked for in this file."""
 
     def finish(self) -> None:
         """The job is over."""
