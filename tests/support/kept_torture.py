@@ -90,6 +90,7 @@ class TrainedState:
         (loss + (self.late * number).sin().sum()).backward()
         committed.under_way(Position(0, number))
         act("backward")
+        act("updating")  # told before the board says so: the rank may be killed in between
         committed.update_begins()
         if committed.kept is not None:
             committed.kept.update_begins()
@@ -167,9 +168,10 @@ class TorturedRank:
         """To the end, and then wait to be killed."""
 
         def act(place: str) -> None:
-            if place == "update":
+            if place == "updating":
                 self._notes.write(3, self._state.committed.step + 1)
-            elif place == "committed":
+                return
+            if place == "committed":
                 self._notes.write(2, self._state.committed.step)
                 self._notes.write(5, 0)
             for _ in range(self._rng.randrange(3)):
