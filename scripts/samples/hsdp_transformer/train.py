@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from worker_hooks import TrainState, run
 
 DIGITS, LENGTH, WIDTH, HEADS, LAYERS = 10, 8, 64, 4, 2
-COPIES, PARTS = 2, 2  # replicas of the model, and ranks that have a part of each
+COPIES = 2  # of the model; each is cut over half of the ranks
 BATCH = 16
 
 
@@ -80,11 +80,11 @@ class Transformer(nn.Module):
         self.head = nn.Linear(WIDTH, DIGITS)
 
     def forward(self, row: Tensor) -> Tensor:
-        """``row``: ``[batch, length]``; returned are ``[batch, length, digits]``."""
+        """``row``: ``[batch, length]``; returned are ``[batch * length, digits]``."""
         x = self.digits(row) + self.places(torch.arange(LENGTH))
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        return self.head(x.flatten(0, 1))
 
 
 def share_layers(net: Transformer, mesh: dist.DeviceMesh) -> None:
@@ -122,7 +122,8 @@ def main() -> None:
     options = parser.parse_args()
 
     dist.init_process_group("gloo")
-    mesh = dist.init_device_mesh("cpu", (COPIES, PARTS), mesh_dim_names=("copies", "parts"))
+    shape = COPIES, dist.get_world_size() // COPIES
+    mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=("copies", "parts"))
     torch.manual_seed(0)
     net = Transformer()
     if options.tensor:
@@ -142,7 +143,7 @@ def main() -> None:
     def train(state: TrainState) -> None:
         for epoch in state.epochs(options.epochs):
             for row, reversed_row in state.batches(loader):
-                loss = cross_entropy(net(row).flatten(0, 1), reversed_row.flatten())
+                loss = cross_entropy(net(row), reversed_row.flatten())
                 loss.backward()
                 if options.tensor:
                     average(net, copies)

@@ -13,14 +13,23 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from worker_hooks import CheckpointConfig, LossMonitor, ModelCheckpoint, TrainState, run
+from worker_hooks import (
+    CheckpointConfig,
+    LossMonitor,
+    ModelCheckpoint,
+    ParallelStrategy,
+    TrainState,
+    run,
+)
 
 SEED = 1
 SAMPLES, FEATURES, CLASSES = 2048, 784, 10
 BATCH = 32
+COPIES = 2  # of a model that is cut over ranks
 
 
 def arguments() -> argparse.Namespace:
@@ -31,6 +40,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--remove_redundancy", type=int, choices=[0, 1], default=0, help="1: each a part (0)"
     )
+    parser.add_argument(
+        "--sharded", type=int, choices=[0, 1], default=0, help="1: ranks share the model (0)"
+    )
+    parser.add_argument("--strategy_file", help="write here which part each rank has")
     parser.add_argument("--async_save", type=int, choices=[0, 1], default=0)
     parser.add_argument("--is_recover", type=int, choices=[0, 1], default=0, help="1: resume")
     parser.add_argument("--epoch_num", type=int, default=2, help="epochs in all (2)")
@@ -74,6 +87,10 @@ def main() -> None:
     device = join()
     torch.manual_seed(SEED)
     net = network().to(device)
+    if options.sharded:  # DDP's sums are FSDP's concern then, too
+        shape = COPIES, dist.get_world_size() // COPIES
+        mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=("copies", "parts"))
+        fully_shard(net, mesh=mesh)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9)
     loss_fn = nn.CrossEntropyLoss()
     train_set = dataset()
@@ -89,16 +106,17 @@ def main() -> None:
         append_info=["epoch_num", "step_num"],
     )
     saving = ModelCheckpoint(prefix="checkpoint", directory=options.directory, config=config)
+    strategy = ParallelStrategy({"save_file": options.strategy_file})
     state = TrainState(
         model=net,
         optimizer=optimizer,
         ckpt_save_path=options.directory,
         is_recover=options.is_recover,
-        callbacks=[LossMonitor(4), saving],
+        callbacks=[LossMonitor(4), saving, strategy],
     )
 
     def train(state: TrainState) -> None:
-        model = DistributedDataParallel(net)
+        model = net if options.sharded else DistributedDataParallel(net)
         for _epoch in state.epochs(options.epoch_num):
             for inputs, labels in state.batches(loader):
                 loss = loss_fn(model(inputs.to(device)), labels.to(device))
