@@ -124,11 +124,14 @@ def _launch(argv: Sequence[str]) -> int:
 
 def _with_origin(request: Request) -> Request:
     """With the checkpoint that the job resumes from, if it resumes, and no other node finds it."""
-    if request.origin is None or _is_guest(request.job):
+    cluster = request.job.cluster
+    if request.origin is None:
         return request
+    if cluster is not None and _is_guest(request.job):
+        cluster = cluster._replace(resumes=True)
+        return request._replace(job=request.job._replace(cluster=cluster))
     from msrun.job.resume_point import resume_origin
 
-    cluster = request.job.cluster
     is_guess = cluster is not None and cluster.world is None
     world_size = None if is_guess else request.job.world_size
     dump = resume_origin(request.job.dump, request.origin, world_size, _say)

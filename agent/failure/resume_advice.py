@@ -15,7 +15,8 @@ from agent.text.sanitize import sanitized
 from worker_hooks.storage.find import Verify, search_of_run
 from worker_hooks.storage.manifest import read
 
-OTHER_NODES = "start the other nodes with the line that started them, and this one with the next:"
+OTHER_NODES = "start the other nodes with the line that started them{}, and this one with the next:"
+ELSEWHERE = ", but with {} and without --node-rank"
 
 
 class KeptCheckpoint(NamedTuple):
@@ -39,6 +40,7 @@ class ResumeAdvice(NamedTuple):
     gave_up: str = ""
     not_replaced: str = ""
     has_other_nodes: bool = False
+    meets_at: tuple[str, ...] = ()  # options, where this node is not the one that its line means
 
     @property
     def text(self) -> str:
@@ -56,6 +58,7 @@ def resume_advice(
     gave_up: str = "",
     not_replaced: str = "",
     has_other_nodes: bool = False,
+    meets_at: tuple[str, int] | None = None,
 ) -> ResumeAdvice:
     """Find out what is saved.
 
@@ -66,9 +69,13 @@ def resume_advice(
         gave_up: why restarts were left unused, as text.
         not_replaced: why ranks were not replaced that could have been, as text.
         has_other_nodes: the job runs on several nodes.
+        meets_at: this node has taken the part of another one: host and port for all that resume.
     """
+    there: tuple[str, ...] = ()
+    if meets_at is not None:
+        there = f"--master-addr={meets_at[0]}", f"--master-port={meets_at[1]}"
     kept = (_kept(saved) if saved else None) or newest_checkpoint(record)
-    command = "" if kept is None else _command(record, kept, environ, is_away=is_away)
+    command = "" if kept is None else _command(record, kept, environ, there, is_away=is_away)
     return ResumeAdvice(
         kept=kept,
         lost=lost,
@@ -76,6 +83,7 @@ def resume_advice(
         gave_up=gave_up,
         not_replaced=not_replaced,
         has_other_nodes=has_other_nodes,
+        meets_at=there,
     )
 
 
@@ -100,7 +108,12 @@ def newest_checkpoint(record: Record) -> KeptCheckpoint | None:
 
 
 def _command(
-    record: Record, kept: KeptCheckpoint, environ: Mapping[str, str], *, is_away: bool
+    record: Record,
+    kept: KeptCheckpoint,
+    environ: Mapping[str, str],
+    there: tuple[str, ...],
+    *,
+    is_away: bool,
 ) -> str:
     """``msrun --resume``, with the run's id where the bare command would mean another run.
 
@@ -110,7 +123,9 @@ def _command(
     if not any(one.checkpoints for one in known if one.record_id == record.record_id):
         return shlex.join(("msrun", f"--resume={os.path.dirname(kept.path)}", *record.argv[1:]))
     is_newest = all(other.started <= record.started or other.cwd != record.cwd for other in known)
-    return "msrun --resume" if is_newest and not is_away else f"msrun --resume {record.record_id}"
+    which = () if is_newest and not is_away else (record.record_id,)
+    first = ("--node-rank=0", *there) if there else ()
+    return shlex.join(("msrun", *first, "--resume", *which))
 
 
 def _lines(closing: ResumeAdvice) -> Iterator[str]:
@@ -128,7 +143,8 @@ def _lines(closing: ResumeAdvice) -> Iterator[str]:
         name = "older checkpoint" if closing.lost else "saved"
         yield f"{name}: step {kept.step}, {ranks}, {sanitized(kept.path)}"
         if closing.has_other_nodes:
-            yield OTHER_NODES
+            elsewhere = ELSEWHERE.format(" ".join(closing.meets_at)) if closing.meets_at else ""
+            yield OTHER_NODES.format(elsewhere)
         yield f"to resume: {closing.command}"
 
 

@@ -197,6 +197,7 @@ def own_side(
         survived=survived,
         program=program_digest(spec),
         name="" if cluster.by_hand is None else cluster.by_hand.name,
+        resumes=cluster.resumes or spec.dump.resume is not None,
     )
     secured = _security(cluster, environ, say, is_server=is_first)
     token = JobToken(cluster, environ, known)

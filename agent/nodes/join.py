@@ -311,6 +311,7 @@ class _Dialling:
             own.survived,
             own.name,
             own.living,
+            own.resumes,
         )
         self._send(connection, bytes_of(wish))
         self._has_asked = True

@@ -72,6 +72,7 @@ class Join(NamedTuple):
     survived: SurvivedStep | None = None  # None: it comes for the first time
     name: str = ""  # of its worker, which was started by hand; empty: it has none
     living: LivingRanks | None = None  # its ranks train
+    resumes: bool = False  # it was told to go on from a checkpoint
 
 
 class Refused(NamedTuple):

@@ -36,6 +36,7 @@ class OwnNode(NamedTuple):
     program: str = ""  # a digest of what its ranks run
     name: str = ""  # of its worker, which was started by hand; empty: it has none
     living: LivingRanks | None = None  # its ranks train
+    resumes: bool = False  # it was told to go on from a checkpoint
 
 
 class WantedNodes(NamedTuple):
@@ -364,6 +365,9 @@ class Gathering:
                 f"{new.who} takes part in a job of {join.living.world} workers, "
                 f"this one has {self._wanted.world}"
             )
+        goes_on = self._own.resumes or self._own.survived or join.survived or join.living
+        if join.resumes and not (goes_on or join.is_spare):
+            return f"{new.who} is to resume, but node 0 begins anew: give it --resume, too"
         if join.run_id != self._own.run_id:
             its = f"belongs to the job {join.run_id!r}" if join.run_id else "names no job"
             ours = repr(self._own.run_id) if self._own.run_id else "one without a name"

@@ -226,6 +226,7 @@ class ClusterSpec(NamedTuple):
     lost_at: tuple[int, ...] = ()  # the steps after which the job has lost node 0
     home: tuple[str, int] | None = None  # where its nodes met first, if that was elsewhere
     by_hand: HandSpec | None = None
+    resumes: bool = False  # --resume was given here, and node 0 is to find the checkpoint
     store: tuple[tuple[str, int], ...] = ()  # --controller-store: members; none: there is none
 
 

@@ -105,7 +105,7 @@ def run_controlled(
     deputy.close()
     if deputy.ended is not None:
         nexts.call_off()
-        return _reported(deputy.ended, prepared, ignited, parts, environ, console), None
+        return _reported(deputy.ended, prepared, ignited, parts, environ, console, met), None
     ending = controller.ending
     newest = hooks.newest_step()
     lost = nexts.behind(controller, parts, newest)
@@ -146,9 +146,11 @@ def _reported(
     parts: RunParts,
     environ: Mapping[str, str],
     console: Console,
+    met: Met,
 ) -> int:
     """The job is over, and was controlled here: report it; the exit code."""
-    report(ending, prepared, parts, environ, console)
+    address = met.roster.nodes[prepared.spec.node_rank].address
+    report(ending, prepared, parts, environ, console, address)
     parts.journal.log(f"exit {ending.exit_code}: {ending.reason}")
     parts.journal.close()
     take_apart(prepared, ignited)

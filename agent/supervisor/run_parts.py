@@ -250,11 +250,16 @@ def report(
     parts: RunParts,
     environ: Mapping[str, str],
     console: Console,
+    address: str = "",
 ) -> None:
-    """Say how the job ended, and what remains of it."""
+    """Say how the job ended, and what remains of it.
+
+    ``address``: of this node, which has taken the part of node 0; empty: it has not, or did so as
+    the nodes met again.
+    """
     if ending.lost_node:
         parts.post_mortem().blame_reason()
-    advice = _advice(ending, prepared, parts.record, environ)
+    advice = _advice(ending, prepared, parts.record, environ, address)
     has_failed, journal = ending.state is JobState.FAILED, parts.journal
     if has_failed or (ending.state is JobState.STOPPED and parts.post_mortem().found):
         console.report(parts.post_mortem().tell(ending.reason, environ, journal, advice))
@@ -277,7 +282,11 @@ def _say_what_remains(
 
 
 def _advice(
-    ending: RunEnding, prepared: Prepared, record: run_record.Record, environ: Mapping[str, str]
+    ending: RunEnding,
+    prepared: Prepared,
+    record: run_record.Record,
+    environ: Mapping[str, str],
+    address: str,
 ) -> ResumeAdvice | None:
     """What is saved of a job that did not succeed; ``None`` if nothing was ever to be."""
     spec = prepared.spec
@@ -296,4 +305,14 @@ def _advice(
         gave_up=ending.gave_up,
         not_replaced=ending.not_replaced,
         has_other_nodes=spec.nnodes > 1,
+        meets_at=_meets_at(spec, address),
     )
+
+
+def _meets_at(spec: JobSpec, address: str) -> tuple[str, int] | None:
+    """Where all nodes are to meet if they resume; ``None``: where their lines say."""
+    if spec.cluster is None or spec.cluster.by_hand is not None:
+        return None
+    host, port = spec.home
+    here = address or spec.master_addr
+    return None if here == host else (here, port)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import sharded_trainings
 from support.cluster import Cluster
-from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left
+from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left, job_of
 from support.node_trainings import RESTARTS, SCRIPT, check_weights, go, train, weights
 from support.sharded_trainings import undisturbed_digests
 from support.warm_python import WarmPython
@@ -30,11 +30,17 @@ def disk(jobs: NodeJobs, node: int) -> Path:
 
 def divide(jobs: NodeJobs, name: str = "checkpoints") -> NodeJobs:
     """Each node has a disk of its own under this name."""
-    (folder := jobs.folder / name).mkdir()
-    for at, node in enumerate(jobs.cluster.nodes):
+    (jobs.folder / name).mkdir()
+    for at in range(len(jobs.cluster.nodes)):
         disk(jobs, at).mkdir()
-        assert node.run(["mount", "--bind", disk(jobs, at), folder]).wait() == 0
+        mount(jobs, at, name)
     return jobs
+
+
+def mount(jobs: NodeJobs, node: int, name: str = "checkpoints") -> None:
+    """Once a node is on."""
+    how = ["mount", "--bind", disk(jobs, node), jobs.folder / name]
+    assert jobs.cluster.nodes[node].run(how).wait() == 0
 
 
 @pytest.fixture
@@ -172,6 +178,35 @@ def test_the_first_node_is_killed(apart: NodeJobs) -> None:
     assert job.parts[1].wait().code == 128 + signal.SIGTERM, job.told()
     assert steps(apart, 1) == [4]
     check_nothing_left(apart.cluster.nodes[1])
+
+
+def test_nobody_comes_in_the_place_of_the_first_node(
+    apart: NodeJobs, undisturbed: list[str]
+) -> None:
+    """The node that took its part saves on its own disk; what it says then resumes from there."""
+    job = begun(apart, "--node-wait=4")
+    apart.cluster.nodes[0].kill()
+    job.parts[1].await_error("the ranks of the other nodes live on")
+    ended = job.parts[1].wait()
+    assert ended.code == 1, job.told()
+    assert "no node came in the place of node 0 (node0) within 4 s" in ended.err
+    assert steps(apart, 1) == [4]
+    check_nothing_left(apart.cluster.nodes[1])
+    place = ("--master-addr=10.77.0.2", f"--master-port={PORT}")
+    *_, others, last = ended.err.splitlines()
+    assert f"but with {' '.join(place)} and without --node-rank" in others
+    assert last == f"msrun: to resume: msrun --node-rank=0 {' '.join(place)} --resume"
+    apart.cluster.nodes[0].boot()
+    mount(apart, 0)
+    go(apart)
+    first = apart.start_one(apart.cluster.nodes[1], *last.split()[4:], nproc=2)
+    words = ("--nnodes=2", "--nproc-per-node=2", *place, SCRIPT, *WAITS[1:])
+    other = apart.start_one(apart.cluster.nodes[0], *words, nproc=2)
+    again = job_of(first, other)
+    again.succeed()
+    assert "resuming step 4" in first.errors
+    assert "tft_saved_checkpoints-step_4 is not on this node (node0)" in other.errors
+    check_weights(weights(again.logs().values()), undisturbed, first.errors)
 
 
 def test_parts_of_a_periodic_checkpoint_are_nowhere_together(apart: NodeJobs) -> None:

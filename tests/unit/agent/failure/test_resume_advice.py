@@ -51,6 +51,32 @@ def test_the_last_line_is_what_to_type(environ, tmp_path, others, is_away, comma
     }
 
 
+OTHER_NODES_THERE = (
+    "msrun: start the other nodes with the line that started them, but with {} and without "
+    "--node-rank, and this one with the next:"
+)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_node_that_took_the_part_of_node_0_says_where_all_are_to_meet(environ, tmp_path, is_away):
+    """With the line that started it it would join a node 0 that begins anew."""
+    record = remember(environ, "mine", 5, checkpoints=(str(tmp_path),))
+    folder, place = saved(tmp_path, step=412), "--master-addr=10.0.0.2 --master-port=29500"
+    found = resume_advice(
+        str(folder),
+        "",
+        record,
+        environ,
+        is_away=is_away,
+        has_other_nodes=True,
+        meets_at=("10.0.0.2", 29500),
+    )
+    assert found.text.split("\n")[1:] == [
+        OTHER_NODES_THERE.format(place),
+        f"msrun: to resume: msrun --node-rank=0 {place} --resume{' mine' * is_away}",
+    ]
+
+
 def test_what_was_lost_comes_first_and_the_older_checkpoint_is_named(environ, tmp_path):
     good = saved(tmp_path, step=3, run="mine")
     (saved(tmp_path, step=4, run="mine") / OTHER).unlink()

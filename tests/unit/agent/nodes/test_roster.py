@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from agent.nodes.messages import ANY_RANK, Join, LivingRanks
+from agent.nodes.messages import ANY_RANK, Join, LivingRanks, SurvivedStep
 from agent.nodes.roster import (
     Gathering,
     OwnNode,
@@ -116,6 +116,19 @@ def test_a_node_that_cannot_take_part_hears_why_in_one_sentence(join, words):
     assert [word for word in words if word not in why] == []
     assert "\n" not in why
     assert len(gathering.roster().nodes) == 2
+
+
+def test_a_node_that_is_to_resume_takes_no_part_in_a_job_that_begins_anew():
+    """It trained from the beginning, without a word."""
+    resumes = wish("mn1", 1)._replace(resumes=True)
+    why = Gathering(OWN, WantedNodes(2)).add(resumes, "10.0.0.2")
+    assert why == ("mn1 (10.0.0.2) is to resume, but node 0 begins anew: give it --resume, too")
+    assert Gathering(OWN._replace(resumes=True), WantedNodes(2)).add(resumes, "10.0.0.2") is None
+    assert Gathering(OWN, WantedNodes(2)).add(resumes._replace(is_spare=True), "10.0.0.2") is None
+    survived = SurvivedStep("own", 1, "/saved", 7, (), "", 2)
+    assert (
+        Gathering(OWN, WantedNodes(2)).add(resumes._replace(survived=survived), "10.0.0.2") is None
+    )
 
 
 def test_a_node_too_many_is_refused():
