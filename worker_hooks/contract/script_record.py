@@ -22,6 +22,9 @@ OWN = "state.own."
 REGISTERED = "state.registered."
 """Prefix of the names of registered objects that may differ between ranks."""
 
+BUFFERS = "state.buffers."
+"""Prefix of the names of buffers that have outgrown their place on the page."""
+
 _COUNT = struct.Struct("<Q")
 
 

@@ -21,6 +21,7 @@ from worker_hooks.contract.script_record import SCRIPT
 from worker_hooks.data.feed import Batches, Feed
 from worker_hooks.recovery import load
 from worker_hooks.rng.randomness import Randomness, derive
+from worker_hooks.script.own import ResizedBuffers
 from worker_hooks.script.values import Script
 from worker_hooks.state.committed_state import CommittedState
 from worker_hooks.state.private import EPOCH, placed
@@ -38,6 +39,10 @@ log = logging.getLogger("msrun")
 NOT_AGAIN = (
     ": what it changed of these after TrainState() it has to change again before the loop that it "
     "continues"
+)
+UNSAVED = (
+    "buffers changed their size in step {} and are larger than 4 MiB, so they are not saved as of "
+    "it: {}; resume from an older checkpoint, or say state.ignore(...) of them"
 )
 PEERS = 8  # other ranks whose private state is read where the rank's own is not enough
 
@@ -307,10 +312,13 @@ def restore_for_loop(point: ResumePoint, committed: CommittedState, rank: int) -
     private = point.private
     if private is None:
         return
-    unsaved = private.meta.get("unsaved", ())  # their size changed after the page was made
-    kept = {name: each for name, each in private.tensors.items() if name not in unsaved}
-    committed.buffers.restore(kept)
+    committed.buffers.restore(_buffers_of(private))
     restore_script(point, committed, is_last=True, has_objects=True)
+    kept = {ResizedBuffers.name_of(each) for each in _script(private).record.values}
+    lacking = committed.buffers.needed({*private.meta.get("unsaved", ())} - kept)
+    lacking = [name for name in lacking if not committed.private.script.is_ignored(name)]
+    if lacking:
+        raise ValueError(UNSAVED.format(point.step, ", ".join(lacking)))
     missed = Randomness().restore(_own_bytes(point, rank))
     if missed:
         log.warning("randomness that was not saved begins anew: %s", ", ".join(missed))
@@ -344,6 +352,8 @@ def restore_script(
     ranks they stay so.
     """
     if point.private is not None:
+        if not is_last:  # what the script wraps before its loop may be compared between the ranks
+            committed.buffers.restore(_buffers_of(point.private), are_all=False)
         peer = None if point.peer is None or _is_settled(point.private) else _script(point.peer)
         script = _script(point.private)
         kept = committed.private.script
@@ -354,6 +364,12 @@ def restore_script(
             is_last=is_last,
             has_objects=has_objects and is_mine,
         )
+
+
+def _buffers_of(private: LoadedPrivate) -> dict[str, Tensor]:
+    """What the page had of buffers, without those whose size had changed after it was made."""
+    unsaved = private.meta.get("unsaved", ())
+    return {name: each for name, each in private.tensors.items() if name not in unsaved}
 
 
 def _is_settled(private: LoadedPrivate) -> bool:

@@ -510,7 +510,7 @@ class Uses:
             self._calculated([*call.args, *call.keywords])
             return True
         read = loads([*call.args, *call.keywords]) | tests
-        if name in MUTATORS and owner:
+        if name in MUTATORS and owner in self._containers:
             self.flows |= {(each, owner) for each in read}
             return True
         self.steering |= read | loads([call.func])

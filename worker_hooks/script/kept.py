@@ -16,12 +16,27 @@ from weakref import WeakSet
 import torch
 
 from worker_hooks.contract.fingerprint import LATE
-from worker_hooks.contract.script_record import OWN, REGISTERED, SCRIPT, ScriptRecord
+from worker_hooks.contract.script_record import BUFFERS, OWN, REGISTERED, SCRIPT, ScriptRecord
 from worker_hooks.distributed.module_flags import Flags
 from worker_hooks.script import source, values
 from worker_hooks.script.attributes import AttributeFinder
 from worker_hooks.script.containers import CONTAINERS, Container, holds_objects
-from worker_hooks.script.own import ObjectStates, OwnValues, RegisteredObjects
+from worker_hooks.script.notice import (
+    DATA_CHANGES,
+    DISTRIBUTED,
+    GROWS,
+    ITERATES,
+    LACKS_CHANGE,
+    TOO_LARGE,
+    WORKERS_RETURN,
+)
+from worker_hooks.script.own import (
+    BufferPlace,
+    ObjectStates,
+    OwnValues,
+    RegisteredObjects,
+    ResizedBuffers,
+)
 from worker_hooks.script.source import SourceFindings
 from worker_hooks.script.values import LargeValueError, Script
 from worker_hooks.script.watch import (
@@ -51,6 +66,7 @@ class ScriptValues:
         self,
         registered: Callable[[], Iterable[tuple[str, object]]] = tuple,
         objects: ObjectStates | None = None,
+        buffer_of: Callable[[str], BufferPlace | None] = lambda _: None,
     ) -> None:
         """Before :meth:`find` only ``state.own`` and ``state.shared`` are known.
 
@@ -58,8 +74,10 @@ class ScriptValues:
             registered: returns registered modules and optimizers with names, for what they keep
                 beside what is registered.
             objects: registered objects that may differ between ranks.
+            buffer_of: finds the place of a registered module's buffer by its name.
         """
         self._objects = RegisteredObjects(objects)
+        self.resized = ResizedBuffers(buffer_of)
         self.own, self.shared = OwnValues(OWN[:-1]), OwnValues(SHARED[:-1])
         self.ignored: set[str] = set()  # names that are left alone
         self.content = values.join({}, {})  # what to write to the page
@@ -151,7 +169,8 @@ class ScriptValues:
         new = {name for name in walk.iterators if not self._is_skipped(name)} - self.large
         self.large |= new
         self._advancing += sorted(new)
-        return with_own_names([*groups, *walk.groups]), {each.name: each for each in walk.containers}
+        every = with_own_names([*groups, *walk.groups])
+        return every, {each.name: each for each in walk.containers}
 
     def read_from(self, loader: object) -> None:
         """A loop over this loader begins."""
@@ -395,7 +414,8 @@ class ScriptValues:
             variable = self._variable(name)
             if variable is not None:
                 place = f"{places[name]} " if name in places else ""
-                found[f"{LATE}{place}`{name}`"] = f"{variable.checksum or 0:08x}"
+                shown = ResizedBuffers.name_of(name) if name.startswith(BUFFERS) else name
+                found[f"{LATE}{place}`{shown}`"] = f"{variable.checksum or 0:08x}"
         return found
 
     def _printed(self) -> set[str]:
@@ -487,9 +507,19 @@ class ScriptValues:
         full = f"{REGISTERED}{name}"
         return full in self._objects.kept or self.is_ignored(full)
 
+    def keep_buffers(self, names: Collection[str]) -> None:
+        """Keep these buffers of registered modules: their place on the page has another size."""
+        self.resized.choose(names)
+        if self.resized not in self._groups:
+            self._groups.append(self.resized)
+        self._forget_seen()
+        self._is_stale = True
+
     def _variable(self, name: str) -> Variable | None:
         if name.startswith(REGISTERED):
             return self._objects.variables.get(name)
+        if name.startswith(BUFFERS):
+            self.keep_buffers({*self.resized.names, self.resized.name_of(name)})
         for group in self._groups:
             key = name.removeprefix(group.prefix)
             if not name.startswith(group.prefix) or "." in key or self._is_skipped(name):
@@ -542,39 +572,6 @@ class ScriptValues:
             else:
                 sizes = values.LARGE_BYTES >> 10, values.LARGE_TENSORS
                 log.warning(TOO_LARGE, variable.name, *sizes)
-
-
-LACKS_CHANGE = (
-    "%s differs between ranks, and this rank died between its update and its commit: the value is "
-    "that of the step's last backward; change it before backward"
-)
-DATA_CHANGES = (
-    "`{}` changes as data are read, and begins anew after a replacement or resume: compute it from "
-    "the epoch or from state.step"
-)
-WORKERS_RETURN = (
-    "a loader keeps its workers while another one has its turn: these begin anew after a "
-    "replacement or resume in that turn, and draw other random numbers, if they draw any; leave "
-    "persistent_workers out, or say state.ignore('persistent_workers')"
-)
-ITERATES = (
-    "`{}` is an iterator, and begins anew after a replacement or resume: count in a number, which "
-    "comes back, and make the iterator from that"
-)
-GROWS = (
-    "`{}` gets or loses objects while training, and begins anew after a replacement or resume: "
-    "make all of its objects before run, or keep what they hold in state.own"
-)
-TOO_LARGE = (
-    "%s changes while training and is larger than %d KiB, or has more than %d tensors: it begins "
-    "anew after a replacement or resume; give it to TrainState(...) as a tensor or with "
-    "state_dict and load_state_dict"
-)
-DISTRIBUTED = (
-    "%s changes while training and is, or holds, a DTensor, of which nothing is kept: it begins "
-    "anew after a replacement or resume; give it to TrainState(...), or keep its full_tensor() or "
-    "a number"
-)
 
 
 _ALWAYS = OWN, SHARED, REGISTERED

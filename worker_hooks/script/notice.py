@@ -12,6 +12,51 @@ PAIRED = (
 )
 COUNTS_ANEW = "enumerate() around state.batches() counts from 0 at batch %d: use state.batch"
 
+BEHIND = (
+    "no rank came to the end of step %d: what it did to these variables behind its update is "
+    "lost: %s"
+)
+OF_A_PEER = "rank %d had died within its step: these variables are those of another rank: %s"
+LACKING = (
+    "rank %d had died within its step: these variables lack what the step did to them behind its "
+    "backward: %s"
+)
+OTHER_SIZE = (
+    "the loader makes batches of {}, and made batches of {} before: keep what its size depends on "
+    "in state.own, which is there again before the loader is made"
+)
+LACKS_CHANGE = (
+    "%s differs between ranks, and this rank died between its update and its commit: the value is "
+    "that of the step's last backward; change it before backward"
+)
+DATA_CHANGES = (
+    "`{}` changes as data are read, and begins anew after a replacement or resume: compute it from "
+    "the epoch or from state.step"
+)
+WORKERS_RETURN = (
+    "a loader keeps its workers while another one has its turn: these begin anew after a "
+    "replacement or resume in that turn, and draw other random numbers, if they draw any; leave "
+    "persistent_workers out, or say state.ignore('persistent_workers')"
+)
+ITERATES = (
+    "`{}` is an iterator, and begins anew after a replacement or resume: count in a number, which "
+    "comes back, and make the iterator from that"
+)
+GROWS = (
+    "`{}` gets or loses objects while training, and begins anew after a replacement or resume: "
+    "make all of its objects before run, or keep what they hold in state.own"
+)
+TOO_LARGE = (
+    "%s changes while training and is larger than %d KiB, or has more than %d tensors: it begins "
+    "anew after a replacement or resume; give it to TrainState(...) as a tensor or with "
+    "state_dict and load_state_dict"
+)
+DISTRIBUTED = (
+    "%s changes while training and is, or holds, a DTensor, of which nothing is kept: it begins "
+    "anew after a replacement or resume; give it to TrainState(...), or keep its full_tensor() or "
+    "a number"
+)
+
 MOST = 6  # variables in one sentence
 
 

@@ -6,16 +6,16 @@ import json
 import marshal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from worker_hooks.contract.script_record import REGISTERED
+from worker_hooks.contract.script_record import BUFFERS, REGISTERED
 from worker_hooks.script import values
 from worker_hooks.script.growing import PLAIN
 from worker_hooks.script.values import Packed
-from worker_hooks.script.watch import TOUCHED, Variable
+from worker_hooks.script.watch import TOUCHED, Group, Variable
 from worker_hooks.tensors import state_json
 from worker_hooks.tensors.state_json import Json
 from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
@@ -187,6 +187,98 @@ class RegisteredObjects:
             raise RuntimeError(f"{variable.name} cannot be restored: {error}") from error
         self._look(variable)
         variable.was = variable.checksum
+
+
+class BufferPlace(Protocol):
+    """Where a module keeps a buffer."""
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """The present one."""
+
+    def put(self, tensor: Tensor | None) -> None:
+        """Set another one."""
+
+
+class _Buffers:
+    """Buffers by their names, in which no dot is, as an attribute's name has none."""
+
+    def __init__(self, find: Callable[[str], BufferPlace | None]) -> None:
+        self._find = find
+
+    def get(self, key: str, default: Any) -> Any:
+        """The present tensor."""
+        place = self._find(key.replace("/", "."))
+        return default if place is None else place.tensor
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        place = self._find(key.replace("/", "."))
+        if place is not None:
+            place.put(value)
+
+    def pop(self, key: str, default: Any) -> Any:
+        """A buffer stays: its first size is what the page has of it."""
+
+    def __contains__(self, key: str) -> bool:
+        return self._find(key.replace("/", ".")) is not None
+
+    def __len__(self) -> int:
+        return 0  # nothing is found here but by name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+
+class _Buffer(Variable):
+    """One of them, of any size: its bytes are compared, as it may change uncounted."""
+
+    __slots__ = ()
+
+    def look(self, excluded: Collection[int] = ()) -> bool:  # noqa: ARG002  it is registered
+        """Whether it has changed since it was seen last."""
+        was, self.value = self.mark, self.holder.get(self.key, None)
+        tensor, self.is_fixed = self.value, False
+        self.mark = tensor is not None and (entry_of("", tensor), bytes(to_bytes(tensor)))
+        return bool(self.mark != was)
+
+    def pack(self) -> None:
+        """Take the present one apart."""
+        text, tensors = state_json.encode(self.value, self.name)
+        entries = tuple(entry_of(name, each) for name, each in tensors.items())
+        content = b"".join(bytes(to_bytes(each)) for each in tensors.values())
+        self.packed = Packed(state_json.dumps(text), entries, content)
+        self.checksum = self.packed.checksum
+
+
+class ResizedBuffers(Group):
+    """Buffers that have another size than their place on the page: kept as a script's values are.
+
+    A buffer that a module adds while training has no place there, and is one of these, too.
+    """
+
+    def __init__(self, find: Callable[[str], BufferPlace | None]) -> None:
+        """``find``: returns where a buffer of this name is, or would be; ``None``: no module."""
+        super().__init__(BUFFERS, _Buffers(find))
+        self.names: frozenset[str] = frozenset()
+
+    @staticmethod
+    def name_of(variable: str) -> str:
+        """Of the buffer that is saved under this name."""
+        return variable.removeprefix(BUFFERS).replace("/", ".")
+
+    def choose(self, names: Collection[str]) -> None:
+        """Keep these, and no others."""
+        keys = {each: each.replace(".", "/") for each in names}
+        there = {key: name for name, key in keys.items() if key in self.holder}
+        self.names = frozenset(there.values())
+        was, self.variables = self.variables, {}
+        for key in there:
+            one = self.variables[key] = was.get(key) or _Buffer(f"{BUFFERS}{key}", self.holder, key)
+            if one.packed is None:  # it has changed with this step's forward, and not behind it
+                one.look()
+                one.pack()
+                one.was = one.checksum
+        self.forget_variables()
 
 
 def _is_same(packed: Packed | None, text: Any, tensors: Mapping[str, Tensor]) -> bool:

@@ -281,6 +281,11 @@ class Group:
         """Values were assigned, and are known already: look at all of them next time."""
         self._seen = []
 
+    def forget_variables(self) -> None:
+        """There are other variables than before."""
+        self._looked_at = ()
+        self.forget()
+
     def move_to(self, holder: Holder) -> None:
         """The variables are another object's from now on."""
         self.holder, self.version = holder, _dict_version(holder)
@@ -330,11 +335,11 @@ def groups_of(
         seen.add(id(thing))
         waiting += [(*each, depth + 1) for each in meet(name, thing)]
         if isinstance(thing, partial):
-            name = name or "partial"
-            found.append(Group(f"{name}.", thing.keywords))
+            prefix = f"{name or 'partial'}."
+            found.append(Group(prefix, thing.keywords))
             given = [*enumerate(thing.args), *thing.keywords.items()]
             waiting += [("", thing.func, depth)]
-            waiting += [(f"{name}.{key}", each, depth) for key, each in given]
+            waiting += [(f"{prefix}{key}", each, depth) for key, each in given]
         elif isinstance(thing, MethodType):
             waiting += [("self", thing.__self__, depth), ("", thing.__func__, depth)]
         elif isinstance(thing, FunctionType):

@@ -11,10 +11,11 @@ Those on an accelerator are copied by the device itself, and the main thread doe
 from __future__ import annotations
 
 import ctypes
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import groupby
+from operator import is_
 from typing import NamedTuple
 
 import torch
@@ -29,7 +30,8 @@ from worker_hooks.state.registry import Piece
 from worker_hooks.state.snapshot import version
 from worker_hooks.tensors.tensor_bytes import entry_of, plain, to_bytes
 
-log = logging.getLogger("msrun")
+MOST_KEPT = 4 << 20
+"""Bytes of a buffer that is kept as a value of the script while its size changes."""
 
 _SMALL_BYTES = 4096  # up to this size a copy costs less than a comparison
 _QUICK_BYTES = 32 << 10  # torch concatenates up to this size without its other threads
@@ -151,9 +153,9 @@ class Buffers:
         self._device_constants: list[_DeviceConstant] = []
         self._is_one_device = True  # all of those are where they were when the page was made
         self._targets: dict[tuple[int, int], list[Tensor]] = {}
-        self._warned: set[str] = set()
+        self._found: list[tuple[Place, ...]] = []  # by module, as it had them last
         self.unsaved: frozenset[str] = frozenset()
-        """Buffers whose present size or type is not that of the page."""
+        """Buffers that the page has no place for, or one for another size or type."""
 
     @cached_property
     def _places(self) -> list[Place]:
@@ -222,6 +224,43 @@ class Buffers:
         """Write all of it next time: there is a new page."""
         self._known = None
         self._constants, self._device_constants = [], []
+
+    def look(self, *, is_commit: bool) -> bool:
+        """Look for the present buffers; whether others than before are :attr:`unsaved`.
+
+        To be called before :meth:`fill`, as what is written beside it tells of these.
+
+        ``is_commit``: look for those that modules have added, too, which takes longer.
+        """
+        before = self.unsaved
+        if is_commit:
+            found = [piece.places() for piece in self._pieces]
+            if len(found) != len(self._found) or not all(map(is_, found, self._found)):
+                self._found = found
+                vars(self).pop("_places", None)
+                self._known = None
+        if not self._is_known():
+            self._look_up()
+        return self.unsaved != before
+
+    def place_of(self, name: str) -> Place | None:
+        """Where a buffer of this name is, or would be; ``None``: no module has such a place."""
+        found = (piece.place_of(name) for piece in self._pieces)
+        return next((each for each in found if each is not None), None)
+
+    def needed(self, names: Collection[str]) -> list[str]:
+        """Those of these that a module's own ``state_dict`` has, so that training needs them."""
+        places = {place.name: place for piece in self._pieces for place in piece.places()}
+        return sorted(e for e in names if e not in places or not places[e].is_transient)
+
+    def larger_than(self, nbytes: int) -> frozenset[tuple[str, torch.Size]]:
+        """Those of :attr:`unsaved` that are now, with their shapes."""
+        found = ((each.name, each.tensor) for each in self._places if each.name in self.unsaved)
+        return frozenset((n, e.shape) for n, e in found if e is not None and e.nbytes > nbytes)
+
+    def unsaved_up_to(self, nbytes: int) -> frozenset[str]:
+        """Those of :attr:`unsaved` that are no larger than this, or that are not there now."""
+        return self.unsaved - {name for name, _ in self.larger_than(nbytes)}
 
     def fill(self, address: int, slot: int) -> int:
         """Write the buffers in host memory to a record of the page; return the count of bytes.
@@ -310,11 +349,16 @@ class Buffers:
         return bytes(found)
 
     @torch.no_grad()
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put buffers back, bit for bit; those that are not in ``tensors`` keep their values."""
-        for place in (place for piece in self._pieces for place in piece.places()):
-            if place.name in tensors:
-                _put(place, tensors[place.name])
+    def restore(self, tensors: Mapping[str, Tensor], *, are_all: bool = True) -> None:
+        """Put buffers back, bit for bit; those that are not in ``tensors`` keep their values.
+
+        ``are_all``: else only those of another size than they have now: DDP compares the sizes.
+        """
+        known = {each.name: each for piece in self._pieces for each in piece.places()}
+        for name in tensors:
+            place = known.get(name) or self.place_of(name)
+            if place is not None and (are_all or not _has_shape_of(place.tensor, tensors[name])):
+                _put(place, tensors[name])
 
     def _is_known(self) -> bool:
         """Whether every buffer is still the same tensor at the same address."""
@@ -370,11 +414,20 @@ class Buffers:
 
     def _note_unsaved(self, fitting: set[str]) -> None:
         there = {place.name for place in self._places} - {place.name for place in self._absent}
-        unsaved = frozenset(there | {entry.name for entry in self.entries}) - fitting
-        for name in sorted(unsaved - self._warned):
-            log.warning("buffer %s changed its size or type in training and is not saved", name)
-        self._warned |= unsaved
-        self.unsaved = unsaved
+        self.unsaved = frozenset(there | {entry.name for entry in self.entries}) - fitting
+
+
+def with_unsaved(meta: bytes, names: Collection[str], *, is_present: bool = False) -> bytes:
+    """What is written of a place in the data, with names of buffers that the record lacks.
+
+    ``is_present``: it has these, and lacked them before.
+    """
+    if not names:
+        return meta
+    told = json.loads(meta)
+    found = {*told.pop("unsaved", ())}
+    found = found - {*names} if is_present else found | {*names}
+    return json.dumps(told | ({"unsaved": sorted(found)} if found else {})).encode()
 
 
 def _is_constant(place: Place, tensor: Tensor) -> bool:
@@ -418,9 +471,13 @@ def _octets(tensor: Tensor) -> Tensor:
     return whole.view(-1).view(torch.uint8)
 
 
+def _has_shape_of(tensor: Tensor | None, saved: Tensor) -> bool:
+    return tensor is not None and (tensor.shape, tensor.dtype) == (saved.shape, saved.dtype)
+
+
 def _put(place: Place, saved: Tensor) -> None:
     now = place.tensor
-    if now is not None and now.shape == saved.shape and now.dtype == saved.dtype:
+    if now is not None and _has_shape_of(now, saved):
         try:
             now.copy_(saved)
         except RuntimeError:  # elements share memory, or the tensor was made for inference
@@ -428,4 +485,4 @@ def _put(place: Place, saved: Tensor) -> None:
         else:
             return
     near = now if now is not None else next(place.owner.parameters(), saved)
-    place.owner._buffers[place.key] = saved.to(near.device)  # noqa: SLF001
+    place.put(saved.to(near.device, copy=True))

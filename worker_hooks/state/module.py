@@ -34,6 +34,10 @@ class Place(NamedTuple):
         """The buffer's present tensor."""
         return self.owner._buffers.get(self.key)  # noqa: SLF001  torch has no public one
 
+    def put(self, tensor: Tensor | None) -> None:
+        """Set another one; the module may have none of this name yet."""
+        self.owner._buffers[self.key] = tensor  # noqa: SLF001
+
     @property
     def is_transient(self) -> bool:
         """Whether the module's ``state_dict`` leaves it out."""
@@ -177,6 +181,14 @@ class ModulePiece:
         """Where the module keeps buffers, including those that are ``None`` at present."""
         self.tensors()
         return self._found.places
+
+    def place_of(self, name: str) -> Place | None:
+        """Where a buffer of this name is, or would be; ``None``: that is no module's in here."""
+        path, _, key = name.rpartition(".")
+        owner = dict(_walk(self.module, self.name)).get(path)
+        if owner is None or (key not in owner._buffers and hasattr(owner, key)):  # noqa: SLF001
+            return None
+        return Place(name, owner, key)
 
     def snapshot(self) -> ModuleSnapshot:
         """The extra state of modules that define any, and what :meth:`tensors` found last."""

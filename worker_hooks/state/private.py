@@ -37,7 +37,8 @@ from worker_hooks.device.stamped_copies import StampedCopies
 from worker_hooks.rng.generators import copy
 from worker_hooks.rng.randomness import Randomness, Recorder
 from worker_hooks.script.kept import ScriptValues
-from worker_hooks.state.buffers import Buffers
+from worker_hooks.script.values import LARGE_BYTES
+from worker_hooks.state.buffers import MOST_KEPT, Buffers, with_unsaved
 from worker_hooks.state.registry import Piece, named_objects
 from worker_hooks.state.stateful import RankObjects
 
@@ -101,8 +102,13 @@ class PrivateState:
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.buffers = Buffers(pieces)
         self.randomness = Randomness()
-        self.script = ScriptValues(lambda: named_objects(pieces), RankObjects(pieces))
+        self.script = ScriptValues(
+            lambda: named_objects(pieces), RankObjects(pieces), self.buffers.place_of
+        )
         self.page: Page | None = None
+        self._large: frozenset[tuple[str, torch.Size]] = frozenset()  # of the commit before
+        self.present: int | None = None
+        """The step whose commit is the present state as a page is made; ``None``: none is."""
         self.late_buffers: set[str] = set()
         """Buffers that have changed between the last backward of a step and its commit."""
         self._moved_late: set[str] = set()  # those that have in the step of the newest commit
@@ -137,6 +143,31 @@ class PrivateState:
         self._steps.clear()
         self._retire()
         self.buffers.forget()
+
+    def look_at_buffers(self, *, is_commit: bool) -> bool:
+        """Have buffers that are not on the page kept as the script's values are, if they are small.
+
+        To be called before the script's values are looked at.
+
+        Returns:
+            Whether what is written with the place in the data is to be made anew.
+        """
+        has_others = self.buffers.look(is_commit=is_commit)
+        if has_others or self.buffers.unsaved:
+            kept = self.buffers.unsaved_up_to(MOST_KEPT)
+            if kept != self.script.resized.names:
+                self.script.keep_buffers(kept)
+        return has_others
+
+    def needs_new_page(self) -> bool:
+        """Whether there are buffers that belong on a page, which is to be another one for that.
+
+        One that changes its size in each step is kept as a value, if it is not too large.
+        """
+        if not self.buffers.unsaved:
+            return False
+        was, self._large = self._large, self.buffers.larger_than(LARGE_BYTES)
+        return bool(self.buffers.larger_than(MOST_KEPT)) or bool(was & self._large)
 
     def begin_epoch(self) -> None:
         """Keep the randomness from which the script draws between here and its loop.
@@ -226,7 +257,9 @@ class PrivateState:
         self._unmoved = self._draws([(0, False)] * len(luck))
         if old is not None:
             for record in records:
-                self._copy(page, record, old.entries)
+                is_present = record.is_commit and record.step == self.present
+                self._copy(page, record, old.entries, is_present=is_present)
+        self.present = None
         if old is not None:
             page.continue_from(old)
         self.page = page
@@ -384,8 +417,14 @@ class PrivateState:
             self._retired.append(self._copies)
         self._copies = None
 
-    def _copy(self, page: Page, record: CommitRecord, entries: Sequence[Entry]) -> None:
-        """Copy another page's record to this page; what it lacks is written as it is at present."""
+    def _copy(
+        self, page: Page, record: CommitRecord, entries: Sequence[Entry], *, is_present: bool
+    ) -> None:
+        """Copy another page's record to this page; what it lacks is written as it is at present.
+
+        ``is_present``: the record is that of the present state; else it says which buffers are not
+        in it, as they had another size then.
+        """
         there = {entry.name: (entry, octets) for entry, octets in _parts(entries, record.payload)}
         on_device = self.buffers.device_entries
         if on_device:
@@ -409,8 +448,12 @@ class PrivateState:
                     ctypes.memmove(address, bytes(octets), min(entry.nbytes, len(octets)))
                 address += entry.nbytes
 
+        others = {each.name for each in self.buffers.host_entries} - {
+            each.name for each in self.buffers.host_entries if each in entries
+        }
+        meta = with_unsaved(record.meta, others, is_present=is_present)
         is_commit = record.is_commit
-        page.write(record.step, record.epoch, record.batch, record.meta, fill, is_commit=is_commit)
+        page.write(record.step, record.epoch, record.batch, meta, fill, is_commit=is_commit)
         self.buffers.forget()  # the copied record may differ from the present state
         self._writers.clear()
 

@@ -29,6 +29,7 @@ from worker_hooks.recovery import resume
 from worker_hooks.recovery.resume import ResumePoint
 from worker_hooks.script import notice, source
 from worker_hooks.script.source import Named
+from worker_hooks.state.buffers import with_unsaved
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.registry import saved_state, scripts_tensors
 from worker_hooks.state.replication import Replication
@@ -45,19 +46,6 @@ log = logging.getLogger("msrun")
 Batch = TypeVar("Batch")
 _NO_BATCH: Any = object()
 
-BEHIND = (
-    "no rank came to the end of step %d: what it did to these variables behind its update is "
-    "lost: %s"
-)
-OF_A_PEER = "rank %d had died within its step: these variables are those of another rank: %s"
-LACKING = (
-    "rank %d had died within its step: these variables lack what the step did to them behind its "
-    "backward: %s"
-)
-OTHER_SIZE = (
-    "the loader makes batches of {}, and made batches of {} before: keep what its size depends on "
-    "in state.own, which is there again before the loader is made"
-)
 RESHAPED = (
     "{} changed parameters, layers or groups after TrainState(): no rank is replaced alone from "
     "now on, and a restarted script is refused if it does not change them again before its loop"
@@ -261,8 +249,10 @@ class DataLoop:
         if point is None and not is_due:
             return
         self.batch = 0
-        self._meta = json.dumps({"loop": 0 if self._counts_epochs else self._loops}).encode()
+        self._renewed = self._set_end
+        self._renewed()
         if point is None:
+            self._look_at_buffers(is_commit=True)
             self._commit(self._position()._replace(epoch=self.epoch + self._counts_epochs))
             self._committed.leave_loop(self.pause)
         else:  # all had been trained when the state was saved
@@ -299,7 +289,7 @@ class DataLoop:
         if point is not None and self._guard.env.attempt and point.ranks[0] == point.ranks[1]:
             was, now = int(point.feed.get("batch_size", feed.batch_size)), feed.batch_size
             if was != now:  # the script made its loader before its variables were put back
-                raise ValueError(OTHER_SIZE.format(now, was))
+                raise ValueError(notice.OTHER_SIZE.format(now, was))
         batches = resume.open_data(point, feed, epoch, self._committed, self._training.rank)
         self.batch, feed.place = feed.consumed, (self.epoch, loop)
         if point is not None:
@@ -334,16 +324,26 @@ class DataLoop:
     def _set_meta(self, feed: Feed, loop: int, *, is_over: bool) -> None:
         place = self._committed.private.place_of(feed)
         meta = {"loop": loop, "is_over": is_over, "place": place, "feed": feed.meta()}
-        if self._committed.buffers.unsaved:
-            meta["unsaved"] = sorted(self._committed.buffers.unsaved)
-        self._meta, self._begun = json.dumps(meta).encode(), feed.begun()
+        self._meta = self._with_unsaved(meta)
+        self._begun = feed.begun()
         self._renewed = partial(self._set_meta, feed, loop, is_over=is_over)
+
+    def _set_end(self) -> None:
+        self._meta = self._with_unsaved({"loop": 0 if self._counts_epochs else self._loops})
+
+    def _with_unsaved(self, meta: Mapping[str, Any]) -> bytes:
+        return with_unsaved(json.dumps(meta).encode(), self._committed.buffers.unsaved)
+
+    def _look_at_buffers(self, *, is_commit: bool) -> None:
+        if self._committed.private.look_at_buffers(is_commit=is_commit):
+            self._renewed()
 
     def _position(self) -> Position:
         return self._place(self._variables.text)
 
     def _under_way(self) -> Position:
         """The place while backward begins."""
+        self._look_at_buffers(is_commit=False)
         place = self._ahead(self._place(self._variables.under_way()))
         has_room = self._committed.private.has_room(place)
         return place if has_room else self._ahead(self._position())
@@ -402,11 +402,11 @@ class DataLoop:
             names = ", ".join(self._variables.put_back(saved, frame))
             self._variables.continue_from(saved)
             if names and saved.is_behind:
-                log.warning(BEHIND, point.step, names)
+                log.warning(notice.BEHIND, point.step, names)
             elif names and saved.of_peers:
-                log.warning(OF_A_PEER, self._training.rank, ", ".join(saved.of_peers))
+                log.warning(notice.OF_A_PEER, self._training.rank, ", ".join(saved.of_peers))
             if saved.lacking:
-                log.warning(LACKING, self._training.rank, ", ".join(saved.lacking))
+                log.warning(notice.LACKING, self._training.rank, ", ".join(saved.lacking))
         for each in asked_by:
             if not isinstance(each, enumerate):
                 self._say_unprotected([(notice.PAIRED.format(type(each).__name__), True)])
@@ -499,6 +499,13 @@ class DataLoop:
         self._guard.register(page, self._committed.step)
         os.close(page)
 
+    def _renew_page(self) -> None:
+        """Make a page that has room for the present buffers; the state is as committed."""
+        self._committed.buffers.renew()
+        self._committed.private.present = self._committed.step
+        self._make_page(self._armed_feed)
+        self._look_at_buffers(is_commit=True)
+
     def _has_new_structure(self, *, is_committed: bool) -> bool:
         """Whether the objects have other parameters than before, so that the page has no room.
 
@@ -554,8 +561,9 @@ class DataLoop:
         if not private.has_room(position, times=2):
             self._make_page(self._armed_feed)
         self._gate.commit(self._committed.commit, position, tells=self._guard.compares)
-        if private.page is not None and self._has_new_structure(is_committed=True):
-            self._make_page(self._armed_feed)
+        is_new = private.page is not None and self._has_new_structure(is_committed=True)
+        if private.needs_new_page() or is_new:
+            self._renew_page()
         if self._committed.changes.wants_audit:
             self._committed.audit()
         if private.page is not None:
@@ -574,6 +582,7 @@ class DataLoop:
 
     def _look_at_script(self) -> None:
         """A commit: keep what the script has changed for itself."""
+        self._look_at_buffers(is_commit=True)
         self._committed.private.script.look(is_commit=True)
         if self._committed.private.page is not None:
             length = self.batches_per_epoch

@@ -102,17 +102,7 @@ def _live_names(code: CodeType) -> dict[int, frozenset[str]]:
     its next one; so is what an inner loop sets that may have no items.
     """
     instructions = list(dis.get_instructions(code))
-    place = {each.offset: number for number, each in enumerate(instructions)}
-    follow = [[number + 1] for number in range(len(instructions))]
-    for number, each in enumerate(instructions):
-        if _LEAVES.match(each.opname) or number + 1 == len(instructions):
-            follow[number] = []
-        if each.opcode in _JUMPS:
-            follow[number].append(place[each.argval])
-    for start, end, target, *_ in getattr(dis.Bytecode(code), "exception_entries", ()):
-        for number, each in enumerate(instructions):
-            if start <= each.offset < end:
-                follow[number].append(place[target])
+    follow = _followers(code, instructions)
     names = sorted({name for each in instructions for name, _ in _names_in(each)})
     bits = {name: 1 << number for number, name in enumerate(names)}  # sets of names as integers
     accesses = [
@@ -132,6 +122,22 @@ def _live_names(code: CodeType) -> dict[int, frozenset[str]]:
             live[number] = now
     sets = {each: frozenset(name for name in names if bits[name] & each) for each in {*live}}
     return {each.offset: sets[live[number]] for number, each in enumerate(instructions)}
+
+
+def _followers(code: CodeType, instructions: list[dis.Instruction]) -> list[list[int]]:
+    """For each instruction the places of those that may come next."""
+    place = {each.offset: number for number, each in enumerate(instructions)}
+    follow = [[number + 1] for number in range(len(instructions))]
+    for number, each in enumerate(instructions):
+        if _LEAVES.match(each.opname) or number + 1 == len(instructions):
+            follow[number] = []
+        if each.opcode in _JUMPS:
+            follow[number].append(place[each.argval])
+    for start, end, target, *_ in getattr(dis.Bytecode(code), "exception_entries", ()):
+        for number, each in enumerate(instructions):
+            if start <= each.offset < end:
+                follow[number].append(place[target])
+    return follow
 
 
 def _accesses(instructions: Iterable[dis.Instruction]) -> tuple[frozenset[str], frozenset[str]]:

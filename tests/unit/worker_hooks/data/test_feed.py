@@ -26,7 +26,8 @@ from worker_hooks.data import feed as feeds
 from worker_hooks.data.feed import Feed
 from worker_hooks.data.loader_kind import SkipMethod
 from worker_hooks.rng.randomness import Randomness
-from worker_hooks.script.kept import WORKERS_RETURN, ScriptValues
+from worker_hooks.script.kept import ScriptValues
+from worker_hooks.script.notice import WORKERS_RETURN
 
 
 @pytest.fixture(autouse=True)

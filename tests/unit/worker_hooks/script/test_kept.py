@@ -18,12 +18,12 @@ from worker_hooks.state.stateful import ObjectPiece, RankObjects
 class Rank:
     """A process with a script as its ``__main__``; its values are globals."""
 
-    def __init__(self, monkeypatch, tmp_path, objects=None, **values):
+    def __init__(self, monkeypatch, tmp_path, objects=None, buffers=(), **values):
         self.main = ModuleType("__main__")
         self.main.__file__ = str(tmp_path / "train.py")
         vars(self.main).update(values)
         monkeypatch.setitem(sys.modules, "__main__", self.main)
-        self.values = ScriptValues(objects=objects)
+        self.values = ScriptValues(objects=objects, buffer_of=dict(buffers).get)
         self.values.find(None)
 
     def __getattr__(self, name):
@@ -485,6 +485,39 @@ def test_two_closures_of_one_function_and_what_a_partial_is_given_are_kept_each(
     assert (again.one(), again.other()) == ((3, 3), (20, 2))
     assert again.entry.keywords["limits"] == {"top": 3}
     assert again.entry.keywords["options"].level == 2
+
+
+class Buffer:
+    def __init__(self, tensor=None):
+        self.tensor = tensor
+
+    def put(self, tensor):
+        self.tensor = tensor
+
+
+def test_buffers_that_have_outgrown_their_place_are_kept_as_values(rank):
+    mem, later = Buffer(torch.ones(3)), Buffer(torch.ones(1))
+    one = rank(n=0, buffers={"model.mem": mem, "model.later": later})
+    assert one.commit(n=1).record.values == {"n": 1}
+    one.values.exclude([mem.tensor])  # as it is registered
+    one.values.keep_buffers({"model.mem", "model.gone"})
+    assert set(one.commit().record.values) == {"n", "state.buffers.model/mem"}
+    mem.tensor = torch.arange(5.0)
+    assert len(one.commit().tensors) == 1
+    one.values.keep_buffers({"model.mem", "model.later"})
+    saved = one.commit()
+    assert not saved.record.late  # they are there since the forward that made them
+    there = {"model.mem": Buffer(), "model.later": Buffer(torch.zeros(7))}
+    other = rank(n=0, buffers=there)
+    other.values.restore(saved)
+    assert there["model.mem"].tensor.tolist() == [0, 1, 2, 3, 4]
+    assert there["model.later"].tensor.tolist() == [1]
+    assert other.commit().record.values.keys() == saved.record.values.keys()
+    mem.tensor = torch.zeros(9)
+    one.values.rewind()
+    assert len(mem.tensor) == 9  # its first size is in another place
+    one.values.keep_buffers(())
+    assert set(one.commit().record.values) == set()
 
 
 def test_a_closure_whose_variable_has_no_value_yet(monkeypatch, tmp_path):

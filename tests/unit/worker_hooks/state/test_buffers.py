@@ -1,7 +1,6 @@
 """Buffers go to a record of the page, those that never change only as often as needed, and back."""
 
 import ctypes
-import logging
 
 import pytest
 import torch
@@ -149,23 +148,44 @@ def test_a_new_page_gets_everything():
     check(module, page.fill(0))
 
 
-def test_a_buffer_that_grows_is_given_up_with_one_sentence(caplog):
+def test_a_buffer_that_grows_or_is_added_is_known_before_a_record_is_written():
     module = holder(cache=torch.zeros(4), later=None, fixed=torch.ones(2))
     page = Page(module)
     page.fill(0)
+    assert not page.buffers.look(is_commit=True)
     assert page.buffers.unsaved == frozenset()
-    with caplog.at_level(logging.WARNING, "msrun"):
-        for size in (8, 16):
-            module.cache = torch.zeros(size)
-            module.later = torch.zeros(1)
-            module.fixed.add_(1)
-            found = page.fill(0)
+    module.cache = torch.zeros(8)
+    module.later = torch.zeros(1)
+    module.fixed.add_(1)
+    assert page.buffers.look(is_commit=False)
     assert page.buffers.unsaved == {"model.cache", "model.later"}
-    assert sorted(record.getMessage().split()[1] for record in caplog.records) == [
+    module.cache = torch.zeros(16)
+    module.register_buffer("added", torch.zeros(20_000))
+    assert page.buffers.look(is_commit=True)
+    assert page.buffers.unsaved == {"model.cache", "model.later", "model.added"}
+    assert page.buffers.unsaved_up_to(1 << 10) == {"model.cache", "model.later"}
+    assert page.fill(0)["model.fixed"].tolist() == [2, 2]
+    assert not page.buffers.look(is_commit=True)
+    page.buffers.renew()  # for another page
+    assert page.buffers.look(is_commit=True)
+    assert page.buffers.unsaved == frozenset()
+
+
+def test_buffers_of_another_size_come_back_before_the_rest_and_those_that_were_added_too():
+    module = holder(cache=torch.ones(4), same=torch.ones(2), _mask=torch.ones(1))
+    found = {"model.cache": torch.zeros(3), "model.same": torch.zeros(2)}
+    found |= {
+        "model.added": torch.zeros(5),
+        "rng.torch": torch.zeros(1),
+        "model.none.x": torch.zeros(1),
+    }
+    buffers = Buffers(pieces_of({"model": module}))
+    buffers.restore(found, are_all=False)
+    assert [*module.cache, *module.added, *module.same] == [0] * 8 + [1] * 2
+    assert buffers.needed(["model.cache", "model._mask", "model.gone"]) == [
         "model.cache",
-        "model.later",
+        "model.gone",
     ]
-    assert found["model.fixed"].tolist() == [3, 3]
 
 
 def test_buffers_come_back():
