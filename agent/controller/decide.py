@@ -61,6 +61,7 @@ from agent.spec.job_spec import CopyMode
 from agent.text.tone import Tone
 from agent.text.wording import describe_exit, listed, signal_name
 from worker_hooks.contract import protocol
+from worker_hooks.contract.fingerprint import is_of_anew
 from worker_hooks.contract.peer_lost import says_peer_lost, with_consequence
 
 # what the ranks hold may still become another step that is saved
@@ -437,6 +438,8 @@ def _rank_raised(job: Job, event: protocol.Raised) -> Decision:
 
 
 def _fingerprinted(job: Job, event: protocol.Fingerprinted) -> Decision:
+    if is_of_anew(event.texts):  # which is no matter of what the ranks hold
+        return Decision(job._replace(differing=job.differing | event.texts.keys()))
     after = replication.note(job, event)
     if replication.has_just_failed(job, after) and job.state in _OPEN:
         return apply(event, replacement.undo(after))

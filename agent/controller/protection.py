@@ -18,6 +18,7 @@ from agent.controller.replication import (
 )
 from agent.spec.job_spec import CopyMode
 from agent.text.wording import listed
+from worker_hooks.contract.fingerprint import ANEW, LATE
 
 LOST = "if a rank dies, training resumes from the newest ModelCheckpoint, else from its beginning"
 
@@ -30,6 +31,8 @@ BY_SHADOWS = (
 NO_SHADOWS = Shadowed()
 
 GROUPS_TOLD = 4
+VALUES_TOLD = 3
+UNLESS_LATE = ", unless it dies between its backward and its commit"
 KEPT = " as long as msrun lives: what killed ranks leave in their memory is read"
 AMID = (
     " (of a state that is too large to be copied at each step only {}, if all that hold a part "
@@ -95,8 +98,10 @@ def protection(job: Job) -> Protection:
     if not (why := _why_not_replaced(job)):
         lives = f"{KEPT}{_amid(job)}" if is_all_kept(job) else _of_groups(job)
         lives += _not_read(job)
-        replaced = f"a rank that dies is replaced, no step is lost{lives}"
-        return Protection(Level.PROTECTED, f"{replaced}{checked}{_of_nodes(job)}{_of_folders(job)}")
+        less = _of_values(job)
+        level = Level.PARTLY if less else Level.PROTECTED
+        replaced = f"a rank that dies is replaced, no step is lost{lives}{less}"
+        return Protection(level, f"{replaced}{checked}{_of_nodes(job)}{_of_folders(job)}")
     if not job.policy.dump.after_failure:
         return Protection(Level.NOT_PROTECTED, f"{why}, {NOTHING_SAVED}")
     follows = "save and restart"
@@ -105,7 +110,24 @@ def protection(job: Job) -> Protection:
     cure = cure_of(why)
     cure = f". {cure[0].upper()}{cure[1:]}" if cure else ""
     cost = f"a death means {follows}{checked}{_of_folders(job)}"
-    return Protection(Level.PARTLY, f"{why}; {cost}{cure}")
+    return Protection(Level.PARTLY, f"{why}; {cost}{_of_anew(job)}{cure}")
+
+
+def _of_values(job: Job) -> str:
+    """What a death costs of the script's own values although a rank is replaced."""
+    is_late = any(each.startswith(LATE) for each in job.differing)
+    unless = UNLESS_LATE if is_late else ""
+    return f"{unless}{_of_anew(job)}"
+
+
+def _of_anew(job: Job) -> str:
+    """What nothing keeps, so that a death may change the weights."""
+    names = sorted(each.removeprefix(ANEW) for each in job.differing if each.startswith(ANEW))
+    if not names:
+        return ""
+    more = f" and {len(names) - VALUES_TOLD} more" if len(names) > VALUES_TOLD else ""
+    verb = "begin" if len(names) > 1 else "begins"
+    return f", but {', '.join(names[:VALUES_TOLD])}{more} {verb} anew, and weights may differ"
 
 
 def _of_groups(job: Job) -> str:

@@ -13,7 +13,7 @@ from msrun.trials.history import read
 from msrun.trials.verdict import steps_lost
 from worker_hooks.drill.plan import DrillPlan
 from worker_hooks.recovery.resume import NOT_AGAIN
-from worker_hooks.training.loop import RESHAPED
+from worker_hooks.script.notice import RESHAPED
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
 SCRIPT = WORKERS / "adds_group.py"

@@ -20,6 +20,9 @@ LATE = "late: "
 RESULT = "result: "
 """Prefix of one that does, and on which nothing depends but what training returns."""
 
+ANEW = "anew: "
+"""Prefix of what nothing keeps: said by one rank for all, in a report with a problem."""
+
 PART = "part "
 """What the text of a part of a distributed tensor begins with."""
 
@@ -75,6 +78,11 @@ class Difference(NamedTuple):
             lacking = _listed(self.by_text[""])
             return f"{self.name} is not registered on {lacking}"
         return f"{self.name} differs: " + " against ".join(_listed(ranks) for _, ranks in in_order)
+
+
+def is_of_anew(texts: Fingerprint) -> bool:
+    """Whether they say what nothing keeps, and not what the rank holds."""
+    return any(each.startswith(ANEW) for each in texts)
 
 
 def bundled(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
+from worker_hooks.contract.fingerprint import ANEW
 from worker_hooks.script.source import Named
 
 PAIRED = (
@@ -25,6 +27,11 @@ OTHER_SIZE = (
     "the loader makes batches of {}, and made batches of {} before: keep what its size depends on "
     "in state.own, which is there again before the loader is made"
 )
+RESHAPED = (
+    "{} changed parameters, layers or groups after TrainState(): no rank is replaced alone from "
+    "now on, and a restarted script is refused if it does not change them again before its loop"
+)
+RESHAPED_WHY = "changes the parameters, layers or groups that TrainState() was given"
 LACKS_CHANGE = (
     "%s differs between ranks, and this rank died between its update and its commit: the value is "
     "that of the step's last backward; change it before backward"
@@ -72,6 +79,13 @@ def sentences(named: Sequence[Named]) -> Iterator[tuple[str, bool]]:
     for some in ([e for e in steering if not e.kind], [e for e in steering if e.kind]):
         if some:
             yield _sentence(some), True
+
+
+def texts_of_anew(sentence: str) -> dict[str, str]:
+    """What a sentence on what begins anew is about, as msrun is told it."""
+    names = [f"`{each}`" for each in re.findall("`([^`]+)`", sentence)]
+    first = sentence.partition(" begins anew")[0].partition(" keeps ")[0]
+    return {f"{ANEW}{each}": "" for each in names or [first]}
 
 
 def _sentence(named: list[Named]) -> str:

@@ -268,7 +268,7 @@ class ResizedBuffers(Group):
 
     def choose(self, names: Collection[str]) -> None:
         """Keep these, and no others."""
-        keys = {each: each.replace(".", "/") for each in names}
+        keys = {each: each.replace(".", "/") for each in sorted(names)}
         there = {key: name for name, key in keys.items() if key in self.holder}
         self.names = frozenset(there.values())
         was, self.variables = self.variables, {}

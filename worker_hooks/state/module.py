@@ -216,8 +216,8 @@ class ModulePiece:
         places, paths = snapshot.found.places, snapshot.found.paths
         value = {
             "extra": extra,
-            "buffers": [place.name for place in places],
-            "transient": [place.name for place in places if place.is_transient],
+            "buffers": sorted(place.name for place in places),  # a module may add some later
+            "transient": sorted(place.name for place in places if place.is_transient),
         }
         if _structure(snapshot.found) != self._first:
             value["modules"] = sorted(paths)

@@ -46,12 +46,6 @@ log = logging.getLogger("msrun")
 Batch = TypeVar("Batch")
 _NO_BATCH: Any = object()
 
-RESHAPED = (
-    "{} changed parameters, layers or groups after TrainState(): no rank is replaced alone from "
-    "now on, and a restarted script is refused if it does not change them again before its loop"
-)
-RESHAPED_WHY = "changes the parameters, layers or groups that TrainState() was given"
-
 
 class DataLoop:
     """Where one rank is in its data. ``TrainState`` owns it and passes its own calls on."""
@@ -468,6 +462,9 @@ class DataLoop:
                 refused.append(text)
             else:
                 self._guard.say_unprotected(text, is_refused=False)
+                if is_steering:
+                    anew = self._committed.step, notice.texts_of_anew(text)
+                    self._guard.report_fingerprint(*anew, is_late=True, problem=text, holds="")
         if refused:
             text = f"{'; '.join(refused)}: refused, because of --strict"
             self._guard.say_unprotected(text, is_refused=True)
@@ -513,12 +510,12 @@ class DataLoop:
         """
         if not self._committed.has_new_structure(is_committed=is_committed):
             return False
-        self._guard.not_replaceable_why = self._guard.not_replaceable_why or RESHAPED_WHY
+        self._guard.not_replaceable_why = self._guard.not_replaceable_why or notice.RESHAPED_WHY
         self._committed.buffers.renew()
         names = [name for name in self._committed.reshaped() if name not in self._reshaped]
         self._reshaped |= set(names)
         if names and self._guard.is_on and self._guard.env.rank == 0:
-            self._guard.say_unprotected(RESHAPED.format(", ".join(names)), is_refused=False)
+            self._guard.say_unprotected(notice.RESHAPED.format(", ".join(names)), is_refused=False)
         return True
 
     def _arm_without_loader(self, frame: FrameType, *, is_loop: bool) -> None:

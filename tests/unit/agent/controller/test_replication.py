@@ -16,11 +16,12 @@ from agent.controller.attempts import Decision
 from agent.controller.decide import decide
 from agent.controller.events import RankHung, fields
 from agent.controller.job import Comparison
+from agent.controller.protection import Level, protection
 from agent.controller.states import JobState
 from agent.ranks.parts import Parts, parts_of
 from agent.spec.job_spec import CopyMode
 from worker_hooks.contract import protocol
-from worker_hooks.contract.fingerprint import LATE, RESULT
+from worker_hooks.contract.fingerprint import ANEW, LATE, RESULT
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_what_is_not_protected_is_said_once_and_at_once():
     assert decide(decision.job, says(0, 2, {"model.w": "x"})).say == ""
 
 
-def test_values_of_the_scripts_own_that_differ_are_said_and_the_state_stays_protected():
+def test_values_of_the_scripts_own_that_differ_are_said_and_take_from_the_promise():
     def told(job, rank, step, *values):
         values = {f"{LATE}t.py:3 `best`": values[0], f"{RESULT}t.py:4 `mean`": values[1]}
         return decide(job, says(rank, step, {"model.w": "x", **values}))
@@ -80,11 +81,34 @@ def test_values_of_the_scripts_own_that_differ_are_said_and_the_state_stays_prot
         decision = told(job, rank, 2, "a" if rank else "b", "b" if rank else "c")
         job = decision.job
     assert decision.say == (
+        "partly protected: a rank that dies is replaced, no step is lost as long as one rank lives, "
+        "unless it dies between its backward and its commit; but "
         "t.py:3 `best` differs by rank: if a rank dies between its backward and its commit, the "
         "step is not saved, and training resumes from the newest copy; change it before backward"
     )
     comparison = job.since_restart.comparison
     assert (comparison.unprotected, comparison.compared) == ("", 2)
+
+
+def test_what_begins_anew_is_in_the_promise_and_takes_from_it_later():
+    def anew(step, *names):
+        texts = {f"{ANEW}`{each}`": "" for each in names}
+        return says(0, step, texts)._replace(is_late=True, problem="a sentence")
+
+    known = decide(play(THREE, EQUAL[:-1]), anew(1, "memory", "epsilon"))
+    assert known.say == ""  # the rank has said it in its own words
+    decision = decide(known.job, EQUAL[-1][0])
+    whole = "a rank that dies is replaced, no step is lost as long as one rank lives"
+    assert decision.say == (
+        f"partly protected: {whole}, but `epsilon`, `memory` begin anew, and weights may differ"
+    )
+    job = play(THREE, EQUAL)
+    assert protection(job).level is Level.PROTECTED
+    decision = decide(job, anew(2, "memory"))
+    assert decision.say == (
+        f"partly protected: {whole}, but `memory` begins anew, and weights may differ"
+    )
+    assert decide(decision.job, anew(4, "more")).say == ""  # only once
 
 
 def test_equal_ranks_are_said_to_be_protected_once():
