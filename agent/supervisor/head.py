@@ -21,8 +21,8 @@ from agent.arrivals.successors import HEAD, Successors, Takeover, why_not_awaite
 from agent.arrivals.takeover import AttemptClaim, SuccessorWatch, TakeoverDoor
 from agent.controller import actions as do
 from agent.controller.job import Job
-from agent.controller.states import JobState
 from agent.failure.ending import RunEnding
+from agent.failure.evidence import Evidence
 from agent.hooks.listener import open_listener
 from agent.launch.doors import Address, DoorWatch
 from agent.launch.meeting import Met
@@ -49,7 +49,6 @@ from agent.supervisor.supervisor import Supervisor
 from agent.workers.master_port import listen_in_reserve
 from agent.workers.starter import Starter
 from agent.workers.worker import Worker
-from worker_hooks.contract.layout import FALLBACK
 from worker_hooks.contract.left_pages import unclaim
 
 LOOK_S = 0.5  # between two looks whether the lost node is started again
@@ -400,14 +399,7 @@ class Deputy:
             adopted=self._side.adopted(living)._replace(near=ranks),
         )
         met = told._replace(prepared=prepared._replace(spec=spec, store_port=0), lines=lines)
-        hooks = HooksBridge(
-            spec,
-            fallback=spec.dump.fallback or prepared.layout.folder / FALLBACK,
-            listener=hooks_listener,
-            journal=parts.journal,
-            say=console.say,
-            kept=parts.kept,
-        )
+        hooks = parts.bridge(spec, hooks_listener, console)
         facts = replace(parts.facts, spec=spec)
         notifier = Notifier(facts, console.say)
 
@@ -417,19 +409,10 @@ class Deputy:
             notifier.changed(job, workers, account)
             nodes.show(status(facts, job, workers, account))
 
-        def attempt_ended(state: JobState, workers: tuple[Worker, ...]) -> None:
-            parts.examine(state, workers, nodes.evidence(), console.say)
+        def evidence() -> tuple[Evidence, ...]:
+            return nodes.evidence()
 
-        controller = JobController(
-            spec,
-            journal=parts.journal,
-            notifier=notifier,
-            say=console.say,
-            tell=console.tell,
-            changed=changed,
-            attempt_ended=attempt_ended,
-            give_up_devices=parts.kept.give_up,
-        )
+        controller = parts.controller(spec, notifier, console, changed, evidence)
         head_node = HeadNode(self._here, parts.starter, hooks)
         head_node.attach(lambda: controller.ended(controller.view.state, ()))
         others = [

@@ -13,15 +13,13 @@ from agent.launch.prepare import Prepared, StartedForkserver
 from agent.notify.notifier import Notifier
 from agent.spec.console import Console
 from agent.spec.run_facts import RunFacts
-from agent.supervisor.hooks_bridge import HooksBridge
-from agent.supervisor.job_controller import JobController
 from agent.supervisor.run_parts import RunParts, make_parts, report, take_apart
 from agent.supervisor.status import StatusFile
 from agent.text.tone import Tone
 from agent.workers.worker import Worker
-from worker_hooks.contract.layout import FALLBACK
 
 if TYPE_CHECKING:
+    from agent.failure.evidence import Evidence
     from agent.launch.meeting import Continuation, Met
     from agent.supervisor.all_nodes import AllNodes
 
@@ -50,18 +48,11 @@ def run(
         from agent.supervisor.run_controlled import run_controlled
 
         return RunResult(*run_controlled(prepared, ignited, environ, console, met))
-    spec, layout = prepared.spec, prepared.layout
+    spec = prepared.spec
     parts = make_parts(prepared, ignited, environ, console)
     facts, journal = parts.facts, parts.journal
     _say_unprotected(facts, console)
-    hooks = HooksBridge(
-        spec,
-        fallback=spec.dump.fallback or layout.folder / FALLBACK,
-        listener=ignited.hooks_listener,
-        journal=journal,
-        say=console.say,
-        kept=parts.kept,
-    )
+    hooks = parts.bridge(spec, ignited.hooks_listener, console)
     notifier = Notifier(facts, console.say)
     nodes: AllNodes | None = None
 
@@ -76,21 +67,11 @@ def run(
         if nodes is not None:
             nodes.show(content)
 
-    def attempt_ended(state: JobState, workers: tuple[Worker, ...]) -> None:
-        others = () if nodes is None else nodes.evidence()
-        parts.examine(state, workers, others, console.say)
+    def evidence() -> tuple[Evidence, ...]:
+        return () if nodes is None else nodes.evidence()
 
     supervisor = parts.supervisor(hooks, console.say, lambda: notifier.pids)
-    controller = JobController(
-        spec,
-        journal=journal,
-        notifier=notifier,
-        say=console.say,
-        tell=console.tell,
-        changed=changed,
-        attempt_ended=attempt_ended,
-        give_up_devices=parts.kept.give_up,
-    )
+    controller = parts.controller(spec, notifier, console, changed, evidence)
     if met is not None:
         from agent.supervisor.all_nodes import all_nodes
 

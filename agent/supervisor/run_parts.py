@@ -12,6 +12,8 @@ from functools import cache
 from signal import SIGKILL
 from typing import TYPE_CHECKING, NamedTuple
 
+from agent.accounting.account import Account
+from agent.controller.job import Job
 from agent.controller.states import JobState
 from agent.failure.ending import RunEnding
 from agent.failure.own_end import own_end_in
@@ -21,6 +23,7 @@ from agent.launch.prepare import Prepared, StartedForkserver
 from agent.launch.unprotected import unprotected
 from agent.machine import open_files
 from agent.machine.oom_kills import OomCounters, read_counters
+from agent.notify.notifier import Notifier
 from agent.records import run_record
 from agent.records.journal import Journal
 from agent.records.run_record import remembered, unrecorded
@@ -29,11 +32,13 @@ from agent.spec import timeouts
 from agent.spec.console import Console
 from agent.spec.job_spec import JobSpec
 from agent.spec.run_facts import RunFacts
+from agent.supervisor.hooks_bridge import HooksBridge
+from agent.supervisor.job_controller import JobController
 from agent.supervisor.requests import Requests
 from agent.supervisor.supervisor import Supervisor
 from agent.workers.starter import Starter
 from agent.workers.worker import Worker
-from worker_hooks.contract.layout import sockets_folder
+from worker_hooks.contract.layout import FALLBACK, sockets_folder
 from worker_hooks.contract.protocol import WorkerOrder
 
 if TYPE_CHECKING:
@@ -43,7 +48,6 @@ if TYPE_CHECKING:
     )
     from agent.failure.resume_advice import ResumeAdvice
     from agent.shadows.shadows import Shadows
-    from agent.supervisor.hooks_bridge import HooksBridge
     from agent.supervisor.hooks_relay import HooksRelay
 
 CONSOLE_PATIENCE_S = 10.0  # for a console that takes nothing: the lines are in the files
@@ -117,6 +121,37 @@ class RunParts(NamedTuple):
             device_fault=lambda worker: self.post_mortem().device_fault(worker),
             spared=spared,
             shadows=self.shadows,
+        )
+
+    def bridge(self, spec: JobSpec, listener: socket.socket, console: Console) -> HooksBridge:
+        """The hooks of all ranks, where they are controlled; ``listener``: theirs."""
+        return HooksBridge(
+            spec,
+            fallback=spec.dump.fallback or self.facts.layout.folder / FALLBACK,
+            listener=listener,
+            journal=self.journal,
+            say=console.say,
+            kept=self.kept,
+        )
+
+    def controller(
+        self,
+        spec: JobSpec,
+        notifier: Notifier,
+        console: Console,
+        changed: Callable[[Job, tuple[Worker, ...] | None, Account], None],
+        others: Callable[[], Sequence[Evidence]],
+    ) -> JobController:
+        """Who decides; ``changed``: as there. ``others``: what other nodes found of their ranks."""
+        return JobController(
+            spec,
+            journal=self.journal,
+            notifier=notifier,
+            say=console.say,
+            tell=console.tell,
+            changed=changed,
+            attempt_ended=lambda state, gone: self.examine(state, gone, others(), console.say),
+            give_up_devices=self.kept.give_up,
         )
 
     def finish_output(self, say: Callable[[str], None]) -> None:

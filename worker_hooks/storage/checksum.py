@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Semaphore, Thread
-from types import TracebackType
 from typing import Self
 
 from worker_hooks.contract.atomic_file import open_regular
@@ -53,12 +52,7 @@ class Blocks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
