@@ -38,7 +38,7 @@ class RunningJob(NamedTuple):
 
 
 class Doorkeeper:
-    """Of one job. The nodes that take part are ``facts``, by their ranks."""
+    """Judges who may join one job. Those that take part are ``facts``, by their ranks."""
 
     def __init__(
         self, job: RunningJob, nodes: tuple[NodeFacts, ...], places: LostPlaces, resize: Resize

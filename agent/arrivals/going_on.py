@@ -24,7 +24,7 @@ class OtherNode(Protocol):
 
 
 class GoingOn:
-    """Of one job, on node 0."""
+    """Finds out on node 0 whether the job may go on there as nodes fall silent."""
 
     def __init__(
         self,

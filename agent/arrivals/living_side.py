@@ -18,7 +18,7 @@ Opened = Callable[[socket.socket], object]
 
 
 class LivingSide:
-    """Of one node."""
+    """What one such node tells when it meets the others again, and how it dials them."""
 
     def __init__(self, met: Met, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
         """Take the parts.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class Resize:
-    """At most one change of size, with which a run ends."""
+    """Plans at most one change of a job's size; the present run ends with it."""
 
     def __init__(self, least: int, most: int, nodes: int) -> None:
         """A job of so many nodes now; ``least``: 0: it keeps them."""

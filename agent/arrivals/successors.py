@@ -70,7 +70,7 @@ class Successors:
 
 
 class Takeover:
-    """Of the node to which all others have to come."""
+    """Knows who has to come to the node that is to decide, and when it may begin."""
 
     def __init__(self, living: LivingRanks, lost: int, nodes: Iterable[int]) -> None:
         """Nobody has come yet.

@@ -38,7 +38,7 @@ def manifest_file(manifest: Manifest, name: str) -> int:
 
 
 class WrittenBeside:
-    """One of them; it holds its files until :meth:`close`."""
+    """One checkpoint that is being written so; it holds its files until :meth:`close`."""
 
     def __init__(self, manifest: Manifest, targets: Sequence[FolderTarget]) -> None:
         """Hold the files; the memory that they come from may be closed.

@@ -75,7 +75,7 @@ class _InMemory(NamedTuple):
 
 
 class DumpExecutor:
-    """At most one dump at a time."""
+    """Carries out dumps, one at a time."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ Answer = (
 
 
 class Replies:
-    """Those to one dump at a time."""
+    """Sends the orders of one dump at a time, and checks the answers."""
 
     def __init__(
         self, links: RankLinks, post: Callable[[ev.Event], None], note: Callable[[str], None]

@@ -64,7 +64,7 @@ class Inspection(NamedTuple):
 
 
 class OtherRanks(NamedTuple):
-    """Those that do not train any more."""
+    """The ranks that do not train any more."""
 
     are_there: bool = False
     run: bool = False  # while all that train are stopped: so nobody paused the job

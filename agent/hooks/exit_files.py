@@ -25,7 +25,7 @@ class _File(NamedTuple):
 
 
 class ExitFiles:
-    """All files of a job; callbacks are called in the watching thread."""
+    """Watches all such files of a job; callbacks are called in the watching thread."""
 
     def __init__(
         self, began_s: float, asked: Callable[[str], None], say: Callable[[str], None]

@@ -27,7 +27,7 @@ DOUBT_S = 0.5  # how long to wait for a death notice when an unfinished rank wan
 
 
 class ExitingRanks:
-    """Those of the present attempt."""
+    """The ranks of the present attempt that want to exit."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ Send = Callable[[Copied], None]
 
 
 class PageCopies:
-    """On node 0: has copies kept of the pages of its ranks."""
+    """On node 0: has another node keep copies of the pages of its ranks."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class PageCopies:
 
 
 class CopiedPages:
-    """On the other node: the copies, in the hands of its ranks."""
+    """On that other node: keeps the copies, and hands them to its ranks."""
 
     def __init__(self, links: RankLinks, ranks: tuple[int, ...]) -> None:
         """Take the parts; ``ranks``: of this node."""

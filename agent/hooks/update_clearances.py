@@ -32,7 +32,7 @@ class ClearedNode(Protocol):
 
 
 class UpdateClearances:
-    """Of the present attempt."""
+    """Clears the updates of the present attempt."""
 
     def __init__(
         self, links: RankLinks, ranks: int, here: tuple[int, ...], journal: Journal

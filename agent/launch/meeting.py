@@ -61,7 +61,7 @@ LATE_S = 30.0  # until a file server shows everywhere what was saved on one node
 
 
 class Met(NamedTuple):
-    """All nodes are here."""
+    """What a node knows once all nodes have met."""
 
     prepared: Prepared
     roster: Roster

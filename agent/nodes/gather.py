@@ -56,7 +56,7 @@ class Succession(NamedTuple):
 
 
 class GatheredNodes(NamedTuple):
-    """All nodes are here, and know it."""
+    """The nodes that have met; each knows that all are here."""
 
     roster: Roster
     node_rank: int  # of this node

@@ -114,7 +114,7 @@ class TlsSocket(ssl.SSLSocket):
 
 
 class Tls:
-    """Both sides show certificates."""
+    """Connections on which both sides show certificates."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         """``context``: of this side; it wants a certificate from the other one."""

@@ -14,7 +14,7 @@ TOO_DEAR = "to note where the state lies takes {:.2%} of a step, more than {:.1%
 
 
 class NoteCosts(NamedTuple):
-    """In seconds, as each rank measured last."""
+    """What each rank measured last, in seconds."""
 
     costs: RankMap[float] = RankMap()
     steps: RankMap[float] = RankMap()

@@ -15,7 +15,7 @@ Answer = bool | HeldSeat | SeatRecord | Exception
 
 
 class Claim:
-    """Of one node, which looks at it now and then."""
+    """One node's claim to the seat; the node looks now and then what has come of it."""
 
     def __init__(
         self, store: SeatStore | None, own: Seat, will: Will, right: SuccessorRight

@@ -28,7 +28,7 @@ TTL_S = 10  # without a word of who has the seat, until it counts as free
 
 
 class SeatStore:
-    """Of one job."""
+    """Reads and writes the seat of one job."""
 
     def __init__(self, etcd: Etcd, name: str, ttl_s: int = TTL_S) -> None:
         """Nothing is asked yet.

@@ -28,7 +28,7 @@ TellNode = Callable[[Any, TellTerm], object]
 
 
 class Tenure:
-    """Of one job on its controller's node."""
+    """Keeps the seat of one job, on the controller's node."""
 
     def __init__(
         self,

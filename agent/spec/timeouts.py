@@ -28,7 +28,7 @@ class TimeoutRung(NamedTuple):
 
 
 class TimeoutLadder(NamedTuple):
-    """All times, in seconds."""
+    """All timeouts of a job, in seconds."""
 
     freeze_s: float
     update_grace_s: float

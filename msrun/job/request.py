@@ -62,7 +62,7 @@ class Request(NamedTuple):
 
 
 class _Layers(NamedTuple):
-    """All layers merged."""
+    """The settings of all layers, merged."""
 
     settings: Settings
     script: str | None

@@ -28,7 +28,7 @@ NO_GPU = GpuUse(None, None)
 
 
 class RunSample(NamedTuple):
-    """All that is read at one moment."""
+    """What is read of a run at one moment."""
 
     run: RunState
     pages: Mapping[int, PageFacts]

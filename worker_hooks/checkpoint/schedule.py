@@ -34,7 +34,7 @@ class SaveSchedule(Protocol):
 
 
 class Steps:
-    """At multiples of a number of steps, counted since training began; 0: only the last one."""
+    """Due at multiples of so many steps since training began; 0: only the last one."""
 
     def __init__(self, every: int) -> None:
         self._every = every
@@ -48,7 +48,7 @@ class Steps:
 
 
 class Seconds:
-    """So many seconds after the time before; for one rank."""
+    """Due so many seconds after the time before; for one rank."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Seconds:
 
 
 class Announcer:
-    """By seconds, for rank 0 of several ranks."""
+    """Due by seconds: rank 0 of several ranks decides, and announces the step."""
 
     def __init__(self, seconds: Seconds, path: Path) -> None:
         """Begin.
@@ -106,7 +106,7 @@ class Announcer:
 
 
 class Listener:
-    """By seconds, for the other ranks."""
+    """Due by seconds: the other ranks read what was announced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -49,7 +49,7 @@ def note_first(owners: Mapping[str, object]) -> None:
 
 
 class SetAttributes:
-    """Those of the objects that one loader reads."""
+    """Looks at the attributes of the objects that one loader reads."""
 
     def __init__(self, parts: Mapping[str, object]) -> None:
         """``parts``: the loader, its data set and its samplers, by name."""

@@ -50,7 +50,7 @@ _NONE: Any = object()
 
 
 class UnkeptValues:
-    """Those of one rank."""
+    """Finds the values of one rank that nothing keeps."""
 
     def __init__(self, script: ScriptValues) -> None:
         """Look at what there is before the first step."""

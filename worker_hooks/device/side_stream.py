@@ -28,7 +28,7 @@ Buffer = memoryview | mmap.mmap
 
 
 class SideStream:
-    """Of one accelerator. Any thread may use it."""
+    """Reads one accelerator beside its other work. Any thread may use it."""
 
     def __init__(
         self,

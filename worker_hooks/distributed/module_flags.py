@@ -28,7 +28,7 @@ NOT_REDUCED = (
 
 
 class ReducedParameters:
-    """Of each parameter the newest DDP, and whether a gradient was wanted when that was made."""
+    """Knows each parameter's newest DDP, and whether a gradient was wanted as it was made."""
 
     def __init__(self) -> None:
         """Nothing is known before :meth:`watch`."""

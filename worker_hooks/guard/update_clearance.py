@@ -36,7 +36,7 @@ APART = "If a rank dies between two collectives of one backward, the step may be
 
 
 class UpdateClearance:
-    """Of one rank: what :class:`~worker_hooks.guard.update_vote.UpdateVote` is on a single node."""
+    """In place of the :class:`~worker_hooks.guard.update_vote.UpdateVote` of a single node."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class Vote(Protocol):
 
 
 class UpdateVote:
-    """Of one rank. ``gone`` returns the ranks whose processes have ended."""
+    """One rank's votes. ``gone`` returns the ranks whose processes have ended."""
 
     def __init__(
         self, board: VoteBoard, rank: int, step: int, gone: Callable[[], set[int]]

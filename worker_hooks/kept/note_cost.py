@@ -10,7 +10,7 @@ EVERY = 64  # steps from one report to the next
 
 
 class NoteCost:
-    """Of one rank; seconds."""
+    """What one rank has measured, in seconds."""
 
     def __init__(self) -> None:
         """Nothing is known."""
