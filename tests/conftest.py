@@ -90,6 +90,21 @@ def _own_state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
+def own_randomness() -> Iterator[None]:
+    """The test draws as it likes: all generators of this process are put back."""
+    import random
+
+    import numpy as np
+    import torch
+
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002  scripts use them
+    yield
+    torch.set_rng_state(before[0])
+    np.random.set_state(before[1])  # noqa: NPY002
+    random.setstate(before[2])
+
+
+@pytest.fixture
 def msrun(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launcher]:
     """Starts msrun; fails the test if a process of a job outlives it."""
     yield from launched(tmp_path, request)

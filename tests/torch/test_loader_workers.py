@@ -24,6 +24,7 @@ from worker_hooks.data.feed import Feed
 from worker_hooks.data.loader_kind import SkipMethod
 
 pytestmark = [
+    pytest.mark.usefixtures("own_randomness"),
     pytest.mark.torch,
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
@@ -36,15 +37,6 @@ def the_tracker_of_spawn():
     resource_tracker.ensure_running()
     yield
     resource_tracker._resource_tracker._stop()
-
-
-@pytest.fixture(autouse=True)
-def keep_global_randomness():
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    yield
-    torch.set_rng_state(before[0])
-    np.random.set_state(before[1])
-    random.setstate(before[2])
 
 
 @pytest.fixture(autouse=True)

@@ -18,28 +18,10 @@ from support.stored_states import Net, stored, trained
 from torch import nn
 
 from agent.spec.job_spec import UsageError
-from msrun.commands import run
 from worker_hooks.storage import checksum, commit, merged_file, safetensors_file
 from worker_hooks.storage.manifest import Manifest, Shard
 
 ROOT = Path(__file__).parents[4]
-
-
-@pytest.fixture
-def net():
-    torch.manual_seed(3)
-    return Net()
-
-
-@pytest.fixture
-def call(capfd, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        code = run(["checkpoints", *map(str, words)])
-        return code, *capfd.readouterr()
-
-    return call
 
 
 def same(one, other):

@@ -4,31 +4,12 @@ from __future__ import annotations
 
 import json
 
-import pytest
 import torch
 from safetensors.torch import save_file
 from support.sharded_states import Held, begun, columns
-from support.stored_states import Net, stored
+from support.stored_states import stored
 
-from msrun.commands import run
 from worker_hooks.storage import commit
-
-
-@pytest.fixture
-def net():
-    torch.manual_seed(3)
-    return Net()
-
-
-@pytest.fixture
-def call(capfd, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        code = run(["checkpoints", *map(str, words)])
-        return code, *capfd.readouterr()
-
-    return call
 
 
 def test_a_checkpoint_s_facts_and_tensors_are_shown(call, tmp_path, net):

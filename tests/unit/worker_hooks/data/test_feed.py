@@ -1,13 +1,10 @@
 """The data position: every batch once and bitwise, from any place, whatever the loader is made of."""
 
-# ruff: noqa: NPY002  numpy's functions of old are what is tested
-
 import ctypes
 import json
 import random
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from support.data_loops import EPOCHS, Owned, Rolls, Sized, Stream, check, hooked, plain, seed
@@ -29,14 +26,7 @@ from worker_hooks.rng.randomness import Randomness
 from worker_hooks.script.kept import ScriptValues
 from worker_hooks.script.notice import WORKERS_RETURN
 
-
-@pytest.fixture(autouse=True)
-def keep_global_randomness():
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    yield
-    torch.set_rng_state(before[0])
-    np.random.set_state(before[1])
-    random.setstate(before[2])
+pytestmark = pytest.mark.usefixtures("own_randomness")
 
 
 class Eager(Sampler):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from queue import SimpleQueue
@@ -314,15 +313,6 @@ def test_an_order_right_behind_a_look_of_the_commit_begins_in_front_of_the_next_
     one.update()
     copied.join(LONG_S)
     assert one.half == 2
-
-
-@pytest.fixture(name="_hurried")
-def hurried():
-    """Threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 TURNS = 800

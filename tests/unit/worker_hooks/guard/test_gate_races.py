@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 
-import pytest
 from support.gates import LONG_S, Rank, Watched, closed, never, until
 
 from worker_hooks.guard import gate as gates
@@ -49,15 +47,6 @@ def test_who_closed_before_the_main_threads_look_sees_no_update():
     assert gate.close(0.0, never) is FreezeResult.WHOLE
     gate.open()
     began.join(LONG_S)
-
-
-@pytest.fixture(name="_hurried")
-def hurried():
-    """Threads take turns as often as they can."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 TURNS = 1500

@@ -20,16 +20,9 @@ from worker_hooks.rng import randomness as rng
 from worker_hooks.rng.generators import stream_of
 from worker_hooks.rng.randomness import Randomness, derive, private_streams, process_streams
 
+pytestmark = pytest.mark.usefixtures("own_randomness")
+
 ROOT = Path(__file__).parents[4]
-
-
-@pytest.fixture(autouse=True)
-def keep_global_randomness():
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    yield
-    torch.set_rng_state(before[0])
-    np.random.set_state(before[1])
-    random.setstate(before[2])
 
 
 def seed(number):
