@@ -174,3 +174,6 @@ class KeptSource(Protocol):
 
     def drop_dead(self) -> None:
         """Nobody will need what dead ranks held."""
+
+    def free_replaced(self) -> None:
+        """Those that were replaced train: free what is left of the memory of the dead ones."""

@@ -526,6 +526,8 @@ class DumpExecutor:
     def forget(self) -> None:
         """Free the dump in memory; no rank will be sent there, or writes to an abandoned one."""
         self._keep(None)
+        if self.kept is not None:
+            self.kept.free_replaced()
         for target in self._abandoned:
             target.close()
         self._abandoned.clear()

@@ -172,7 +172,7 @@ class HooksBridge:
             self._training.discard(rank)
             self._raised.discard(rank)
             self._exiting.take_back(rank)
-        guarding.kept.drop(action.newcomers)
+        guarding.kept.replace(action.newcomers)
         self._processes.forget(action.newcomers)
         self._tell(
             action.survivors, protocol.Rejoin(action.attempt, action.path, action.reason, port)

@@ -494,7 +494,8 @@ class LeftMemory:
     """What killed ranks have left, of which some steps cannot be read."""
 
     def __init__(self, pages, unread):
-        self.pages, self.unread, self.freed = pages, unread, 0
+        self.pages, self.unread = pages, unread
+        self.freed = self.freed_replaced = 0
 
     def reading(self, action, _pages, _every):
         memory, draft = begun(self.pages, (0, 1, 2))
@@ -515,6 +516,9 @@ class LeftMemory:
     def drop_dead(self):
         self.freed += 1
 
+    def free_replaced(self):
+        self.freed_replaced += 1
+
 
 def test_memory_of_killed_ranks_is_there_until_a_step_of_it_was_read(pages, tmp_path):
     desk = Desk(pages, tmp_path)
@@ -528,4 +532,6 @@ def test_memory_of_killed_ranks_is_there_until_a_step_of_it_was_read(pages, tmp_
     first, second = (each for each in desk.posted if not isinstance(each, ev.DumpProgressed))
     assert first == ev.CommitFailed(2, why, is_place=False, is_state=True)
     assert isinstance(second, ev.DumpCommitted)
+    assert left.freed_replaced == 0
     desk.saving.forget()
+    assert left.freed_replaced == 1

@@ -13,6 +13,7 @@ import pytest
 from support.jobs import poll
 from support.kept_process import killed, process
 
+from agent.kept import kept_ranks
 from agent.kept.kept_rank import KeptRank
 from agent.kept.kept_ranks import KeptRanks
 from worker_hooks.contract import status_page
@@ -151,6 +152,61 @@ def test_nothing_is_kept_once_it_was_given_up_until_all_ranks_are_gone():
     agent.kill()
     agent.wait()
     assert os.waitpid(second, WALL) == (second, 0)
+
+
+@pytest.fixture
+def two_keepers():
+    """Keepers of two ranks of an agent, and who knows them."""
+    agent, ranks = subprocess.Popen(["sleep", "60"]), KeptRanks()
+    keepers = [start_keeper(agent.pid) for _ in range(2)]
+    for rank, keeper in enumerate(keepers):
+        ranks.keep(rank, keeper, 4096)
+    yield ranks, *keepers
+    ranks.close()
+    agent.kill()
+    agent.wait()
+
+
+def is_there(keeper):
+    """Whether nobody has killed it; who is killed is waited for."""
+    return keeper not in {pid for pid, _ in [os.waitpid(keeper, WALL | os.WNOHANG)]}
+
+
+def killed_by_now(keeper):
+    return os.waitpid(keeper, WALL) == (keeper, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("ends", ["they train", "another dies", "all are gone"])
+def test_what_a_replaced_rank_left_is_freed_behind_its_replacement(two_keepers, monkeypatch, ends):
+    ranks, first, second = two_keepers
+    monkeypatch.setattr(kept_ranks, "free_bytes", lambda: 1 << 60)
+    assert ranks.steps(0) == ()
+    ranks.replace([0, 7])
+    assert ranks.held_nbytes() == 0
+    assert is_there(first)
+    assert ranks.keepers == {first, second}  # all of them end with the attempt
+    another = start_keeper(os.getpid())
+    ranks.keep(0, another, 4096)  # the new rank's; that of the dead one is not mistaken for it
+    assert is_there(first)
+    {"they train": ranks.free_replaced, "another dies": lambda: ranks.steps(1)}.get(
+        ends, ranks.close
+    )()
+    assert killed_by_now(first)
+    assert ranks.keepers == (set() if ends == "all are gone" else {another, second})
+    ranks.close()
+    assert killed_by_now(second)
+    assert killed_by_now(another)
+
+
+@pytest.mark.parametrize("free", [None, 0, 7_999])
+def test_it_is_freed_at_once_where_memory_is_short(two_keepers, monkeypatch, free):
+    ranks, first, second = two_keepers
+    monkeypatch.setattr(kept_ranks, "free_bytes", lambda: free)
+    monkeypatch.setattr(KeptRank, "nbytes", lambda _: 4_000)
+    ranks.steps(0)
+    ranks.replace([0])
+    assert ranks.keepers == {second}
+    assert killed_by_now(first)
 
 
 def test_a_state_that_moves_to_an_accelerator_is_not_read(warm_python):
