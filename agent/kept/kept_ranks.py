@@ -11,7 +11,6 @@ from worker_hooks.contract.status_page import Page
 from worker_hooks.machine.free_memory import free_bytes
 from worker_hooks.machine.kept_memory import StateMap
 
-
 _ROOM = 2  # so many times the memory of dead ranks must be free, to free theirs later
 
 
