@@ -17,6 +17,7 @@ def start(
     again: object = "",
     workers: int = len(PLACES),
     at: Sequence[str] = ("node0", str(PORT)),
+    **more: str,
 ) -> NodeMsrun:
     """`msrun WORDS` for the scheduler, or for ``worker_2``.
 
@@ -27,6 +28,7 @@ def start(
         again: it was started before; tells its folder from that one's.
         workers: how many the job has.
         at: where the scheduler is.
+        more: of its environment.
     """
     is_scheduler = name == SCHEDULER
     number = -1 if is_scheduler else int(name.removeprefix("worker_"))
@@ -37,6 +39,7 @@ def start(
         "MS_SCHED_HOST": at[0],
         "MS_SCHED_PORT": at[1],
         "MS_NODE_ID": name,
+        **more,
     }
     folder = node.folder / f"logs_{name}{again}"
     nproc = int(not is_scheduler)
