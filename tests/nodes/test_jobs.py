@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 from support.cluster import Cluster
-from support.jobs import DEADLINE_S, WORKERS, Ended, refused
+from support.jobs import DEADLINE_S, WORKERS, Ended, poll, refused
 from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left, job_of, static
 
 Nodes = Callable[[int], Cluster]
@@ -137,7 +137,7 @@ def test_the_form_of_mindspore(nodes: Nodes, has_rank: bool) -> None:
     jobs = NodeJobs(nodes(2))
 
     def how(rank: int) -> list[str]:
-        own = [f"--node_rank={rank}"] if has_rank else []
+        own = [f"--node_rank={rank if has_rank else -1}"]
         meet = ["--master_addr=10.77.0.1", f"--master_port={PORT}"]
         return ["--worker_num=4", "--local_worker_num=2", *meet, *own]
 
@@ -159,18 +159,33 @@ def test_workers_need_not_be_divisible(nodes: Nodes) -> None:
     check_places(job, [2, 1], ["node0", "node1"])
 
 
-def test_variables_of_torchrun(nodes: Nodes) -> None:
+C10D = {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"node0:{PORT}", "PET_RDZV_ID": "J"}
+PLACES = {"PET_MASTER_ADDR": "node0", "PET_MASTER_PORT": str(PORT)}
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+VARIABLES = {  # what a node is told, and the variable that has its number
+    "static": ({"PET_NNODES": "2", **PLACES}, "PET_NODE_RANK"),
+    "c10d": ({"PET_NNODES": "2", **C10D}, "PET_NODE_RANK"),
+    "c10d without numbers": ({"PET_NNODES": "2", **C10D}, ""),
+    "indexed Job": ({"PET_NNODES": "2", **PLACES}, "JOB_COMPLETION_INDEX"),
+    "PyTorchJob": (
+        {"WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": str(PORT), **POD},
+        "RANK",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", VARIABLES)
+def test_variables_of_torchrun_and_kubernetes(nodes: Nodes, case: str) -> None:
     cluster = nodes(2)
     jobs = NodeJobs(cluster)
-    told = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "node0"}
+    told, number = VARIABLES[case]
+    told = {"PET_NPROC_PER_NODE": "2", **told}
     parts = [
-        jobs.start_one(
-            node, PLACE, nproc=2, **told, PET_MASTER_PORT=str(PORT), PET_NODE_RANK=str(rank)
-        )
+        jobs.start_one(node, PLACE, nproc=2, **told, **({number: str(rank)} if number else {}))
         for rank, node in enumerate(cluster.nodes)
     ]
     job = job_of(*parts)
-    quiet(job.succeed())
+    job.succeed()
     check_places(job, [2, 2], ["node0", "node1"])
 
 
@@ -396,6 +411,34 @@ def test_a_failure_restarts_the_ranks_of_all_nodes(nodes: Nodes) -> None:
     (jobs.folder / "go").touch()
     job.succeed()
     assert [each | {"TORCHELASTIC_RESTART_COUNT": "0"} for each in after] == before
+
+
+def test_a_node_whose_ranks_finish_early_waits_for_the_others(nodes: Nodes) -> None:
+    """torchrun's agents give up after five minutes; these have no such limit."""
+    jobs = NodeJobs(cluster := nodes(2))
+    job = jobs.start(PLACE, "exit=1:0", "wait=go")
+    job.await_everywhere("place")
+    poll(lambda: job.head.status()["workers"][1]["state"] != "running")
+    assert not any(part.is_over for part in job.parts)
+    (jobs.folder / "go").touch()
+    job.succeed()
+    check_nothing_left(*cluster.nodes)
+
+
+def test_each_node_may_go_on_without_a_terminal(nodes: Nodes) -> None:
+    jobs = NodeJobs(cluster := nodes(2))
+    job = jobs.start("--join=False", PLACE, "wait=go")
+    for part in job.parts:
+        ended = part.wait()
+        assert ended.code == 0, ended
+        assert "started, pid " in ended.out
+        assert str(part.folder) in ended.out
+    poll(lambda: all("place" in log for log in job.logs().values()) and len(job.logs()) == 2)
+    assert job.head.status()["state"] == "running"
+    (jobs.folder / "go").touch()
+    poll(lambda: [part.status()["state"] for part in job.parts] == ["succeeded"] * 2)
+    check_places(job, [1, 1], ["node0", "node1"])
+    check_nothing_left(*cluster.nodes)
 
 
 # --- what all see ---------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ def start(
     name: str,
     *words: object,
     again: object = "",
+    place: int | None = None,
     workers: int = len(PLACES),
     at: Sequence[str] = ("node0", str(PORT)),
     **more: str,
@@ -26,13 +27,15 @@ def start(
         name: of the process.
         words: options and the program.
         again: it was started before; tells its folder from that one's.
+        place: its node, if it is another one than usual.
         workers: how many the job has.
         at: where the scheduler is.
         more: of its environment.
     """
     is_scheduler = name == SCHEDULER
     number = -1 if is_scheduler else int(name.removeprefix("worker_"))
-    node = jobs.cluster.nodes[0 if is_scheduler else PLACES[number]]
+    place = (0 if is_scheduler else PLACES[number]) if place is None else place
+    node = jobs.cluster.nodes[place]
     environ = {
         "MS_ROLE": "MS_SCHED" if is_scheduler else "MS_WORKER",
         "MS_WORKER_NUM": str(workers),
