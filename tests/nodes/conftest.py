@@ -44,7 +44,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPytho
 
 
 USUAL = re.compile(
-    "test_tls.*there|by_name.2|killed_node_is_dead|powered_off|mended|left_of_a_cluster|last_that_starts|form_of_mindspore.True|two_nodes_on_one_machine|wrong_node.*(token|rank)"
+    "test_tls.*there|by_name.2|killed_node_is_dead|powered_off|mended|left_of_a_cluster|last_that_starts|form_of_mindspore.True|two_nodes_on_one_machine.127|wrong_node.*(token|rank)"
     "|is_missing|comes_late|strangers|printed_once.1|told_of_all.1|own_disks.*all_ranks_restart.all"
     "|succession.py.*spare_node_takes|place_of_the_first|killed_is_started_again"
     "|test_sample.*every_block"

@@ -189,11 +189,37 @@ def test_variables_of_torchrun_and_kubernetes(nodes: Nodes, case: str) -> None:
     check_places(job, [2, 2], ["node0", "node1"])
 
 
-def test_two_nodes_on_one_machine(nodes: Nodes) -> None:
+@pytest.mark.torch
+def test_hosts_that_call_themselves_by_a_loopback_address(nodes: Nodes) -> None:
+    """As Debian's installer writes it; gloo would listen there, and reach nobody."""
+    jobs = NodeJobs(cluster := nodes(2))
+    for node in cluster.nodes:
+        hosts = node.folder / "hosts"
+        others = "".join(
+            f"10.77.0.{each.index + 1} {each.name}\n" for each in cluster.nodes if each != node
+        )
+        hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {node.name}\n{others}")
+        assert node.run(["mount", "--bind", hosts, "/etc/hosts"]).wait() == 0
+        link = ["ip", "link", "add", "name", "other0", "type", "veth", "peer", "name", "other1"]
+        for words in (
+            link,
+            ["ip", "address", "add", f"10.99.{node.index}.1/24", "dev", "other0"],
+            ["ip", "link", "set", "other0", "up"],
+        ):
+            assert node.run(words).wait() == 0, words  # a network that reaches nobody
+    job = jobs.start(WORKERS / "place_and_sum.py", nproc=2)
+    job.succeed()
+    check_places(job, [2, 2], ["node0", "node1"])
+    assert all("sum 6 of 4" in log for log in job.logs().values())
+    assert {place["GLOO_SOCKET_IFNAME"] for place in places(job)} == {"eth0"}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_two_nodes_on_one_machine(nodes: Nodes, host: str) -> None:
     jobs = NodeJobs(cluster := nodes(1))
 
     def how(rank: int) -> list[str]:
-        meet = ["--master-addr=127.0.0.1", f"--master-port={PORT}", f"--node-rank={rank}"]
+        meet = [f"--master-addr={host}", f"--master-port={PORT}", f"--node-rank={rank}"]
         return ["--nnodes=2", "--nproc-per-node=2", f"--log_dir={jobs.folder / str(rank)}", *meet]
 
     parts = [
