@@ -97,10 +97,9 @@ def protection(job: Job) -> Protection:
     checked = f" (checked: {known.holds})" if known.holds else ""
     if not (why := _why_not_replaced(job)):
         lives = f"{KEPT}{_amid(job)}" if is_all_kept(job) else _of_groups(job)
-        lives += _not_read(job)
         less = _of_values(job)
         level = Level.PARTLY if less else Level.PROTECTED
-        replaced = f"a rank that dies is replaced, no step is lost{lives}{less}"
+        replaced = f"a rank that dies is replaced, no step is lost{lives}{less}{_not_read(job)}"
         return Protection(level, f"{replaced}{checked}{_of_nodes(job)}{_of_folders(job)}")
     if not job.policy.dump.after_failure:
         return Protection(Level.NOT_PROTECTED, f"{why}, {NOTHING_SAVED}")

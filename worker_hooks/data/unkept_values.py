@@ -11,9 +11,14 @@ when it begins, and whenever :class:`worker_hooks.training.unkept.Unkept` asks.
 from __future__ import annotations
 
 import enum
+import linecache
+import os
+import re
+import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from functools import partial
 from itertools import chain, repeat
 from types import BuiltinFunctionType, FunctionType, GeneratorType, ModuleType
@@ -45,8 +50,10 @@ REPLACED = (
 _READ_BYTES = 16 << 20  # of an array; of a larger one both ends
 _CONTAINERS = (dict, list, set, deque, bytearray)
 _CODE = (FunctionType, BuiltinFunctionType, type, torch.nn.Module, enum.Enum)
+_OF_THREADS = (threading.local, ContextVar)
 _FEEDS = (DataLoader, Dataset, Sampler)
 _NONE: Any = object()
+_QUOTED = re.compile(r"""["'](\w+)["']""")
 
 
 class UnkeptValues:
@@ -57,6 +64,7 @@ class UnkeptValues:
         self._script = script
         self._modules = local_modules()
         self._own = {each.__name__ for each in self._modules}
+        self._environ = _environ_in(self._modules)
         self._listed: set[int] = set()
         self._named: set[str] = set()
         self._made_anew: set[str] = set()  # by each step
@@ -90,6 +98,7 @@ class UnkeptValues:
                 found[name] = self._seen_of(name, value)
             except Exception:  # noqa: BLE001, S112  values of any kind
                 continue
+        found |= {name: _Seen(type(each).__name__, each) for name, each in self._plain()}
         return found
 
     def _unkept(self) -> Iterator[tuple[str, Any]]:
@@ -117,6 +126,20 @@ class UnkeptValues:
         for module in self._modules:
             yield from _defaults(module)
 
+    def _plain(self) -> Iterator[tuple[str, Any]]:
+        """What modules hold and nobody follows: set by a name that is computed, by a library."""
+        groups = self._script.groups
+        kept = {
+            (id(getattr(each.holder, "attributes", each.holder)), key)
+            for each in groups
+            for key in each.variables
+        }
+        for name, held, key in self._script.plain_of_modules():
+            if (id(held), key) not in kept and key != "training":
+                yield name, held[key]
+        for name in self._environ:
+            yield f"os.environ[{name!r}]", os.environ.get(name)
+
     def _seen_of(self, name: str, value: Any) -> _Seen:
         kind = type(value).__name__
         if value is None:
@@ -131,8 +154,10 @@ class UnkeptValues:
             return _Seen(kind, (value.shape, zlib.crc32(value.tobytes())))
         if hasattr(type(value), "__next__"):
             return _Seen(kind, _place_of(value))
-        if isinstance(value, (torch.Tensor, partial, *_CONTAINERS)) or is_array(value):
-            return _Seen(kind, self._content(name, value))
+        if isinstance(value, (torch.Tensor, partial, *_CONTAINERS, *_OF_THREADS)) or is_array(
+            value
+        ):
+            return _Seen(kind, self._content(name, _inside(value)))
         if type(value).__module__ in self._own and not isinstance(value, _FEEDS):
             return _Seen(kind, self._content(name, value))
         if _is_numpys(value) and stream_of(value) is None:
@@ -195,6 +220,23 @@ def _is_kept(group: Group, key: str, value: Any) -> bool:
     if variable is None:  # code, a module
         return not isinstance(value, _CODE)
     return variable.packed is not None or (variable.mark is not None and not variable.is_large)
+
+
+def _inside(value: Any) -> Any:
+    """What a value of the present thread, the main one, holds; of any other value itself."""
+    if isinstance(value, ContextVar):
+        return value.get(None)
+    return vars(value) if isinstance(value, threading.local) else value
+
+
+def _environ_in(modules: Iterable[ModuleType]) -> list[str]:
+    """The variables of the environment that these modules speak of: a library's may change."""
+    found = set[str]()
+    for each in modules:
+        for line in linecache.getlines(getattr(each, "__file__", None) or ""):
+            if "environ" in line or "putenv" in line:
+                found.update(_QUOTED.findall(line))
+    return sorted(found)
 
 
 def _defaults(module: ModuleType) -> Iterator[tuple[str, Any]]:

@@ -319,6 +319,16 @@ class AttributeFinder:
         self.is_in_loop = False
         """Values are restored for a loop, before which the script has made its DDPs."""
 
+    def plain(self) -> Iterator[tuple[str, dict[str, Any], str]]:
+        """Numbers and texts that registered modules hold: names, where they are, and their keys."""
+        for name, thing in self._registered():
+            inside = thing.named_modules() if isinstance(thing, torch.nn.Module) else ()
+            for path, each in inside:
+                parts = [name, *(part for part in path.split(".") if part not in {"", *_WRAPPED})]
+                for key, value in vars(each).items():
+                    if type(value) in FIXED and key[0] != "_" and key not in _OF_MODULES:
+                        yield ".".join([*parts, key]), vars(each), key
+
     def walk(self) -> Walk:
         """Begin with what is registered."""
         modules = local_modules()

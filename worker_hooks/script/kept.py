@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, compress
 from operator import attrgetter, ne
 from types import CellType, FrameType, SimpleNamespace
@@ -136,6 +136,10 @@ class ScriptValues:
     def groups(self) -> Collection[Group]:
         """Where the script keeps values, as far as they are followed."""
         return self._groups
+
+    def plain_of_modules(self) -> Iterator[tuple[str, dict[str, Any], str]]:
+        """Numbers and texts that registered modules hold: names, where they are, and their keys."""
+        return self._finder.plain()
 
     def is_registered(self, thing: object) -> bool:
         """Whether this object is saved otherwise."""
@@ -519,7 +523,7 @@ class ScriptValues:
         if name.startswith(REGISTERED):
             return self._objects.variables.get(name)
         if name.startswith(BUFFERS):
-            self.keep_buffers({*self.resized.names, self.resized.name_of(name)})
+            self.keep_buffers([*self.resized.names, self.resized.name_of(name)])
         for group in self._groups:
             key = name.removeprefix(group.prefix)
             if not name.startswith(group.prefix) or "." in key or self._is_skipped(name):

@@ -259,7 +259,7 @@ class ResizedBuffers(Group):
     def __init__(self, find: Callable[[str], BufferPlace | None]) -> None:
         """``find``: returns where a buffer of this name is, or would be; ``None``: no module."""
         super().__init__(BUFFERS, _Buffers(find))
-        self.names: frozenset[str] = frozenset()
+        self.names: Collection[str] = frozenset()
 
     @staticmethod
     def name_of(variable: str) -> str:
@@ -267,10 +267,10 @@ class ResizedBuffers(Group):
         return variable.removeprefix(BUFFERS).replace("/", ".")
 
     def choose(self, names: Collection[str]) -> None:
-        """Keep these, and no others."""
-        keys = {each: each.replace(".", "/") for each in sorted(names)}
+        """Keep these, and no others; in this order a module gets those that it has yet to add."""
+        keys = {each: each.replace(".", "/") for each in names}
         there = {key: name for name, key in keys.items() if key in self.holder}
-        self.names = frozenset(there.values())
+        self.names = dict.fromkeys(there.values()).keys()
         was, self.variables = self.variables, {}
         for key in there:
             one = self.variables[key] = was.get(key) or _Buffer(f"{BUFFERS}{key}", self.holder, key)

@@ -258,9 +258,11 @@ class Buffers:
         found = ((each.name, each.tensor) for each in self._places if each.name in self.unsaved)
         return frozenset((n, e.shape) for n, e in found if e is not None and e.nbytes > nbytes)
 
-    def unsaved_up_to(self, nbytes: int) -> frozenset[str]:
-        """Those of :attr:`unsaved` that are no larger than this, or that are not there now."""
-        return self.unsaved - {name for name, _ in self.larger_than(nbytes)}
+    def unsaved_up_to(self, nbytes: int) -> list[str]:
+        """Those of :attr:`unsaved` that are no larger than this, as their modules have them."""
+        large = {name for name, _ in self.larger_than(nbytes)}
+        names = [each.name for each in self._places if each.name in self.unsaved - large]
+        return names + sorted(self.unsaved - large - {*names})
 
     def fill(self, address: int, slot: int) -> int:
         """Write the buffers in host memory to a record of the page; return the count of bytes.

@@ -238,6 +238,10 @@ class ModulePiece:
         """Put the parameters' values back, bit for bit, into the present tensors."""
         for name, parameter in self.tensors().items():
             put(tensors, name, parameter)
+        for name in value["transient"]:
+            place = self.place_of(name)
+            if place is not None:  # the module has yet to add it, perhaps
+                place.owner._non_persistent_buffers_set.add(place.key)  # noqa: SLF001
         extra = state_json.decode(value["extra"], tensors)
         for path, each in self._found.extra:
             each.set_extra_state(extra[path])

@@ -155,7 +155,7 @@ class PrivateState:
         has_others = self.buffers.look(is_commit=is_commit)
         if has_others or self.buffers.unsaved:
             kept = self.buffers.unsaved_up_to(MOST_KEPT)
-            if kept != self.script.resized.names:
+            if {*kept} != self.script.resized.names:
                 self.script.keep_buffers(kept)
         return has_others
 

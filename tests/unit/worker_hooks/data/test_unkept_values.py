@@ -34,6 +34,8 @@ class Script:
 
 @pytest.fixture
 def script(monkeypatch, tmp_path):
+    monkeypatch.setenv("OF_A_TEST", "")
+    monkeypatch.setenv("OF_OTHERS", "")
     return lambda source: Script(monkeypatch, tmp_path / "train.py", source)
 
 
@@ -59,6 +61,26 @@ CHANGING = {
         "big = deque(range(9000), maxlen=9000)",
         "big.append(-len(big))",
         "big",
+    ),
+    "a value of a thread": (
+        "import threading\nlocal = threading.local(); local.n = 0",
+        "local.n += 1",
+        "local",
+    ),
+    "a context's variable": (
+        "from contextvars import ContextVar\nscale = ContextVar('scale', default=1)",
+        "scale.set(scale.get() + 1)",
+        "scale",
+    ),
+    "an attribute whose name is computed": (
+        "from torch import nn\nnet = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.1))\nsetattr(net[1], 'gain_' + 'a', 1.0)",
+        "setattr(net[1], 'gain_' + 'a', net[1].gain_a + 1)",
+        "TrainState.net.1.gain_a",
+    ),
+    "the environment": (
+        "import os\nif 'OF_A_TEST' in os.environ: pass",
+        "import os; os.environ['OF_A_TEST'] += 'x'; os.environ['OF_OTHERS'] += 'x'",
+        "os.environ['OF_A_TEST']",
     ),
     "a count": ("count = itertools.count()", "next(count)", "count"),
     "a generator": ("stages = (n for n in range(9))", "next(stages)", "stages"),

@@ -500,11 +500,11 @@ def test_buffers_that_have_outgrown_their_place_are_kept_as_values(rank):
     one = rank(n=0, buffers={"model.mem": mem, "model.later": later})
     assert one.commit(n=1).record.values == {"n": 1}
     one.values.exclude([mem.tensor])  # as it is registered
-    one.values.keep_buffers({"model.mem", "model.gone"})
+    one.values.keep_buffers(["model.mem", "model.gone"])
     assert set(one.commit().record.values) == {"n", "state.buffers.model/mem"}
     mem.tensor = torch.arange(5.0)
     assert len(one.commit().tensors) == 1
-    one.values.keep_buffers({"model.mem", "model.later"})
+    one.values.keep_buffers(["model.mem", "model.later"])
     saved = one.commit()
     assert not saved.record.late  # they are there since the forward that made them
     there = {"model.mem": Buffer(), "model.later": Buffer(torch.zeros(7))}

@@ -163,7 +163,7 @@ def test_a_buffer_that_grows_or_is_added_is_known_before_a_record_is_written():
     module.register_buffer("added", torch.zeros(20_000))
     assert page.buffers.look(is_commit=True)
     assert page.buffers.unsaved == {"model.cache", "model.later", "model.added"}
-    assert page.buffers.unsaved_up_to(1 << 10) == {"model.cache", "model.later"}
+    assert page.buffers.unsaved_up_to(1 << 10) == ["model.cache", "model.later"]
     assert page.fill(0)["model.fixed"].tolist() == [2, 2]
     assert not page.buffers.look(is_commit=True)
     page.buffers.renew()  # for another page
