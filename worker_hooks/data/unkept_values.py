@@ -50,7 +50,7 @@ REPLACED = (
 _READ_BYTES = 16 << 20  # of an array; of a larger one both ends
 _CONTAINERS = (dict, list, set, deque, bytearray)
 _CODE = (FunctionType, BuiltinFunctionType, type, torch.nn.Module, enum.Enum)
-_OF_THREADS = (threading.local, ContextVar)
+_LOOKED_INTO = (torch.Tensor, partial, threading.local, ContextVar, *_CONTAINERS)
 _FEEDS = (DataLoader, Dataset, Sampler)
 _NONE: Any = object()
 _QUOTED = re.compile(r"""["'](\w+)["']""")
@@ -154,9 +154,7 @@ class UnkeptValues:
             return _Seen(kind, (value.shape, zlib.crc32(value.tobytes())))
         if hasattr(type(value), "__next__"):
             return _Seen(kind, _place_of(value))
-        if isinstance(value, (torch.Tensor, partial, *_CONTAINERS, *_OF_THREADS)) or is_array(
-            value
-        ):
+        if isinstance(value, _LOOKED_INTO) or is_array(value):
             return _Seen(kind, self._content(name, _inside(value)))
         if type(value).__module__ in self._own and not isinstance(value, _FEEDS):
             return _Seen(kind, self._content(name, value))

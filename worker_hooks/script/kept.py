@@ -111,6 +111,7 @@ class ScriptValues:
         self._rebound: Counter[str] = Counter()  # how often a variable got another object
         self._has_new_objects = False
         self.large: set[str] = set()  # what changes and cannot be saved
+        self.newly_large: list[str] = []  # those that have just become so
         self._finder = AttributeFinder(registered)
         self._containers: dict[str, Container] = {}  # of objects, by name
         self._own_modules: Collection[str] = ()  # names of the script's modules
@@ -571,6 +572,7 @@ class ScriptValues:
             variable.pack()
         if variable.is_large and variable.name not in self.large:
             self.large.add(variable.name)
+            self.newly_large.append(variable.name)
             if variable.is_distributed:
                 log.warning(DISTRIBUTED, variable.name)
             else:

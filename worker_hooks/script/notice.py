@@ -84,8 +84,7 @@ def sentences(named: Sequence[Named]) -> Iterator[tuple[str, bool]]:
 def texts_of_anew(sentence: str) -> dict[str, str]:
     """What a sentence on what begins anew is about, as msrun is told it."""
     names = [f"`{each}`" for each in re.findall("`([^`]+)`", sentence)]
-    first = sentence.partition(" begins anew")[0].partition(" keeps ")[0]
-    return {f"{ANEW}{each}": "" for each in names or [first]}
+    return {f"{ANEW}{each}": "" for each in names or ["what is said above"]}
 
 
 def _sentence(named: list[Named]) -> str:

@@ -38,6 +38,7 @@ log = logging.getLogger("msrun")
 
 COMMITS = 2  # that are compared: with a warm-up from 0, the first update changes no weight
 EVERY = 1024  # steps; objects too large for each rank to keep its own are compared so often
+LARGE = "large `{}` now, at steps 4, 8, 16 ... again; between them one may begin to differ unseen"
 _TEXT = 48  # characters of a value that is sent as it is
 _JUMP = 2.0  # a larger factor between two steps is said
 _LEAVES = 40  # of a nested value that are sent each by itself
@@ -210,14 +211,21 @@ class Replication:
         self._report(step, texts, is_late, "", "" if is_late else self._holds())
 
     def _holds(self) -> str:
-        """What is compared, for people: ``3 modules, 1 optimizer, 2 values of your own``."""
+        """What is compared, for people: ``3 modules, 1 optimizer, 2 values of your own``.
+
+        A rank keeps no large object of its own, so what holds of that is said.
+        """
         counts: dict[str, int] = {}
+        large = [each for each in self._objects if not self._script.keeps(each.name)]
         for piece in self._pieces:
+            if piece in large:
+                continue
             kind = next(name for kind, name in _KINDS if isinstance(piece, kind))
             counts[kind] = counts.get(kind, 0) + 1
         found = [f"{count} {kind}{'s' * (count != 1)}" for kind, count in counts.items()]
         if own := self._script.count:
             found.append(f"{own} value{'s' * (own != 1)} of your own")
+        found += [LARGE.format(each.name) for each in large]
         return ", ".join(found)
 
 

@@ -28,7 +28,6 @@ from worker_hooks.guard.guard import Guard
 from worker_hooks.recovery import resume
 from worker_hooks.recovery.resume import ResumePoint
 from worker_hooks.script import notice, source
-from worker_hooks.script.source import Named
 from worker_hooks.state.buffers import with_unsaved
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.registry import saved_state, scripts_tensors
@@ -223,7 +222,7 @@ class DataLoop:
                 self._variables.has_no_loop(frame)
             else:
                 self._variables.asked(frame)
-            self._say_lost(self._variables.lost())
+            self._say_lost()
             self._say_anew(frame)
         if is_due:
             if self._current is None:
@@ -407,7 +406,7 @@ class DataLoop:
             elif self.batch and not advance(each, self.batch):
                 log.warning(notice.COUNTS_ANEW, self.batch)
         self._variables.capture(is_last=True)
-        self._say_lost(self._variables.lost())
+        self._say_lost()
         if self._unkept is None and self._may_say:
             fed = {} if self._feed is None else {"loader": self._feed.saved_objects}
             state_of = partial(saved_state, self._committed.pieces)
@@ -426,10 +425,9 @@ class DataLoop:
         """Whether this rank says what is not protected: one for all does, and only once."""
         return self._guard.is_on and not self._guard.env.rank and not self._guard.env.attempt
 
-    def _say_lost(self, named: Sequence[Named]) -> None:
+    def _say_lost(self) -> None:
         """Say what nothing keeps."""
-        if named:
-            self._say_unprotected(notice.sentences(named))
+        self._say_unprotected(notice.sentences(self._variables.lost()))
 
     def _say_anew(self, frame: FrameType) -> None:
         """Say what begins anew in a loop of the script's own."""
@@ -443,8 +441,15 @@ class DataLoop:
         told += self._committed.private.script.changes_of_data(is_first=is_first)
         if self._unkept is not None:
             told += self._unkept.committed(self._variables.is_kept, is_first=is_first)
-        if told:
-            self._say_unprotected((each, True) for each in told)
+        self._say_unprotected((each, True) for each in told)
+        while names := self._committed.private.script.newly_large:  # the log has them
+            self._report_anew(f"`{names.pop()}`")
+
+    def _report_anew(self, text: str) -> None:
+        """Have msrun promise no more than what holds. ``text`` names what begins anew."""
+        anew = self._committed.step, notice.texts_of_anew(text), True, text, ""
+        if self._may_say:
+            self._guard.report_fingerprint(*anew)
 
     def _say_unprotected(self, sentences: Iterable[tuple[str, bool]]) -> None:
         """Have msrun say what cannot be restored.
@@ -463,8 +468,7 @@ class DataLoop:
             else:
                 self._guard.say_unprotected(text, is_refused=False)
                 if is_steering:
-                    anew = self._committed.step, notice.texts_of_anew(text)
-                    self._guard.report_fingerprint(*anew, is_late=True, problem=text, holds="")
+                    self._report_anew(text)
         if refused:
             text = f"{'; '.join(refused)}: refused, because of --strict"
             self._guard.say_unprotected(text, is_refused=True)
@@ -585,7 +589,7 @@ class DataLoop:
             length = self.batches_per_epoch
             at_end = length is None or self.batch >= length or self._is_leaving
             self._variables.capture(is_last=at_end or not self._has_committed)
-            self._say_lost(self._variables.lost())
+            self._say_lost()
             self._say_changes()
 
     def _tell_committed(self) -> None:

@@ -75,7 +75,7 @@ CHANGING = {
     "an attribute whose name is computed": (
         "from torch import nn\nnet = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.1))\nsetattr(net[1], 'gain_' + 'a', 1.0)",
         "setattr(net[1], 'gain_' + 'a', net[1].gain_a + 1)",
-        "TrainState.net.1.gain_a",
+        "net.1.gain_a",
     ),
     "the environment": (
         "import os\nif 'OF_A_TEST' in os.environ: pass",
