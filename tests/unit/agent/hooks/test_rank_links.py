@@ -48,6 +48,7 @@ class Room:
     def _hear(self, message, fds):
         self.heard.append(message)
         self.fds += fds
+        fds.clear()  # they are its own now
 
     def turn(self, times=4):
         for _ in range(times):
