@@ -97,6 +97,13 @@ def cut(values: Iterable[object]) -> Distributed:
     return Distributed(found, list(map(part_of, found)))
 
 
+LOCALIZED = (
+    "tensor {!r} cannot be saved: torch's _pre_dp_module_transform takes it out of its module in "
+    "the first forward, and leaves it out (use torch's replicate() in place of it and of "
+    "DistributedDataParallel)"
+)
+
+
 def box_of(name: str, tensor: Tensor) -> Box | None:
     """The part that this rank has; ``None``: the tensor is not distributed.
 
@@ -105,6 +112,8 @@ def box_of(name: str, tensor: Tensor) -> Box | None:
             names it.
     """
     if not is_distributed(tensor):
+        if hasattr(tensor, "_st_info"):
+            raise TypeError(LOCALIZED.format(name))
         return None
     each: Any = tensor
     coordinate = each.device_mesh.get_coordinate()

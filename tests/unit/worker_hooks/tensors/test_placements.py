@@ -21,9 +21,11 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from worker_hooks.state.module import ModulePiece
 from worker_hooks.tensors.placements import (
     SavedPart,
     box_of,
@@ -234,6 +236,20 @@ def test_what_is_no_box_is_refused_by_name(world):
     )  # fmt: skip
     with pytest.raises(TypeError, match=r"'b' cannot be saved: .* no consecutive rows"):
         box_of("b", comb)
+
+
+def test_what_its_module_loses_in_a_step_is_refused_by_name(world):
+    net = Two()
+    plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+    parallelize_module(net, world(0)["tp"], plan)
+    ModulePiece("net", net)
+    _pre_dp_module_transform(net)
+    with pytest.raises(
+        TypeError, match=r"'net\.first\.\w+' cannot be saved: .*use torch's replicate"
+    ):
+        ModulePiece("net", net)
+    net(torch.zeros(2, 6))
+    assert {*dict(net.named_parameters())} == {"norm.weight", "norm.bias"}
 
 
 def test_an_ordinary_tensor_is_whole(world):

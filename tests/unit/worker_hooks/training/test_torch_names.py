@@ -46,6 +46,7 @@ REPLACED = {  # what has a fall-back where it is used, and what that is
         "changes by _foreach functions are found by the audit alone; the log says so",
     ),
     "_foreach_add_": "the same",
+    "_st_info": "parameters that leave their modules are said to have changed, and are not saved",
     **dict.fromkeys(
         (
             *("_register_backend", "_device_types", "_set_default_backend", "_is_root"),
