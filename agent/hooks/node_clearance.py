@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from agent.hooks.rank_links import RankLinks
-from agent.nodes.run_messages import UpdatesCleared
 from worker_hooks.contract import clearance_board, protocol
 from worker_hooks.contract.clearance_board import ClearanceBoard
+
+if TYPE_CHECKING:
+    from agent.nodes.run_messages import UpdatesCleared
 
 LOOK_S = 0.2  # between looks whether ranks wait; a few of them fit into the patience of ranks
 Later = Callable[[float, Callable[[], None]], object]

@@ -10,23 +10,20 @@ from __future__ import annotations
 import os
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent.hooks.rank_links import Loop, RankLinks, Said
 from agent.hooks.standing_words import StandingWords
 from agent.hooks.status_pages import StatusPages
-from agent.nodes.frames import octets_of
-from agent.nodes.run_messages import (
-    PageNews,
-    PageSeen,
-    PagesTold,
-    WordKept,
-    pack_said,
-    unpack_said,
-)
 from agent.text.wording import sized
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.packed_page import unpacked_file
+
+if TYPE_CHECKING:  # a job of one node starts without them
+    from agent.nodes.run_messages import PageNews, PageSeen, PagesTold, WordKept
+
+    Copied = PageSeen | PageNews | PagesTold | WordKept
+    Send = Callable[[Copied], None]
 
 MOST_SHOWN = 8 << 20  # of a page as base64: what fits a frame, with room for the rest
 RESEND_S = 0.05  # until the kernel takes more descriptors
@@ -39,9 +36,6 @@ TOO_LARGE = (
     "what rank {} alone holds (buffers, data position, variables) is too large to be kept on the "
     "controller's node ({}): if its node dies, or it dies itself, it begins there anew"
 )
-
-Copied = PageSeen | PageNews | PagesTold | WordKept
-Send = Callable[[Copied], None]
 
 
 class PageCopies:
@@ -89,6 +83,12 @@ class PageCopies:
         else:
             self._send(told)
 
+    def confirm_step(self, attempt: int, step: int) -> None:
+        """The same of a step for whose update the ranks here are ready."""
+        from agent.nodes.run_messages import PagesTold
+
+        self.confirm(PagesTold(attempt, step))
+
     def hear(self, message: Said) -> None:
         """A rank has said something."""
         if message.rank in self._ranks and self._words.hear(message):
@@ -100,12 +100,16 @@ class PageCopies:
 
     def _pass_on(self, message: Said) -> None:
         if self._send is not None:
+            from agent.nodes.run_messages import WordKept, pack_said
+
             self._send(WordKept(pack_said(message)))
 
     def show(self, rank: int) -> None:
         """A rank has another page than before."""
         if self._send is None or rank not in self._ranks:
             return
+        from agent.nodes.run_messages import PageSeen
+
         if not (content := self._pages.packed(rank)):
             return
         self._pages.news(rank)  # what the page has, and perhaps less
@@ -127,6 +131,8 @@ class PageCopies:
             return
         pieces = {str(at): b64encode(one).decode() for at, one in self._pages.news(rank)}
         if pieces:
+            from agent.nodes.run_messages import PageNews
+
             self._send(PageNews(rank, self._pages.attempt(rank), pieces))
 
 
@@ -146,6 +152,9 @@ class CopiedPages:
 
     def take(self, message: PageSeen | PageNews | WordKept, loop: Loop) -> None:
         """Keep what was sent."""
+        from agent.nodes.frames import octets_of
+        from agent.nodes.run_messages import PageNews, WordKept, unpack_said
+
         if isinstance(message, WordKept):
             said: Any = unpack_said(message.message)
             self._words.hear(said)

@@ -10,13 +10,15 @@ cleared: so all ranks make an update, or none.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent.hooks.node_clearance import LOOK_S, Later, NodeClearance
 from agent.hooks.rank_links import RankLinks
-from agent.nodes.run_messages import UpdatesCleared
 from agent.records.journal import Journal
 from worker_hooks.contract import protocol
+
+if TYPE_CHECKING:
+    from agent.nodes.run_messages import UpdatesCleared
 
 AHEAD = 2  # steps: a rank that takes the board may have begun the next update unseen
 
@@ -154,6 +156,8 @@ class UpdateClearances:
         self._has_looked = False
 
     def _pass_on(self, *, is_in_doubt: bool = False) -> None:
+        from agent.nodes.run_messages import UpdatesCleared  # a job of one node starts without it
+
         numbers = self._attempt, self._first, self._first_vote, self._cleared
         message = UpdatesCleared(*numbers, is_in_doubt)
         self._node.take(message)

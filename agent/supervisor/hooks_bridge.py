@@ -19,7 +19,7 @@ from agent.controller.states import JobState
 from agent.dump.target import Gather, Spread
 from agent.hooks import shared_folders
 from agent.hooks.exiting_ranks import ExitingRanks
-from agent.hooks.page_copies import PageCopies, Send
+from agent.hooks.page_copies import PageCopies
 from agent.hooks.peer_pages import SharedPages
 from agent.hooks.rank_links import Loop, RankLinks, Relay, Said
 from agent.hooks.rank_processes import RankProcesses
@@ -29,7 +29,6 @@ from agent.hooks.update_clearances import ClearedNode, UpdateClearances
 from agent.hooks.update_votes import UpdateVotes
 from agent.machine.file_thread import FileThread
 from agent.machine.process_use import ProcessNews
-from agent.nodes.run_messages import FolderMarked, PagesKept, PagesTold, UpdatesReady
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import CopyMode, JobSpec
@@ -42,6 +41,8 @@ from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 
 if TYPE_CHECKING:
+    from agent.hooks.page_copies import Send
+    from agent.nodes.run_messages import FolderMarked, PagesKept, PagesTold, UpdatesReady
     from agent.supervisor.guarding import Guarding
 
 WRAPPER_S = 0.5  # until a wrapper ends whose rank has died
@@ -318,9 +319,11 @@ class HooksBridge:
 
     def updates_ready(self, node: int, told: UpdatesReady | PagesKept | PagesTold) -> None:
         """The ranks of a node are ready for the update of a step."""
+        from agent.nodes.run_messages import UpdatesReady  # a job of one node starts without it
+
         assert isinstance(self._votes, UpdateClearances)
         if node == self._spec.node_rank and isinstance(told, UpdatesReady):
-            self._copies.confirm(PagesTold(told.attempt, told.step))  # it is lost with this msrun
+            self._copies.confirm_step(told.attempt, told.step)  # it is lost with this msrun
         else:
             self._votes.ready(node, told.attempt, told.step)
 
@@ -450,7 +453,7 @@ class HooksBridge:
         if isinstance(message, protocol.PageWritten):
             self._copies.tell(message.rank)
             if message.ready and (step := self._votes.ready_here(message.rank, message.ready)):
-                self._copies.confirm(PagesTold(self._attempt, step))
+                self._copies.confirm_step(self._attempt, step)
             return
         if isinstance(message, protocol.Unprotected):
             self._warn(message)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -16,7 +16,6 @@ from agent.controller.events import renewed
 from agent.dump.node_memory import not_written
 from agent.failure.evidence import Evidence
 from agent.failure.evidence_json import as_heard, from_json
-from agent.hooks.page_copies import Copied
 from agent.nodes.alike import Once, said_by
 from agent.nodes.checkpoint_copy import CheckpointPlace
 from agent.nodes.codec import pack_action, unpack_event
@@ -66,6 +65,9 @@ from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.storage.manifest import is_in_memory
+
+if TYPE_CHECKING:
+    from agent.hooks.page_copies import Copied
 
 UNKNOWN_PID = -1  # of a rank that this msrun has not started
 UNKNOWN_END = -signal.SIGKILL  # of a rank whose node is gone: nobody saw it end
