@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import groupby
 from operator import is_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -252,6 +252,10 @@ class Buffers:
         """Those of these that a module's own ``state_dict`` has, so that training needs them."""
         places = {place.name: place for piece in self._pieces for place in piece.places()}
         return sorted(e for e in names if e not in places or not places[e].is_transient)
+
+    def beside(self, meta: Mapping[str, Any]) -> bytes:
+        """What is written of a place in the data, as JSON, with :attr:`unsaved`."""
+        return with_unsaved(json.dumps(meta).encode(), self.unsaved)
 
     def larger_than(self, nbytes: int) -> frozenset[tuple[str, torch.Size]]:
         """Those of :attr:`unsaved` that are now, with their shapes."""

@@ -28,7 +28,6 @@ from worker_hooks.guard.guard import Guard
 from worker_hooks.recovery import resume
 from worker_hooks.recovery.resume import ResumePoint
 from worker_hooks.script import notice, source
-from worker_hooks.state.buffers import with_unsaved
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.registry import saved_state, scripts_tensors
 from worker_hooks.state.replication import Replication
@@ -317,15 +316,14 @@ class DataLoop:
     def _set_meta(self, feed: Feed, loop: int, *, is_over: bool) -> None:
         place = self._committed.private.place_of(feed)
         meta = {"loop": loop, "is_over": is_over, "place": place, "feed": feed.meta()}
-        self._meta = self._with_unsaved(meta)
+        self._meta = self._committed.buffers.beside(meta)
         self._begun = feed.begun()
         self._renewed = partial(self._set_meta, feed, loop, is_over=is_over)
 
     def _set_end(self) -> None:
-        self._meta = self._with_unsaved({"loop": 0 if self._counts_epochs else self._loops})
-
-    def _with_unsaved(self, meta: Mapping[str, Any]) -> bytes:
-        return with_unsaved(json.dumps(meta).encode(), self._committed.buffers.unsaved)
+        self._meta = self._committed.buffers.beside(
+            {"loop": 0 if self._counts_epochs else self._loops}
+        )
 
     def _look_at_buffers(self, *, is_commit: bool) -> None:
         if self._committed.private.look_at_buffers(is_commit=is_commit):
@@ -447,9 +445,9 @@ class DataLoop:
 
     def _report_anew(self, text: str) -> None:
         """Have msrun promise no more than what holds. ``text`` names what begins anew."""
-        anew = self._committed.step, notice.texts_of_anew(text), True, text, ""
         if self._may_say:
-            self._guard.report_fingerprint(*anew)
+            texts = notice.texts_of_anew(text)
+            self._guard.report_fingerprint(self._committed.step, texts, True, text, "")
 
     def _say_unprotected(self, sentences: Iterable[tuple[str, bool]]) -> None:
         """Have msrun say what cannot be restored.
