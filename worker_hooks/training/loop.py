@@ -6,7 +6,6 @@ other way to a commit, for a loop that the script or a framework owns, is :meth:
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
