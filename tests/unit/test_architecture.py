@@ -21,7 +21,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "worker_hooks.rng": "generators randomness",
     "worker_hooks.distributed": "abort communicators cut_tensors ddp_reducers ddp_release kept_groups module_flags pipelines process_group rehearsal stacks store_connection",
     "worker_hooks.shadows": "cuts image page",
-    "worker_hooks.state": "buffers committed_state mismatch module private registry replication scaler snapshot",
+    "worker_hooks.state": "committed_state mismatch module private registry replication scaler snapshot",
     "worker_hooks.kept": "by_default state_mapper tensor_chain",
     "worker_hooks.changes": "observer",
     "worker_hooks.script": "containers for_loops growing kept library notice own source unregistered values watch",
