@@ -16,6 +16,7 @@ from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left, job_
 
 Nodes = Callable[[int], Cluster]
 PLACE = WORKERS / "place.py"
+TURNS = 4  # of a comparison: others use the machine, too
 OPEN = "msrun: the nodes have no token: whoever reaches port "
 
 
@@ -82,6 +83,24 @@ def test_all_ranks_of_three_nodes_meet(nodes: Nodes, order: tuple[int, ...]) -> 
     assert {place["MASTER_ADDR"] for place in places(job)} == {"node0"}
     assert {place["GLOO_SOCKET_IFNAME"] for place in places(job)} == {"eth0"}
     check_nothing_left(*cluster.nodes)
+
+
+@pytest.mark.torch
+def test_three_nodes_begin_in_little_more_time_than_one(nodes: Nodes) -> None:
+    """Six ranks either way; all of them on this machine's processors."""
+    jobs = NodeJobs(nodes(4))
+    script, took_s = WORKERS / "place_and_sum.py", {1: float("inf"), 3: float("inf")}
+    for _ in range(TURNS):
+        for count in (1, 3):
+            began = time.monotonic()
+            first = 3 if count == 1 else 0  # a node for each kind of job
+            job = jobs.start(script, nodes=range(first, first + count), nproc=6 // count)
+            job.await_lines("sum 15 of 6", 6)
+            took_s[count] = min(took_s[count], time.monotonic() - began)
+            job.succeed()
+        if took_s[3] < 1.5 * took_s[1]:
+            return
+    raise AssertionError(took_s)
 
 
 def test_the_controller_may_be_the_last_that_starts(nodes: Nodes) -> None:
