@@ -13,6 +13,8 @@ from agent.spec.job_spec import JobSpec, UsageError
 from msrun.options.program import SUBCOMMANDS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agent.launch.meeting import Continuation, Met
     from agent.launch.prepare import Prepared, StartedForkserver
     from msrun.job.request import Request
@@ -79,6 +81,8 @@ def _prepared(job: JobSpec) -> tuple[Prepared, Met | None]:
     from agent.launch.meeting import LostControllerError, meet
     from msrun import __version__
 
+    if job.cluster.tls_config is not None and sys.stdin is not None and sys.stdin.isatty():
+        _ask_for_password(job, job.cluster.tls_config)
     if job.cluster.is_spare:  # who waits has the time for it
         import agent.supervisor.run  # noqa: F401
     try:
@@ -88,6 +92,16 @@ def _prepared(job: JobSpec) -> tuple[Prepared, Met | None]:
 
         met = meet_again(error.lost, os.environ, __version__, _say)
     return met.prepared, met
+
+
+def _ask_for_password(job: JobSpec, config: Path) -> None:
+    """Ask for that of this node's certificate, unless it has one; ranks do not get it."""
+    from agent.launch.certificates import lacking_password
+
+    if (lacking := lacking_password(config, os.environ, is_server=not _is_guest(job))) is not None:
+        from msrun.terminal.password import asked
+
+        os.environ[lacking[0]] = asked(*lacking)
 
 
 def _is_guest(job: JobSpec) -> bool:

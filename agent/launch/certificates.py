@@ -150,6 +150,30 @@ def _password(environ: Mapping[str, str], *, is_server: bool) -> bytes | None:
     return os.fsencode(environ[name]) if environ.get(name) else None
 
 
+def lacking_password(
+    path: Path, environ: Mapping[str, str], *, is_server: bool
+) -> tuple[str, Path] | None:
+    """The variable of a password that this node needs and does not have, and the file of it.
+
+    Args:
+        path: of ``config.json``.
+        environ: msrun's.
+        is_server: the others dial this node.
+    """
+    config = TlsConfig.read(path)
+    file = config.server_cert if is_server else config.client_cert
+    try:
+        if _password(environ, is_server=is_server) is not None:
+            return None
+        _Identity.read(file, None)
+    except ImportError:  # which is said later
+        return None
+    except UsageError:
+        is_there = os.access(file, os.R_OK)
+        return (SERVER_PASSWORD if is_server else CLIENT_PASSWORD, file) if is_there else None
+    return None
+
+
 # --- certificates ---------------------------------------------------------------------------------
 
 

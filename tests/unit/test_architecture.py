@@ -34,7 +34,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.forkserver": "",  # runs in a process of its own
     "agent.controller": "actions attempts decide drain events job messages protection replaceable replication restart_policy states",
     "agent.seat": "job_seat records rights tenure",
-    "agent.launch": "doors job_token meeting past prepare rank_plan recover_arg scheduler_watch signals succession team unprotected warm_imports",
+    "agent.launch": "certificates doors job_token meeting past prepare rank_plan recover_arg scheduler_watch signals succession team unprotected warm_imports",
     "agent.shadows": "shadows",
     "agent.health": "monitor step_times stopped unheard",
     "agent.dump": "draft executor flush memory node_copies node_memory room target",

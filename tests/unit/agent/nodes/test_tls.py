@@ -15,7 +15,7 @@ import pytest
 from support.certificates import PASSWORD, PASSWORDS, Authority, authority
 from support.meeting_nodes import LONG_S, node
 
-from agent.launch.certificates import TlsConfig, tls_context
+from agent.launch.certificates import TlsConfig, lacking_password, tls_context
 from agent.nodes.join import RefusedError
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import ShownStatus
@@ -285,6 +285,18 @@ def test_a_wrong_password_is_said_and_not_shown(job_authority, word):
     with pytest.raises(UsageError, match=r"cannot be opened .*MSRUN_SERVER_PASSWORD") as raised:
         sides(job_authority, environ={"MSRUN_SERVER_PASSWORD": word})
     assert not word or word not in str(raised.value)
+
+
+@pytest.mark.parametrize("is_server", [True, False])
+def test_the_password_that_a_node_lacks_is_named(job_authority, tmp_path, is_server):
+    name = "MSRUN_SERVER_PASSWORD" if is_server else "MSRUN_CLIENT_PASSWORD"
+    config = job_authority.config()
+    (variable, file) = lacking_password(config, {}, is_server=is_server)
+    assert (variable, file.parent) == (name, tmp_path)
+    given = {name: PASSWORDS[name]}
+    assert lacking_password(config, given, is_server=is_server) is None
+    file.unlink()  # which is said later
+    assert lacking_password(config, {}, is_server=is_server) is None
 
 
 def test_what_expires_soon_is_said(job_authority):
