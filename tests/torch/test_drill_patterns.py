@@ -11,7 +11,7 @@ import pytest
 from support.jobs import WORKERS, Launcher
 
 pytestmark = [pytest.mark.torch, pytest.mark.warm]
-WRONG = WORKERS / "environment_counter.py"
+WRONG = WORKERS / "cached_counter.py"
 PHASES = ("forward", "backward", "commit", "data", "update", "all")
 
 

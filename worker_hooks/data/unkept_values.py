@@ -93,7 +93,12 @@ class UnkeptValues:
 
     def _look(self) -> dict[str, _Seen]:
         found: dict[str, _Seen] = {}
+        containers = set[int]()
         for name, value in self._unkept():
+            if isinstance(value, _CONTAINERS):
+                if id(value) in containers:  # another name of one
+                    continue
+                containers.add(id(value))
             try:
                 found[name] = self._seen_of(name, value)
             except Exception:  # noqa: BLE001, S112  values of any kind

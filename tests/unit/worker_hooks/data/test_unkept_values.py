@@ -158,6 +158,15 @@ def test_what_is_kept_or_read_or_wraps_what_is_registered_is_not_named(script):
     assert [one.step() for _ in range(8)] == [[]] * 8
 
 
+def test_one_container_in_two_places_is_named_once(script):
+    one = script(
+        f"{HEAD}from torch.utils.data import DataLoader\n"
+        "cfg = {'loader': DataLoader([1])}\ntrain = partial(print, cfg=cfg)\n"
+    )
+    assert one.step("pass") == []
+    assert one.step("cfg['memo'] = 1") == ["cfg", "train"]  # and not train.cfg
+
+
 def test_an_ignored_value_is_not_named(script):
     one = script("import numpy as np\nrows = np.zeros((20000, 8))\n")
     one.values.ignored.add("rows")
