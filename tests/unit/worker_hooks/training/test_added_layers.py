@@ -8,7 +8,7 @@ from torch import nn
 
 from worker_hooks import run
 from worker_hooks.guard.guard import Guard
-from worker_hooks.training import loop
+from worker_hooks.script import notice
 
 
 @pytest.fixture
@@ -44,13 +44,13 @@ def test_it_is_said_when_it_is_added_and_no_rank_is_replaced_from_then_on(said, 
     def train(state):
         for _ in state.batches(range(4)):
             assert len(said) == (state.step >= batch)
-            assert state._guard.not_replaceable_why == (loop.RESHAPED_WHY if said else "")
+            assert state._guard.not_replaceable_why == (notice.RESHAPED_WHY if said else "")
             if state.batch == batch:
                 training.grow()
             training.update()
 
     run(train, training.state)
-    assert said == [(loop.RESHAPED.format("optimizer"), False)]
+    assert said == [(notice.RESHAPED.format("optimizer"), False)]
 
 
 def test_the_page_has_room_for_the_buffers_of_a_layer_that_was_added(said):
