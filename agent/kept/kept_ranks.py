@@ -86,7 +86,7 @@ class KeptRanks:
         """New ranks take the places of these: their memory is of no use any more.
 
         To free it takes a processor for 0.2 s per GiB. New ranks are awaited by all others, so it
-        is left for :meth:`free_replaced` if there is room for it and for twice as much.
+        is left for :meth:`free_replaced` if what they will take is free, and as much again.
         """
         gone = [rank for rank in ranks if rank in self._ranks]
         held, free = sum(self._ranks[rank][1].nbytes() for rank in gone), free_bytes()
