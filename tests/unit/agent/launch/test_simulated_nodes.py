@@ -11,7 +11,7 @@ from agent.seat.records import NodeShare
 from agent.seat.rights import GrantPlaces, NodeZeroRight, SuccessorRight
 
 USUAL = 2_000
-SCHEDULES, PARTS = 100_000, 20  # parts that the workers of pytest share
+SCHEDULES, PARTS = 100_000, 100  # parts that the workers of pytest share
 
 
 def test_some_thousand_schedules_keep_every_promise():
