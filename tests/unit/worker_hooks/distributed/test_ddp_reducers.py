@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from worker_hooks.distributed import ddp_bucket_order, ddp_reducers
 from worker_hooks.distributed.ddp_reducers import Reducers
+from worker_hooks.distributed.module_flags import REDUCED
 
 
 def made(net):
@@ -23,6 +24,7 @@ def made(net):
 def trusting(monkeypatch):
     monkeypatch.setattr(ddp_bucket_order, "_is_alive", lambda _: True)
     monkeypatch.setattr(ddp_bucket_order, "unhook", lambda _: None)
+    REDUCED.watch()  # once in a process, for good
     before = list(hooks)
     yield
     ddp_reducers.trust(())
