@@ -116,8 +116,8 @@ def test_training_goes_on_without_the_scheduler(jobs: NodeJobs, undisturbed: Seq
 def test_a_scheduler_that_is_started_again_controls_the_same_ranks(
     jobs: NodeJobs, undisturbed: Sequence[str]
 ) -> None:
-    """They are in step 5 all the time: one dies. After the second loss, another in step 7."""
-    words = (*WAITS, "--pause=0.3")
+    """They are in step 5 all the time: one dies. After the second loss, another in step 8."""
+    words = (*WAITS, "--wait=8:3")
     job = start_all(jobs, *words)
     begun(job)
     lose_scheduler(job)
@@ -132,6 +132,7 @@ def test_a_scheduler_that_is_started_again_controls_the_same_ranks(
     job.head.await_error(PROTECTED)  # all have shown once more what they hold
     job.kill_rank(1)
     job.head.await_error("keep running")
+    go(jobs, step=8)
     job.succeed()
     assert weights(job.logs().values()) == undisturbed
     assert "no step is lost" in job.head.errors

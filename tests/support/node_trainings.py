@@ -22,9 +22,9 @@ def train(jobs: NodeJobs, *words: str, nproc: int = 2, **how: object) -> NodesJo
     return jobs.start(*mine[:split], SCRIPT, *mine[split + 1 :], nproc=nproc, **how)
 
 
-def go(jobs: NodeJobs) -> None:
-    """Who waits goes on."""
-    (jobs.folder / "go").touch()
+def go(jobs: NodeJobs, step: int = 0) -> None:
+    """Who waits goes on; ``step``: that of a second wait."""
+    (jobs.folder / (f"go_{step}" if step else "go")).touch()
 
 
 def weights(logs: Iterable[str]) -> list[str]:

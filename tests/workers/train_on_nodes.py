@@ -1,7 +1,8 @@
-"""A small training whose end is told as a digest; in one step some ranks wait until they may go on.
+"""A small training whose end is told as a digest; in some steps ranks wait until they may go on.
 
 Dropout, momentum, a shuffling sampler, DistributedDataParallel on gloo. ``--wait STEP:RANKS`` says
 which ranks wait, at the beginning of that step, for a file called go; a rank that waits says so.
+Given again it is for a later step and a file of its own, go_STEP.
 """
 
 import argparse
@@ -20,12 +21,13 @@ from worker_hooks import CheckpointConfig, ModelCheckpoint, TrainState, run
 parser = argparse.ArgumentParser()
 parser.add_argument("--is_recover", type=int, default=0)
 parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--wait", default="0:")
+parser.add_argument("--wait", action="append", default=[])
 parser.add_argument("--ckpt", default="checkpoints")
 parser.add_argument("--periodic", default="", help="a ModelCheckpoint saves here each two steps")
 parser.add_argument("--pause", type=float, default=0.0, help="in each step")
 options = parser.parse_args()
-STEP, _, RANKS = options.wait.partition(":")
+WAITS = {int(step): ranks.split(",") for step, _, ranks in (w.partition(":") for w in options.wait)}
+STEP = next(iter(WAITS), 0)
 RANK = int(os.environ["RANK"])
 
 torch.set_num_threads(1)
@@ -51,9 +53,11 @@ print(f"from step {state.step}", flush=True)
 
 
 def wait():
-    if state.step + 1 == int(STEP) and str(RANK) in RANKS.split(",") and not os.path.exists("go"):
-        print(f"waits in step {STEP}", flush=True)
-        while not os.path.exists("go"):
+    step = state.step + 1
+    file = "go" if step == STEP else f"go_{step}"
+    if str(RANK) in WAITS.get(step, ()) and not os.path.exists(file):
+        print(f"waits in step {step}", flush=True)
+        while not os.path.exists(file):
             time.sleep(0.01)
 
 
@@ -65,7 +69,7 @@ def train(state):
             time.sleep(options.pause)
             wait()
             nn.functional.cross_entropy(model(x), y).backward()
-            if state.step + 1 == int(STEP):
+            if state.step + 1 == STEP:
                 print(f"updates step {STEP}", flush=True)
             optimizer.step()
             optimizer.zero_grad()
