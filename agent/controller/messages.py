@@ -143,7 +143,8 @@ def _of_protection(before: Job, after: Job) -> str:
     is_old = after.shadows.was_old and not before.shadows.was_old
     # an object may begin to differ by rank long after the first steps
     differs = bool(after.since_restart.comparison.difference) and not known.difference
-    is_less = was is Level.PROTECTED and (differs or now.level is Level.PARTLY)
+    is_named = now.level is Level.PARTLY and bool(after.differing - before.differing)
+    is_less = was is Level.PROTECTED and (differs or is_named)
     return str(now) if is_known or is_lost or is_less or is_apart or is_old else ""
 
 

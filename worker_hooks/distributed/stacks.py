@@ -25,6 +25,7 @@ from worker_hooks.contract.rank_lines import ENDS_ITSELF, STACK
 INNERMOST = 4  # frames that are sent to the agent
 LONGEST = 1500  # characters of these frames
 STDERR = 2
+MOST_GAP_S = 0.05  # between two looks that follow each other: those of a freeze are 0.02 s apart
 
 
 class MainCall(NamedTuple):
@@ -112,13 +113,20 @@ class MainThread:
     """The main thread, as seen in repeated looks at it."""
 
     def __init__(self) -> None:
-        self._instruction, self._since = main_instruction(), time.monotonic()
+        self._instruction, self._looked, self._still_s = main_instruction(), time.monotonic(), 0.0
 
     def still_s(self) -> float:
-        """How long it has been at one instruction, as far as the looks can tell."""
+        """How long it has been at one instruction, as far as the looks can tell.
+
+        A process that gets no processor for a while is not still, so a look counts for a short
+        while only.
+        """
+        now = time.monotonic()
+        gap_s, self._looked = now - self._looked, now
+        self._still_s += min(gap_s, MOST_GAP_S)
         if (instruction := main_instruction()) != self._instruction:
-            self._instruction, self._since = instruction, time.monotonic()
-        return time.monotonic() - self._since
+            self._instruction, self._still_s = instruction, 0.0
+        return self._still_s
 
 
 def words(calls: Iterable[MainCall]) -> list[str]:

@@ -8,7 +8,14 @@ import threading
 import pytest
 
 from worker_hooks.contract import protocol
-from worker_hooks.distributed.stacks import MainCall, inspect, is_at_prompt, is_in_collective
+from worker_hooks.distributed import stacks
+from worker_hooks.distributed.stacks import (
+    MainCall,
+    MainThread,
+    inspect,
+    is_at_prompt,
+    is_in_collective,
+)
 
 SITE = "/venv/lib/python3.11/site-packages/torch"
 STDLIB = sysconfig.get_paths()["stdlib"]
@@ -200,3 +207,18 @@ def test_a_rank_whose_device_waits_is_no_culprit(is_busy, capfd):
     listener.join()
     assert answers.get().is_in_collective == is_busy
     assert capfd.readouterr().err
+
+
+def test_a_process_that_gets_no_processor_does_not_stand_still(monkeypatch):
+    now, place = [0.0], [(1, 2)]
+    monkeypatch.setattr(stacks.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stacks, "main_instruction", lambda: place[0])
+    main = MainThread()
+    now[0] += 9.0  # neither this thread nor the main one ran
+    assert main.still_s() == stacks.MOST_GAP_S
+    for _ in range(10):
+        now[0] += 0.02
+        found = main.still_s()
+    assert found == pytest.approx(stacks.MOST_GAP_S + 0.2)
+    place[0] = (1, 3)
+    assert main.still_s() == 0.0
