@@ -139,9 +139,11 @@ def test_nobody_has_to_ask_for_it(launcher: Launcher, warm_python: WarmPython) -
     """All ranks are killed before it is known what their notes cost."""
     alone = launcher.tmp / "alone"
     warm_python.train(alone, 2, WHOLE)
-    job = launcher.start("--worker_num=2", "--max-restarts=1", WHOLE, "--pause=0.1")
-    job.await_seen("Fingerprinted", 4)
-    poll(lambda: committed(job) >= 3)
+    words = ("--max-restarts=1", "--protect-every=1000", WHOLE, "--pause=0.1")
+    job = launcher.start("--worker_num=2", *words)
+    job.await_seen("StateCopied")  # as each rank has a value of its own; the next is far away
+    copied = job.seen("StateCopied")[-1]["step"]
+    poll(lambda: committed(job) > copied)
     pids = job.pids()
     for signum in (signal.SIGSTOP, signal.SIGKILL):
         for rank in range(2):
