@@ -25,6 +25,7 @@ from weakref import finalize
 from agent.nodes.tls import PLAIN, Security, UntrustedError
 
 KEY_BYTES = 32
+BACKLOG = 4096  # thousands come at once; whom the kernel turns away comes again seconds later
 SILENCE_S = 20.0  # without a byte
 _PIECE = 64 << 20  # bytes between two signs of progress
 _BUFFER = 4 << 20
@@ -256,8 +257,10 @@ def give(
 
 def _listening() -> socket.socket:
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
+        return socket.create_server(
+            ("", 0), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
+        )
+    return socket.create_server(("", 0), backlog=BACKLOG)
 
 
 def _sent(connection: socket.socket, span: Span, progress: Progress) -> bool:

@@ -3,11 +3,12 @@
 import os
 import socket
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 
 import pytest
 
+from agent.nodes import transfer
 from agent.nodes.transfer import MemoryInbox, MemoryServer, Span, fetch, give
 
 DEADLINE_S = 60
@@ -227,6 +228,13 @@ def test_as_many_threads_serve_as_nodes_come_at_once(sent):
             each.close()
     finally:
         server.close()
+
+
+def test_the_kernel_turns_nobody_away_of_many_who_come_at_once():
+    with transfer._listening() as listener, ExitStack() as stack:
+        here = "127.0.0.1", listener.getsockname()[1]
+        for _ in range(200):  # before anybody is let in
+            stack.enter_context(socket.create_connection(here, 20.0))
 
 
 def test_a_part_of_a_file_is_sent_alone(sent):
