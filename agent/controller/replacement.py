@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import Collection, Iterable
-from itertools import groupby, islice
+from itertools import groupby, islice, takewhile
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -143,13 +143,19 @@ def absorb_rejoining(job: Job, news: Iterable[protocol.Rejoining]) -> tuple[Job,
 
 
 def absorb_registered(job: Job, news: Iterable[protocol.Registered]) -> tuple[Job, int]:
-    """While replacing: take ranks that join at the step of the memory, as long as others have to.
+    """Take ranks that are there as a job begins, or that join at the step of the memory.
+
+    The latter while others have to.
 
     Returns:
         The job after them, and how many it has taken.
     """
     replacement = job.since_restart.replacement
-    if job.state is not JobState.REPLACING or replacement is None or not replacement.newcomers:
+    if job.state is not JobState.REPLACING:
+        alive, now = job.alive() if _is_beginning(job) else RankSet(), job.attempt
+        there = list(takewhile(lambda one: one.attempt == now and one.rank in alive, news))
+        return _with_rows(job, there), len(there)
+    if replacement is None or not replacement.newcomers:
         return job, 0
     step = job.present_memory().step
     due = job.having(RankState.RUNNING) - replacement.going - replacement.leaving
@@ -160,10 +166,22 @@ def absorb_registered(job: Job, news: Iterable[protocol.Registered]) -> tuple[Jo
             break
         missing -= {one.rank}
         taken.append(one)
+    joined = replacement._replace(joined=job.ranks.all - missing)
+    return _with_rows(job, taken).with_replacement(joined), len(taken)
+
+
+def _is_beginning(job: Job) -> bool:
+    """Whether a rank that is there means nothing to people yet: nothing is compared so far."""
+    is_new = job.state in {JobState.STARTING, JobState.RUNNING} and not job.remembers
+    known = job.since_restart
+    return is_new and len(job.ranks) > 1 and known.is_warm and known.comparison.compared == NEVER
+
+
+def _with_rows(job: Job, taken: Iterable[protocol.Registered]) -> Job:
     for _, row in groupby(taken, lambda one: one._replace(rank=NEVER)):
         alike = list(row)
         job = with_registered(job, alike[0], RankSet(one.rank for one in alike))
-    return job.with_replacement(replacement._replace(joined=job.ranks.all - missing)), len(taken)
+    return job
 
 
 def forget(job: Job) -> tuple[Job, tuple[do.Action, ...]]:
