@@ -31,7 +31,8 @@ AT_ONCE = 512  # nodes in a process
 LIMIT_S = 600.0  # for each point to be reached
 IDLE_S = 10.0
 BEAT_S = 1.0
-SETTLE_S = 3.0  # after the ranks were told to train
+SETTLE_S = 3.0  # after the ranks were told to train, and again until node 0 has heard it of all
+BUSY = 0.3  # share of one processor that it takes for that
 MOST_CPU_S, MOST_MIB = 1.0, 200.0
 MIB = KIB * KIB
 
@@ -73,7 +74,13 @@ class Job:
             "XDG_STATE_HOME": str(folder / "state"),
             "TMPDIR": str(folder),
         }
-        command = (str(Path(sys.executable).parent / "msrun"), f"--log-dir={folder / 'logs'}")
+        command = (
+            str(Path(sys.executable).parent / "msrun"),
+            f"--log-dir={folder / 'logs'}",
+            # thousands of fakes have two processors: that they answer late is no failure
+            f"--freeze-timeout={LIMIT_S / 2}",
+            f"--dump-timeout={LIMIT_S}",
+        )
         script = folder / "train.py"
         script.write_text("")
         self.output = (folder / "output").open("wb")
@@ -126,6 +133,20 @@ class Job:
             beats += int(count)
         return beats
 
+    def settle(self) -> None:
+        """Until node 0 has heard what all ranks have said, and has decided on it.
+
+        Raises:
+            FailedError: it has not.
+        """
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
+            before = self.cpu_s()
+            time.sleep(SETTLE_S)
+            if self.cpu_s() - before < BUSY * SETTLE_S:
+                return
+        raise FailedError(f"node 0 is still busy; {self.tail()}")
+
     def kill_rank(self, rank: int) -> None:
         """A rank dies, on whatever node it is."""
         for each in self.fakes:
@@ -176,7 +197,7 @@ def measured(nodes: int, nproc: int, beat_s: float) -> Found:
         job.wait("joined")
         joined, begin_mib = job.cpu_s(), job.mib("VmRSS")
         job.wait("trained 0")
-        time.sleep(SETTLE_S)
+        job.settle()
         trained = job.cpu_s()
         time.sleep(IDLE_S)
         idle, mib = job.cpu_s() - trained, job.mib("VmRSS")
