@@ -476,9 +476,7 @@ class HooksBridge:
                 self._raised.add(message.rank)
                 self._agent.post(message._replace(error=encodable(message.error)))
             case protocol.Fingerprinted():
-                texts = {encodable(str(name)): str(text) for name, text in message.texts.items()}
-                problem = encodable(message.problem)
-                self._agent.post(message._replace(texts=texts, problem=problem))
+                self._agent.post(_encodable(message))
             case protocol.Rejoining():
                 self._raised.discard(message.rank)
                 self._exiting.take_back(message.rank)
@@ -581,6 +579,15 @@ class HooksBridge:
     def _note_unreachable(self, rank: int, attempt: int) -> None:
         if attempt == self._attempt and self._agent.worker(rank).exit_code is None:
             self._agent.post(ev.RankUnreachable(rank, attempt))
+
+
+def _encodable(said: protocol.Fingerprinted) -> protocol.Fingerprinted:
+    """Thousands of ranks say the same, and it stays the same object then."""
+    texts = {encodable(str(name)): str(text) for name, text in said.texts.items()}
+    problem = encodable(said.problem)
+    if texts == said.texts and problem == said.problem:
+        return said
+    return said._replace(texts=texts, problem=problem)
 
 
 def _why_not_alone(holders: Holders) -> str:

@@ -25,4 +25,4 @@ def spelled(code: int) -> str:
 
 def encodable(text: str) -> str:
     """``text`` without halves of surrogate pairs, which JSON may spell and no stream takes."""
-    return text.encode(errors="replace").decode()
+    return text if text.isascii() else text.encode(errors="replace").decode()

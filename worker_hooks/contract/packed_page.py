@@ -89,7 +89,9 @@ class SparseMemory:
         if len(self._parts.get(start, b"")) == len(octets):  # as nearly always
             self._parts[start] = octets
             return
-        before = self._within(start, stop)
+        last = self._starts[-1] if self._starts else -1
+        is_behind = last < 0 or start >= last + len(self._parts[last])  # as they come in a page
+        before = [] if is_behind else self._within(start, stop)
         if before:
             first, last = before[0], before[-1]
             low, high = min(start, first), max(stop, last + len(self._parts[last]))
