@@ -8,7 +8,6 @@ the ranks have said that stays true goes there as well: a controller on that nod
 from __future__ import annotations
 
 import os
-from base64 import b64encode
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:  # a job of one node starts without them
     Copied = PageSeen | PageNews | PagesTold | WordKept
     Send = Callable[[Copied], None]
 
-MOST_SHOWN = 8 << 20  # of a page as base64: what fits a frame, with room for the rest
+MOST_SHOWN = 12 << 20  # bytes of a page: what fits a frame, with room for the rest
 RESEND_S = 0.05  # until the kernel takes more descriptors
 
 LARGE = (
@@ -110,10 +109,9 @@ class PageCopies:
             return
         from agent.nodes.run_messages import PageSeen
 
-        if not (content := self._pages.packed(rank)):
+        if not (page := self._pages.packed(rank)):
             return
         self._pages.news(rank)  # what the page has, and perhaps less
-        page = b64encode(content).decode()
         if len(page) > MOST_SHOWN:
             if rank not in self._large:
                 self._large.add(rank)
@@ -129,7 +127,7 @@ class PageCopies:
         if self._pages.has_device_areas(rank):  # of those there is no news
             self.show(rank)
             return
-        pieces = {str(at): b64encode(one).decode() for at, one in self._pages.news(rank)}
+        pieces = {str(at): one for at, one in self._pages.news(rank)}
         if pieces:
             from agent.nodes.run_messages import PageNews
 
@@ -152,7 +150,6 @@ class CopiedPages:
 
     def take(self, message: PageSeen | PageNews | WordKept, loop: Loop) -> None:
         """Keep what was sent."""
-        from agent.nodes.frames import octets_of
         from agent.nodes.run_messages import PageNews, WordKept, unpack_said
 
         if isinstance(message, WordKept):
@@ -161,11 +158,11 @@ class CopiedPages:
             return
         rank = message.rank
         if isinstance(message, PageNews):
-            pieces = [(int(at), octets_of(one)) for at, one in message.pieces.items()]
+            pieces = [(int(at), one) for at, one in message.pieces.items()]
             self._pages.mirror_news(rank, message.attempt, pieces)
             return
         try:
-            page = unpacked_file(octets_of(message.page))
+            page = unpacked_file(message.page)
             self._pages.keep(rank, message.attempt, page, is_copy=True)  # or closes it
             shared = os.dup(page)
         except (ValueError, OSError):
@@ -177,13 +174,12 @@ class CopiedPages:
             self._lacking.setdefault(here, set()).add(rank)
         self.share(loop)
 
-    def told(self) -> Iterator[tuple[Said, str]]:
-        """What the ranks there have said that stays true, with their pages, packed, in base64."""
+    def told(self) -> Iterator[tuple[Said, bytes]]:
+        """What the ranks there have said that stays true, with their pages, packed."""
         for rank in sorted(self._words.ranks):
             for said in self._words.of(rank):
                 is_shown = isinstance(said, protocol.Registered)
-                page = self._pages.packed(rank) if is_shown else b""
-                yield said, b64encode(page).decode()
+                yield said, self._pages.packed(rank) if is_shown else b""
 
     def registered(self, here: int, loop: Loop) -> None:
         """A rank of this node takes pages from now on, all of them if it is a new process."""

@@ -66,7 +66,9 @@ class _Group(NamedTuple):
 class Merger:
     """The messages that wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 0) -> None:
+        """``ranks``: of this node, if it is another one than the controller's."""
+        self._ranks = ranks
         self._groups: list[_Group] = []
 
     def __bool__(self) -> bool:
@@ -75,7 +77,7 @@ class Merger:
     def add(self, message: NodeMessage) -> bool:
         """Keep a message; ``False``: it is none that others are merged with."""
         match message:
-            case FromRank(message=said, page=""):
+            case FromRank(message=said, page=b""):
                 rank, about = said.get("rank"), {**said, "rank": None}
             case ToRank(rank=rank, message=about):
                 pass
@@ -107,16 +109,16 @@ class Merger:
             if kind is ToRank:
                 yield ToRanks(tuple(ranks), about)
             else:
-                yield said_alike(ranks, about)
+                yield said_alike(ranks if len(ranks) != self._ranks else (), about)
 
 
 def said_alike(ranks: Iterable[int], message: dict[str, object]) -> FromRanks:
-    """What these ranks have said; ``message``: packed, of any one of them."""
+    """What these ranks have said, or all of a node; ``message``: packed, of any one of them."""
     return FromRanks(tuple(ranks), json.dumps({**message, "rank": 0}, separators=(",", ":")))
 
 
-def said_by(message: FromRanks) -> Iterator[Any]:
-    """What each of these ranks has said.
+def said_by(message: FromRanks, all_ranks: Iterable[int]) -> Iterator[Any]:
+    """What each of these ranks has said; ``all_ranks``: of the node.
 
     Thousands of nodes say the same words, but of other ranks: so they are read once.
 
@@ -125,7 +127,7 @@ def said_by(message: FromRanks) -> Iterator[Any]:
     """
     text = message.message
     said = _known(text) if len(text) <= MOST_KNOWN else _said(text)
-    for rank in message.ranks:
+    for rank in message.ranks or all_ranks:
         yield said._replace(rank=rank)
 
 

@@ -1,5 +1,6 @@
 """How messages travel on a stream: the length in four bytes, then one JSON object. Pure.
 
+Bytes that a message has are no JSON: they follow it, and it says how many each has.
 A ``SOCK_SEQPACKET`` keeps the borders of ``worker_hooks.contract.wire``; TCP does not.
 """
 
@@ -7,15 +8,20 @@ from __future__ import annotations
 
 import json
 import zlib
-from binascii import a2b_base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+M = TypeVar("M")
 
 PREAMBLE = b"msrun"
 """What the node that dials says first: a listener tells the control link from other clients."""
 MOST_BYTES = 16 << 20  # of a message
 STRANGER_BYTES = 64 << 10  # of a message before the peer has proved that it belongs to the job
+OCTETS = "octets"
+"""The bytes beside a JSON object, in the order in which it has their lengths; no JSON has bytes."""
 _LENGTH = 4
-_DEFLATED = 1 << 31  # in the length
+_DEFLATED, _BESIDE = 1 << 31, 1 << 30  # in the length; the latter: that of the JSON object follows
+_MOST = _BESIDE - 1
 _decode = json.JSONDecoder().raw_decode  # without white space around it, as we write it
 
 
@@ -27,45 +33,50 @@ def frame(message: Mapping[str, object], *, is_deflated: bool = False) -> bytes:
     """One message's bytes.
 
     Args:
-        message: as JSON.
+        message: as JSON, but for bytes.
         is_deflated: whether to compress it: one that repeats itself, and goes to many.
 
     Raises:
         FrameError: the message is too large.
     """
+    beside: list[bytes] = []
+
+    def length(octets: bytes) -> int:
+        beside.append(octets)
+        return len(octets)
+
     # ASCII only: halves of surrogate pairs, as in odd file names, survive the journey
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = json.dumps(message, separators=(",", ":"), default=length).encode()
+    flag = _DEFLATED * is_deflated
+    if beside:
+        flag, body = _BESIDE, b"".join((len(body).to_bytes(_LENGTH, "big"), body, *beside))
     if len(body) > MOST_BYTES:
         raise FrameError(f"{message.get('kind')} of {len(body)} bytes is over {MOST_BYTES}")
-    if is_deflated:
+    if flag == _DEFLATED:
         body = zlib.compress(body, 1)
-        return (_DEFLATED | len(body)).to_bytes(_LENGTH, "big") + body
-    return len(body).to_bytes(_LENGTH, "big") + body
+    return (flag | len(body)).to_bytes(_LENGTH, "big") + body
 
 
-def octets_of(text: str) -> bytes:
-    """The bytes that a message has as base64; to be strict takes half the time.
-
-    Raises:
-        ValueError: it is no base64.
-    """
-    return a2b_base64(text, strict_mode=True)
-
-
-class FrameReader:
+class FrameReader(Generic[M]):
     """Makes messages of the bytes of a stream, in whatever pieces they arrive.
 
     It keeps one unfinished frame at most, which is bounded by ``limit``, and what was added beyond
     it: who adds bytes takes all messages out before adding more.
     """
 
-    def __init__(self, limit: int = MOST_BYTES) -> None:
-        """``limit``: the most bytes of a message. It may be raised later."""
+    def __init__(self, made: Callable[[bytes, bytes], M], limit: int = MOST_BYTES) -> None:
+        """Nothing has come.
+
+        Args:
+            made: what is made of a JSON object and the bytes beside it, as :func:`message_of`.
+            limit: the most bytes of a message. It may be raised later.
+        """
+        self._made = made
         self.limit = limit
         self._bytes: bytes | bytearray = b""
         self._at = 0  # what was taken of them
 
-    def feed(self, data: bytes) -> list[dict[str, object]]:
+    def feed(self, data: bytes) -> list[M]:
         """The messages that are complete with ``data``.
 
         Raises:
@@ -86,7 +97,7 @@ class FrameReader:
             self._bytes, self._at = bytearray(self.rest()), 0
         self._bytes += data
 
-    def take(self) -> dict[str, object] | None:
+    def take(self) -> M | None:
         """The next message; ``None`` while it is incomplete.
 
         Raises:
@@ -96,8 +107,8 @@ class FrameReader:
         if len(self._bytes) < start:
             return None
         length = int.from_bytes(self._bytes[self._at : start], "big")
-        is_deflated, length = bool(length & _DEFLATED), length & ~_DEFLATED
-        if length > self.limit:
+        flag, length = length & ~_MOST, length & _MOST
+        if length > self.limit or flag == _DEFLATED | _BESIDE:
             raise FrameError(f"a message of {length} bytes is over {self.limit}")
         end = start + length
         if len(self._bytes) < end:
@@ -106,7 +117,12 @@ class FrameReader:
         self._at = end
         if end == len(self._bytes):
             self._bytes, self._at = b"", 0
-        return _message(_inflated(body, self.limit) if is_deflated else body)
+        if flag == _BESIDE:
+            split = _LENGTH + int.from_bytes(body[:_LENGTH], "big")
+            if split > length:
+                raise FrameError(f"a message of {length} bytes is cut short")
+            return self._made(body[_LENGTH:split], body[split:])
+        return self._made(_inflated(body, self.limit) if flag else body, b"")
 
     def rest(self) -> bytes:
         """The bytes that no message was made of, for another reader."""
@@ -124,7 +140,12 @@ def _inflated(body: bytes, limit: int) -> bytes:
     return found
 
 
-def _message(body: bytes) -> dict[str, object]:
+def message_of(body: bytes, octets: bytes) -> dict[str, object]:
+    """A JSON object that names its kind, with the bytes beside it.
+
+    Raises:
+        FrameError: it is none.
+    """
     try:
         # strictly UTF-8; of bytes json would accept UTF-16, too
         text = body.decode()
@@ -135,4 +156,6 @@ def _message(body: bytes) -> dict[str, object]:
         raise FrameError(f"unreadable message {body[:80]!r}: {error!r:.200}") from error
     if type(message) is not dict or type(message.get("kind")) is not str:
         raise FrameError(f"a message without a kind: {body[:80]!r}")
+    if octets:
+        message[OCTETS] = octets
     return message

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import time
 
-from agent.nodes.frames import PREAMBLE, STRANGER_BYTES, FrameError, FrameReader
+from agent.nodes.frames import PREAMBLE, STRANGER_BYTES, FrameError, FrameReader, message_of
 from agent.nodes.line import Line, bytes_of, plain_address
 from agent.nodes.messages import Challenge, Join, Refused, unpack
 from agent.nodes.roster import is_plausible, named, why_other_version
@@ -39,7 +39,7 @@ class Guest:
         self._version = version
         self._preamble = PREAMBLE  # what is still to come of it
         self._nonce = new_nonce()
-        self._reader = FrameReader(STRANGER_BYTES)
+        self._reader = FrameReader(message_of, STRANGER_BYTES)
         self._unsent = b""
 
     @property

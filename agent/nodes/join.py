@@ -11,7 +11,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from agent.nodes.frames import MOST_BYTES, PREAMBLE, STRANGER_BYTES, FrameError, FrameReader
+from agent.nodes.frames import (
+    MOST_BYTES,
+    PREAMBLE,
+    STRANGER_BYTES,
+    FrameError,
+    FrameReader,
+    message_of,
+)
 from agent.nodes.gather import FIRST_WORD_S, MISSING, NEXT_WORD_S
 from agent.nodes.guest import WRONG
 from agent.nodes.line import LIMIT_S, RECEIVE_BYTES, Line, bytes_of, set_options
@@ -288,7 +295,7 @@ class _Dialling:
             raise RefusedError(f"{self._where} {error}", WRONG) from error
 
     def _met(self, connection: socket.socket) -> JoinedNode:
-        reader = FrameReader(STRANGER_BYTES)
+        reader = FrameReader(message_of, STRANGER_BYTES)
         self._send(connection, PREAMBLE)
         challenge = self._next(connection, reader, time.monotonic() + CHALLENGE_S)
         if not isinstance(challenge, Challenge):
@@ -346,7 +353,9 @@ class _Dialling:
         except OSError as error:
             raise _DialError(f"is gone ({error.strerror or error})") from error
 
-    def _next(self, connection: socket.socket, reader: FrameReader, end: float) -> object:
+    def _next(
+        self, connection: socket.socket, reader: FrameReader[dict[str, object]], end: float
+    ) -> object:
         """The next message; people hear meanwhile what is waited for.
 
         Raises:

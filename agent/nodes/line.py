@@ -18,10 +18,11 @@ import struct
 import time
 from contextlib import suppress
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
-from agent.nodes.frames import frame
-from agent.nodes.messages import NodeMessage, pack
+from agent.nodes.frames import frame, message_of
+from agent.nodes.messages import NodeMessage, pack, unpack
 
 LIMIT_S = 10.0  # of silence
 TCP_RTO_MAX_MS = 44  # linux/tcp.h
@@ -29,6 +30,7 @@ AGAIN_MS = 1000  # at most, until data is sent again
 RECEIVE_BYTES = 256 << 10  # at a time
 _TCP_INFO = struct.Struct("=8B13I")  # the beginning of struct tcp_info, linux/tcp.h
 _UNACKED, _DATA_HEARD, _ACK_HEARD = 12, 19, 20  # there; the last two: milliseconds ago
+MOST_KNOWN = 1 << 10  # bytes of a message that is remembered
 _GRAIN_S = 0.02  # of these times: two ticks of a slow kernel
 _PROOFS = {errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED}
 
@@ -119,6 +121,22 @@ def bytes_of(message: NodeMessage, *, is_deflated: bool = False) -> bytes:
         FrameError: it is too large.
     """
     return frame(pack(message), is_deflated=is_deflated)
+
+
+def message_in(body: bytes, octets: bytes) -> NodeMessage:
+    """The message of a frame. What thousands of nodes say alike is read once.
+
+    Raises:
+        FrameError, CodecError: it is none that this version knows.
+    """
+    if octets or len(body) > MOST_KNOWN:
+        return unpack(message_of(body, octets))
+    return _known(body)
+
+
+@lru_cache(maxsize=64)
+def _known(body: bytes) -> NodeMessage:
+    return unpack(message_of(body, b""))
 
 
 def plain_address(address: str) -> str:

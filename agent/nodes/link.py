@@ -19,8 +19,9 @@ from agent.nodes.line import (
     Pulse,
     bytes_of,
     loss_of,
+    message_in,
 )
-from agent.nodes.messages import NodeMessage, unpack
+from agent.nodes.messages import NodeMessage
 from agent.nodes.vocabulary import CodecError
 
 MOST_UNSENT = 64 << 20  # bytes: an end that takes so much less than it is told is as good as silent
@@ -36,8 +37,9 @@ Lost = Callable[[Loss], None]
 class NodeLink:
     """Sends and hears messages. It never waits, but in :meth:`drain`."""
 
-    def __init__(self, line: Line) -> None:
-        """Take the connection over."""
+    def __init__(self, line: Line, ranks: int = 0) -> None:
+        """Take the connection over; ``ranks``: of this node, if it is not the controller's."""
+        self._ranks = ranks
         self.open(line)
 
     @classmethod
@@ -54,14 +56,14 @@ class NodeLink:
         line.connection.setblocking(False)
         self._connection = line.connection
         self._pulse = Pulse(line.connection)
-        self._reader = FrameReader()
+        self._reader = FrameReader(message_in)
         self._early = line.heard
         self._unsent = bytearray(line.unsent)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = True
         self._failure: Loss | None = None  # of sending; the kernel tells an error only once
         self._is_writing = False  # the loop says when the kernel takes more
-        self._merger = Merger()
+        self._merger = Merger(self._ranks)
         self._is_due = False  # what was said in this turn of the loop is sent at its end
 
     @property
@@ -199,13 +201,12 @@ class NodeLink:
         self._reader.add(data)
         while self._loop is not None:
             try:
-                packed = self._reader.take()
-                if packed is None:
-                    return
-                message = unpack(packed)
+                message = self._reader.take()
             except (FrameError, CodecError) as error:
                 # it may well be alive, so this proves no death
                 self._lose(Loss(LossKind.SILENCE, f"said what nobody understands: {error!s:.200}"))
+                return
+            if message is None:
                 return
             self._heard(message)
 

@@ -41,7 +41,7 @@ class FromRank(NamedTuple):
     """What a rank's hooks have said; with its status page, where what it says changes that."""
 
     message: dict[str, object]  # as :func:`pack_said`
-    page: str = ""  # base64; empty: the page that was seen last is good enough
+    page: bytes = b""  # empty: the page that was seen last is good enough
 
 
 class WordKept(NamedTuple):
@@ -55,7 +55,7 @@ class PageSeen(NamedTuple):
 
     rank: int
     attempt: int
-    page: str  # base64
+    page: bytes
 
 
 class PageNews(NamedTuple):
@@ -63,7 +63,7 @@ class PageNews(NamedTuple):
 
     rank: int
     attempt: int
-    pieces: dict[str, str]  # where in the page -> base64
+    pieces: dict[str, bytes]  # by where they are in the page
 
 
 class PagesLeft(NamedTuple):
@@ -127,7 +127,7 @@ class Beats(NamedTuple):
     """How far the ranks of a node are, and what their processes do."""
 
     now_ns: int  # by the node's monotonic clock, of which the times of heartbeats are
-    beats: dict[str, str]  # rank -> its heartbeat, base64; those that changed
+    beats: dict[str, bytes]  # rank -> its heartbeat; those that changed
     processes: dict[str, ProcessNews]  # by rank; all that live
     inspection: int  # the newest one that its ranks were asked for before this was looked at
 
@@ -197,7 +197,7 @@ class ResumeFrom(NamedTuple):
 class FromRanks(NamedTuple):
     """Several :class:`FromRank` that differ in their ranks alone; without pages."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # none: all of the node, so all nodes say the same bytes
     message: str  # JSON, that of any of them but for its rank: other nodes say the same text
 
 

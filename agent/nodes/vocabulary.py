@@ -3,6 +3,7 @@
 A receiver uses fields unchecked, so a value of another type than declared is refused here: a bool
 is no int, a missing or unknown field is an error. ``tuple[int, ...]`` travels as ``0-7,9`` where
 its numbers increase: a message about 16,384 ranks is then as short as one about two.
+Bytes are left to ``frames``, which carries them beside the object, and says there how many.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, Generic, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from agent.nodes.frames import OCTETS
 from agent.text.ranges import MAX_NUMBER, format_ranges, parse_increasing
 
 T = TypeVar("T")
@@ -25,10 +27,14 @@ class CodecError(Exception):
 
 
 class _Room:
-    """How many numbers a message's ranges may still stand for: a short text can mean millions."""
+    """How many numbers a message's ranges may still stand for: a short text can mean millions.
 
-    def __init__(self) -> None:
+    And the bytes beside it that no field has taken yet.
+    """
+
+    def __init__(self, octets: bytes) -> None:
         self.numbers = MOST_NUMBERS
+        self.octets, self.at = octets, 0
 
 
 class _Form(NamedTuple):
@@ -47,7 +53,7 @@ class Vocabulary(Generic[T]):
         self._forms: dict[type, dict[str, _Form]] = {}  # made when a kind is first met
 
     def pack(self, value: T) -> dict[str, object]:
-        """A value as a JSON object that names its kind.
+        """A value as a JSON object that names its kind; bytes are as they are.
 
         Raises:
             CodecError: its kind is not in the vocabulary.
@@ -63,21 +69,26 @@ class Vocabulary(Generic[T]):
         Raises:
             CodecError: there is no such kind, or its fields are others than declared.
         """
-        value: T = self._value(message, _Room(), self._kinds)
+        octets = message.get(OCTETS) if isinstance(message, dict) else None
+        room = _Room(octets if isinstance(octets, bytes) else b"")
+        besides = 1 + isinstance(octets, bytes)
+        value: T = self._value(message, room, self._kinds, besides)
+        if room.at != len(room.octets):
+            raise CodecError(f"{len(room.octets) - room.at} bytes too many")
         return value
 
     def _fields(self, kind: type, value: object) -> dict[str, object]:
         forms = self._learnt(kind)
         return {name: form.pack(getattr(value, name)) for name, form in forms.items()}
 
-    def _value(self, message: object, room: _Room, kinds: dict[str, type]) -> Any:
+    def _value(self, message: object, room: _Room, kinds: dict[str, type], besides: int = 1) -> Any:
         name = message.get("kind") if isinstance(message, dict) else None
         if not isinstance(message, dict) or not isinstance(name, str) or name not in kinds:
             raise CodecError(f"{message!r:.80} is none of this version's messages")
-        return self._made(kinds[name], message, room, besides=1)
+        return self._made(kinds[name], message, room, besides)
 
     def _made(self, kind: type, fields: object, room: _Room, besides: int = 0) -> object:
-        """``besides``: how many entries of ``fields`` are none: the name of the kind."""
+        """``besides``: how many entries of ``fields`` are none: the name of the kind, bytes."""
         forms = self._learnt(kind)
         if not isinstance(fields, dict) or len(fields) != len(forms) + besides:
             raise CodecError(f"{fields!r:.80} are not the fields of {kind.__name__}")
@@ -118,6 +129,8 @@ class Vocabulary(Generic[T]):
             return _Form(_same, _exactly(declared), declared)
         if declared is float:
             return _Form(_same, _unpack_float)
+        if declared is bytes:
+            return _Form(_same, _unpack_octets)
         if isinstance(declared, type) and issubclass(declared, Enum):
             return _Form(lambda value: value.value, lambda value, _: declared(value))
         if isinstance(declared, type) and issubclass(declared, tuple):
@@ -193,6 +206,15 @@ def _unpack_float(value: object, _: _Room) -> float:
     if number != number:  # noqa: PLR0124  nan, which JSON can spell here, and which nobody sends
         raise ValueError("nan is no time and no size")
     return number
+
+
+def _unpack_octets(value: object, room: _Room) -> bytes:
+    if type(value) is bytes:  # it has not travelled
+        return value
+    if type(value) is not int or not 0 <= value <= len(room.octets) - room.at:
+        raise TypeError(f"{value!r:.40} is not how many bytes follow")
+    at, room.at = room.at, room.at + value
+    return room.octets[at : room.at]
 
 
 def _pack_numbers(numbers: tuple[int, ...]) -> str | list[int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -345,7 +344,7 @@ class HooksRelay:
         for message, page in self._copies.told():  # of the node that was the controller's
             self._say(message._replace(attempt=self._attempt), page)
         for message in (each for rank in self._words.ranks for each in self._words.of(rank)):
-            page = ""
+            page = b""
             if isinstance(message, protocol.Registered):
                 self._pages.news(message.rank)  # what the page has, and perhaps less
                 page = self._page(message.rank)
@@ -437,7 +436,7 @@ class HooksRelay:
         self._send(
             Beats(
                 monotonic_ns(),
-                {str(rank): b64encode(beat).decode() for rank, beat in moved.items()},
+                {str(rank): beat for rank, beat in moved.items()},
                 {str(w.rank): ProcessNews.of(self._links.pid(w.rank) or w.pid) for w in alive},
                 self._inspection,
             )
@@ -453,16 +452,16 @@ class HooksRelay:
         elif page := self._page(rank):
             self._send(PageSeen(rank, self._attempt, page))
 
-    def _page(self, rank: int) -> str:
-        """A rank's page, base64; empty: it has none, or a frame has no room for it."""
-        page = b64encode(self._pages.packed(rank)).decode()
+    def _page(self, rank: int) -> bytes:
+        """A rank's page; empty: it has none, or a frame has no room for it."""
+        page = self._pages.packed(rank)
         if len(page) <= MOST_SHOWN:
             return page
         if rank not in self._large:
             self._large.add(rank)
             text = TOO_LARGE.format(rank, sized(len(page)))
             self._send(FromRank(pack_said(protocol.Unprotected(rank, self._attempt, text))))
-        return ""
+        return b""
 
     def _on_message(self, message: Said, fds: list[int]) -> None:
         if isinstance(message, protocol.PageWritten):
@@ -470,7 +469,7 @@ class HooksRelay:
             if message.ready and (step := self._clearance.ready(message.rank, message.ready)):
                 self._send(UpdatesReady(self._attempt, step))
             return
-        page = ""
+        page = b""
         if isinstance(message, protocol.Registered):
             if why := self._pages.receive(message.rank, message.attempt, fds):
                 self._links.drop(message.rank, why)
@@ -519,7 +518,7 @@ class HooksRelay:
             case protocol.Leaving():
                 self._let_go(message.rank)
 
-    def _hand_on(self, message: Said, page: str) -> None:
+    def _hand_on(self, message: Said, page: bytes) -> None:
         match message:
             case protocol.Hello():
                 self._learn(message)
@@ -535,7 +534,7 @@ class HooksRelay:
                 pass
         self._say(message, page)
 
-    def _say(self, message: Said, page: str = "") -> None:
+    def _say(self, message: Said, page: bytes = b"") -> None:
         self._send(FromRank(pack_said(message), page))
 
     def _learn(self, hello: protocol.Hello) -> None:
@@ -566,7 +565,7 @@ class HooksRelay:
     def _tell_news(self, rank: int) -> None:
         if rank in self._large:
             return
-        pieces = {str(at): b64encode(one).decode() for at, one in self._pages.news(rank)}
+        pieces = {str(at): one for at, one in self._pages.news(rank)}
         if pieces:
             self._send(PageNews(rank, self._attempt, pieces))
 

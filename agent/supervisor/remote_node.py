@@ -19,7 +19,6 @@ from agent.failure.evidence_json import as_heard, from_json
 from agent.nodes.alike import Once, said_by
 from agent.nodes.checkpoint_copy import CheckpointPlace
 from agent.nodes.codec import pack_action, unpack_event
-from agent.nodes.frames import octets_of
 from agent.nodes.line import Loss
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import (
@@ -464,14 +463,14 @@ class RemoteNode:
                 self._on_event(unpack_event(message.event))
             case FromRank():
                 said: Any = unpack_said(message.message)
-                self._hooks.hear_relayed(said, octets_of(message.page))
+                self._hooks.hear_relayed(said, message.page)
             case FromRanks():
-                for said in said_by(message):
+                for said in said_by(message, self.ranks):
                     self._hooks.hear_relayed(said, b"")
             case PageSeen():
-                self._hooks.mirror(message.rank, message.attempt, octets_of(message.page))
+                self._hooks.mirror(message.rank, message.attempt, message.page)
             case PageNews():
-                pieces = [(int(at), octets_of(one)) for at, one in message.pieces.items()]
+                pieces = [(int(at), one) for at, one in message.pieces.items()]
                 self._hooks.mirror_news(message.rank, message.attempt, pieces)
             case UpdatesReady():
                 self._hooks.updates_ready(self.facts.rank, message)
@@ -482,7 +481,7 @@ class RemoteNode:
             case FolderMarked():
                 self._hooks.folder_marked(message, self.name)
             case Beats():
-                beats = {int(rank): octets_of(beat) for rank, beat in message.beats.items()}
+                beats = {int(rank): beat for rank, beat in message.beats.items()}
                 processes = {int(rank): each for rank, each in message.processes.items()}
                 self._hooks.mirror_beats(message.now_ns, beats, processes, message.inspection)
             case SweptNode():

@@ -6,7 +6,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from agent.nodes.frames import PREAMBLE, FrameReader
+from agent.nodes.frames import PREAMBLE, FrameReader, message_of
 from agent.nodes.gather import gather
 from agent.nodes.join import join
 from agent.nodes.line import bytes_of
@@ -137,14 +137,14 @@ def heard(connection, reader):
 
 
 def joined_by_hand(job, own, token=b"", **more):
-    connection, reader = job.connect(PREAMBLE), FrameReader()
+    connection, reader = job.connect(PREAMBLE), FrameReader(message_of)
     connection.sendall(bytes_of(wish(own, heard(connection, reader), token, **more)))
     return connection, reader
 
 
 def met_by_hand(job):
     """The controller's end of a node's connection that has joined."""
-    connection, reader = job.accept(), FrameReader()
+    connection, reader = job.accept(), FrameReader(message_of)
     assert connection.recv(len(PREAMBLE), socket.MSG_WAITALL) == PREAMBLE
     connection.sendall(bytes_of(Challenge("c", "1.0")))
     return connection, heard(connection, reader)

@@ -1,6 +1,5 @@
 """A cluster for tests of what is decided about several nodes: nothing of it is real but the values."""
 
-import json
 import socket
 from types import SimpleNamespace
 
@@ -8,7 +7,9 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.nodes.codec import pack_event, unpack_action
-from agent.nodes.messages import ANY_RANK, Join, pack, unpack
+from agent.nodes.frames import FrameReader
+from agent.nodes.line import bytes_of, message_in
+from agent.nodes.messages import ANY_RANK, Join
 from agent.nodes.run_messages import Fact, NodeFacts, Order
 from agent.nodes.tls import PLAIN
 from agent.spec.job_spec import ClusterSpec, DumpSpec, JobSpec, Program, ProgramKind, ReplaceSpec
@@ -28,7 +29,8 @@ def wish(nproc=3, host="d", pid=77, is_spare=False, rank=ANY_RANK):
 
 def travelled(message):
     """As it arrives at the other end."""
-    return unpack(json.loads(json.dumps(pack(message))))
+    (found,) = FrameReader(message_in).feed(bytes_of(message))
+    return found
 
 
 class FakeLink:

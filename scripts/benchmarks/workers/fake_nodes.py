@@ -20,7 +20,6 @@ import os
 import socket
 import struct
 import sys
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,7 +33,7 @@ from agent.controller import events as ev
 from agent.machine.process_use import ProcessNews
 from agent.nodes.alike import said_alike
 from agent.nodes.codec import pack_event
-from agent.nodes.frames import PREAMBLE, FrameReader, frame
+from agent.nodes.frames import PREAMBLE, FrameReader, frame, message_of
 from agent.nodes.line import RECEIVE_BYTES, bytes_of
 from agent.nodes.messages import ANY_RANK, Admitted, Challenge, Join, pack, unpack
 from agent.nodes.run_messages import (
@@ -112,7 +111,11 @@ class FakeNode:
     """One node."""
 
     def __init__(
-        self, crowd: Crowd, rank: int, connection: socket.socket, reader: FrameReader
+        self,
+        crowd: Crowd,
+        rank: int,
+        connection: socket.socket,
+        reader: FrameReader[dict[str, object]],
     ) -> None:
         self._crowd = crowd
         first = (rank - 1) * crowd.nproc
@@ -172,12 +175,13 @@ class FakeNode:
     def _happened(self, event: ev.Event) -> None:
         self._send(Fact(pack_event(event)))
 
-    def _say(self, said: protocol.Message, page: str = "") -> None:
+    def _say(self, said: protocol.Message, page: bytes = b"") -> None:
         self._send(FromRank(pack_said(said), page))
 
     def _all_say(self, ranks: Sequence[int], said: protocol.Message) -> None:
         """``said``: by the first of these ranks."""
-        self._send(said_alike(ranks, pack_said(said)))
+        alike = ranks if len(ranks) < len(self._ranks) else ()
+        self._send(said_alike(alike, pack_said(said)))
 
     def _tell_beats(self) -> None:
         """All ranks are a step further."""
@@ -297,7 +301,7 @@ class FakeNode:
 
     def _register(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
-            page = b64encode(_page_of(rank, self._attempt, self._step)).decode()
+            page = _page_of(rank, self._attempt, self._step)
             self._say(protocol.Registered(rank, self._attempt, self._step, "", compares=True), page)
 
     def _train(self, ranks: Sequence[int]) -> None:
@@ -351,7 +355,7 @@ def _numbers(ranges: str | list[int]) -> Sequence[int]:
 @lru_cache(maxsize=1 << 12)
 def _beats(step: int, alive: tuple[int, ...]) -> dict[str, object]:
     news = ProcessNews("S", monotonic_ns() / 1e9, False)
-    beat = b64encode(_beat(step)).decode()
+    beat = _beat(step)
     beats = {str(rank): beat for rank in alive}
     return pack(Beats(0, beats, {str(rank): news for rank in alive}, 0))
 
@@ -360,7 +364,7 @@ def _beats(step: int, alive: tuple[int, ...]) -> dict[str, object]:
 
 
 @cache
-def _written(step: int) -> tuple[bytes, dict[str, str]]:
+def _written(step: int) -> tuple[bytes, dict[str, bytes]]:
     """A page after the commit of a step, and what was written to it since the one before."""
     fd = create(0, 0, [GENERATOR])
     page = Page(fd)
@@ -370,7 +374,7 @@ def _written(step: int) -> tuple[bytes, dict[str, str]]:
         for is_commit in (False, True):
             page.write(each, 0, each, b'{"at": 1}', lambda _: None, is_commit=is_commit)
         page.beat(each, 0, each, Phase.FORWARD)
-    news = {str(at): b64encode(one).decode() for at, one in page.news(known)}
+    news = {str(at): one for at, one in page.news(known)}
     content = packed(page)
     page.close()
     os.close(fd)
@@ -383,7 +387,7 @@ def _page_of(rank: int, attempt: int, step: int) -> bytes:
     return content[:at] + _OF.pack(rank, attempt) + content[at + _OF.size :]
 
 
-def _news(step: int) -> dict[str, str]:
+def _news(step: int) -> dict[str, bytes]:
     return _written(step)[1]
 
 
@@ -405,7 +409,7 @@ async def joined(crowd: Crowd, port: int, number: int, turns: asyncio.Semaphore)
     """One node joins, and begins once all have."""
     connection = socket.socket()
     connection.setblocking(False)
-    reader = FrameReader()
+    reader = FrameReader(message_of)
     loop = crowd.loop
     async with turns:
         await loop.sock_connect(connection, (HOST, port))
@@ -435,7 +439,9 @@ async def joined(crowd: Crowd, port: int, number: int, turns: asyncio.Semaphore)
     crowd.reached("joined")
 
 
-async def _next(connection: socket.socket, reader: FrameReader) -> dict[str, object]:
+async def _next(
+    connection: socket.socket, reader: FrameReader[dict[str, object]]
+) -> dict[str, object]:
     while (message := reader.take()) is None:
         data = await asyncio.get_running_loop().sock_recv(connection, RECEIVE_BYTES)
         assert data, "node 0 has closed the line"

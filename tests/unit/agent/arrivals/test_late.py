@@ -17,7 +17,7 @@ from support.meeting_nodes import (
 
 from agent.arrivals.late import LateGuests, NodePlace
 from agent.nodes import join as joining
-from agent.nodes.frames import PREAMBLE, FrameReader
+from agent.nodes.frames import PREAMBLE, FrameReader, message_of
 from agent.nodes.join import NeverBegunError, RefusedError, join
 from agent.nodes.line import bytes_of
 from agent.nodes.messages import (
@@ -131,7 +131,7 @@ def test_a_spare_node_that_was_not_needed_ends_as_the_job(job, late):
 def test_a_spare_node_that_is_gone_gets_no_place(job, late):
     late.answers[0] = Spare(())
     connection = job.connect(PREAMBLE)
-    reader = FrameReader()
+    reader = FrameReader(message_of)
     challenge = heard(connection, reader)
     own = node("mn8", is_spare=True)
     proofs = Proofs(own.run_id, challenge.nonce, "00" * 16)

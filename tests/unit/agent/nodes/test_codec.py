@@ -2,7 +2,6 @@
 
 import contextlib
 import enum
-import json
 import random
 import tracemalloc
 from typing import NamedTuple, get_args, get_origin, get_type_hints
@@ -13,7 +12,8 @@ from agent.controller import actions, events
 from agent.controller.actions import Action
 from agent.controller.events import Event
 from agent.nodes import codec, messages
-from agent.nodes.frames import FrameError, FrameReader, frame
+from agent.nodes.frames import OCTETS, FrameError, FrameReader, frame, message_of
+from agent.nodes.run_messages import PageNews
 from agent.nodes.vocabulary import MOST_NUMBERS, CodecError, Vocabulary
 from worker_hooks.contract import protocol
 
@@ -25,6 +25,7 @@ PLAIN = {
     int: [0, 1, -9, 7, 1 << 40],
     float: [0.0, 1.5, -2.25, 3e300, 7],
     bool: [False, True],
+    bytes: [b"", b"\x00", b"{}", bytes(5000)],
     str: ["", "SIGTERM", "ä€\udc80", '"\n\x00'],
     object: [None, 3, "x", [1, {"a": None}], True],
     type(None): [None],
@@ -55,7 +56,8 @@ def instance(kind, rng):
 
 
 def travelled(packed):
-    return json.loads(json.dumps(packed))
+    (found,) = FrameReader(message_of).feed(frame(packed))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -209,6 +211,12 @@ def mutated(rng, data):
     return data
 
 
+def with_its_length(data):
+    """The same frame, which has this many bytes."""
+    flags = data[:1] or b"\x00"
+    return (flags[0] >> 6 << 30 | max(0, len(data) - 4)).to_bytes(4, "big") + data[4:]
+
+
 FRAGMENTS = [
     b"null",
     b"true",
@@ -223,12 +231,47 @@ FRAGMENTS = [
 ]
 
 
+def page_news():
+    return messages.pack(PageNews(3, 0, {"128": b"one", "256": b"two"}))
+
+
+def test_bytes_come_back_beside_what_names_them():
+    came = travelled(page_news())
+    assert came == {**page_news(), "pieces": {"128": 3, "256": 3}, OCTETS: b"onetwo"}
+    assert messages.unpack(came) == PageNews(3, 0, {"128": b"one", "256": b"two"})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {OCTETS: b"onetw"},
+        {OCTETS: b"onetwo!"},
+        {OCTETS: "onetwo"},
+        {OCTETS: None},
+        {"pieces": {"128": 7}},
+        {"pieces": {"128": -1}},
+        {"pieces": {"128": True}},
+        {"pieces": {"128": "one"}},
+        {"pieces": {}},
+    ],
+    ids=str,
+)
+def test_bytes_that_are_not_as_many_as_it_says_are_refused(wrong):
+    with pytest.raises(CodecError):
+        messages.unpack({**travelled(page_news()), **wrong})
+
+
+def test_bytes_that_nothing_names_are_refused():
+    with pytest.raises(CodecError, match="too many"):
+        codec.unpack_event({**STARTED, OCTETS: b"one"})
+
+
 @pytest.mark.slow
 def test_a_hundred_thousand_broken_frames_raise_nothing_else_and_take_no_memory():
     rng = random.Random(11)
-    bodies = [json.dumps(codec.pack_event(instance(kind, rng))).encode() for kind in EVENTS]
-    bodies += [json.dumps(codec.pack_action(instance(kind, rng))).encode() for kind in ACTIONS]
-    bodies += [json.dumps(messages.pack(instance(kind, rng))).encode() for kind in MESSAGES]
+    frames = [frame(codec.pack_event(instance(kind, rng))) for kind in EVENTS]
+    frames += [frame(codec.pack_action(instance(kind, rng))) for kind in ACTIONS]
+    frames += [frame(messages.pack(instance(kind, rng))) for kind in MESSAGES]
     unpacks = (codec.unpack_event, codec.unpack_action, messages.unpack)
     outcomes = {"frame": 0, "codec": 0, "good": 0}
     try:
@@ -238,13 +281,11 @@ def test_a_hundred_thousand_broken_frames_raise_nothing_else_and_take_no_memory(
             if case % 10 == 0:
                 data = rng.randbytes(rng.randrange(64))
             elif case % 10 == 1:
-                body = rng.choice(bodies)
-                data = mutated(rng, len(body).to_bytes(4, "big") + body)
+                data = mutated(rng, rng.choice(frames))
             else:  # the length is right, so that the body is looked at
-                body = mutated(rng, rng.choice(bodies))
-                data = len(body).to_bytes(4, "big") + body
+                data = with_its_length(mutated(rng, rng.choice(frames)))
             try:
-                heard = FrameReader(1 << 16).feed(data)
+                heard = FrameReader(message_of, 1 << 16).feed(data)
             except FrameError:
                 outcomes["frame"] += 1
                 continue
@@ -266,4 +307,4 @@ def test_a_frame_holds_whatever_a_vocabulary_packs():
     rng = random.Random(3)
     for kind in EVENTS:
         packed = codec.pack_event(instance(kind, rng))
-        assert FrameReader().feed(frame(packed)) == [packed]
+        assert FrameReader(message_of).feed(frame(packed)) == [packed]

@@ -22,7 +22,7 @@ from support.meeting_nodes import (
 from agent.nodes import gather as gathering
 from agent.nodes import guest
 from agent.nodes import join as joining
-from agent.nodes.frames import PREAMBLE, FrameReader
+from agent.nodes.frames import PREAMBLE, FrameReader, message_of
 from agent.nodes.gather import MissingNodesError
 from agent.nodes.join import NeverBegunError, RefusedError
 from agent.nodes.line import bytes_of
@@ -275,7 +275,7 @@ def test_strangers_are_closed_without_a_word_and_make_nobody_wait(job, monkeypat
     for data in STRANGERS[:3]:
         assert is_closed(job.connect(data))
     for data in STRANGERS[3:]:
-        connection, reader = job.connect(data), FrameReader()
+        connection, reader = job.connect(data), FrameReader(message_of)
         assert isinstance(heard(connection, reader), Challenge)
         assert is_closed(connection)
     silent = [job.connect() for _ in range(40)]
@@ -302,7 +302,7 @@ def test_who_fills_the_room_has_a_moment_to_say_who_it_is(job, monkeypatch):
     monkeypatch.setattr(gathering, "MOST_UNKNOWN", 1)
     monkeypatch.setattr(gathering, "PATIENCE_S", LONG_S)
     controller = job.gather(nnodes=2)
-    slow, reader = job.connect(PREAMBLE), FrameReader()
+    slow, reader = job.connect(PREAMBLE), FrameReader(message_of)
     challenge = heard(slow, reader)
     for _ in range(5):
         job.connect()
@@ -435,7 +435,7 @@ def test_a_guest_that_fills_memory_is_a_stranger(job):
     connection = job.connect(PREAMBLE)
     size = guest.STRANGER_BYTES + 1
     connection.sendall(size.to_bytes(4, "big"))
-    reader = FrameReader()
+    reader = FrameReader(message_of)
     assert isinstance(heard(connection, reader), Challenge)
     assert is_closed(connection)
     job.join(node("mn1", 1))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent.nodes import link as links
-from agent.nodes.frames import FrameError, FrameReader
+from agent.nodes.frames import FrameError, FrameReader, message_of
 from agent.nodes.line import (
     TCP_RTO_MAX_MS,
     Line,
@@ -294,7 +294,7 @@ def test_a_message_that_cannot_travel_is_the_senders_mistake(end, monkeypatch):
         end.link.send(ShownStatus({"text": "x" * 100}))
     end.link.send(noted(1))
     turn(end.loop)
-    assert FrameReader().feed(end.peer.recv(1000)) != []
+    assert FrameReader(message_of).feed(end.peer.recv(1000)) != []
     assert end.losses == []
 
 
@@ -309,14 +309,14 @@ def test_what_is_said_in_one_turn_goes_out_together_and_in_order(end, monkeypatc
         end.link.send(each)
     turn(end.loop)
     assert len(calls) == 1
-    heard = FrameReader().feed(end.peer.recv(1000))
+    heard = FrameReader(message_of).feed(end.peer.recv(1000))
     assert [each["kind"] for each in heard] == ["ShownStatus", "ToRanks", "ShownStatus"]
 
 
 def test_what_was_said_before_the_line_is_closed_still_goes(end):
     end.link.send(noted(1))
     end.link.close()
-    assert FrameReader().feed(end.peer.recv(1000)) != []
+    assert FrameReader(message_of).feed(end.peer.recv(1000)) != []
 
 
 def read_all(connection, reader, into):
@@ -329,7 +329,7 @@ def test_draining_sends_everything_and_waits_for_the_other_end(end):
     end.link.send(large)
     end.link.send(Ended(3, "over"))
     heard = []
-    reading = threading.Thread(target=read_all, args=(end.peer, FrameReader(), heard))
+    reading = threading.Thread(target=read_all, args=(end.peer, FrameReader(message_of), heard))
     end.peer.sendall(bytes_of(Beats(0, {}, {}, 0)))  # unread, this must not take back what is sent
     reading.start()
     closing = threading.Thread(target=lambda: (reading.join(), end.peer.close()))

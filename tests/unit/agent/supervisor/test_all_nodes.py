@@ -1,7 +1,6 @@
 """Several nodes as one: who gets which order, what they say, and what the loss of one means."""
 
 import asyncio
-from base64 import b64encode
 from signal import SIGKILL, SIGTERM
 
 import pytest
@@ -168,11 +167,11 @@ def test_what_hooks_say_and_show_reaches_the_hooks_of_all_ranks(cluster):
     link = cluster.links[0]
     leaving = protocol.Leaving(3, 0)
     link.hear(FromRank(pack_said(leaving)))
-    link.hear(FromRank(pack_said(leaving), b64encode(b"page").decode()))
-    link.hear(PageSeen(3, 0, b64encode(b"newer").decode()))
-    link.hear(PageNews(3, 1, {"128": b64encode(b"new").decode()}))
+    link.hear(FromRank(pack_said(leaving), b"page"))
+    link.hear(PageSeen(3, 0, b"newer"))
+    link.hear(PageNews(3, 1, {"128": b"new"}))
     does = ProcessNews("S", 1.5, is_frozen=False)
-    link.hear(Beats(70, {"4": b64encode(b"beat").decode()}, {"4": does}, 3))
+    link.hear(Beats(70, {"4": b"beat"}, {"4": does}, 3))
     link.hear(RankUnlinked(2, 0))
     assert cluster.hooks.heard == [
         (leaving, b""),

@@ -1,7 +1,6 @@
 """What ranks say on a node without the controller: it is handed on, with the page it speaks of."""
 
 import os
-from base64 import b64decode
 from pathlib import Path
 from time import monotonic_ns
 
@@ -64,11 +63,11 @@ def mirrored(said):
     for each in said:
         match each:
             case FromRank(message=message, page=page) if page:
-                pages.keep_copy(message["rank"], 0, b64decode(page))
+                pages.keep_copy(message["rank"], 0, page)
             case PageSeen():
-                pages.keep_copy(each.rank, each.attempt, b64decode(each.page))
+                pages.keep_copy(each.rank, each.attempt, each.page)
             case PageNews():
-                pieces = [(int(at), b64decode(one)) for at, one in each.pieces.items()]
+                pieces = [(int(at), one) for at, one in each.pieces.items()]
                 pages.mirror_news(each.rank, each.attempt, pieces)
     return pages
 
@@ -77,7 +76,7 @@ def test_a_greeting_is_handed_on_after_the_start_and_its_exit_file_is_watched_he
     node.rank(5, "/j/exit.json")
     (told,) = node.said
     assert isinstance(told, FromRank)
-    assert (told.page, unpack_said(told.message).rank) == ("", 5)
+    assert (told.page, unpack_said(told.message).rank) == (b"", 5)
     assert node.order == ["announce", "/j/exit.json", "FromRank"]
 
 
@@ -97,7 +96,7 @@ def test_an_answer_takes_the_page_along_as_it_is_now(node):
     frozen = protocol.Frozen(4, 0, 1, 7, is_whole=True, why="")
     node.say(client, frozen)
     news, told = node.said[-2:]
-    assert (unpack_said(told.message), told.page) == (frozen, "")
+    assert (unpack_said(told.message), told.page) == (frozen, b"")
     assert len(str(news)) < 2000  # not all of it
     there = mirrored(node.said)
     assert there.newest_step(4) == 7
@@ -105,7 +104,7 @@ def test_an_answer_takes_the_page_along_as_it_is_now(node):
     assert there.beats([4])[4][:3] == page.heartbeat()[:3]
     count = len(node.said)
     node.say(client, protocol.Raised(4, 0, "ValueError: bad"))
-    assert (len(node.said), node.said[-1].page) == (count + 1, "")
+    assert (len(node.said), node.said[-1].page) == (count + 1, b"")
     del page, there
 
 
@@ -206,7 +205,7 @@ def test_a_page_that_fits_no_frame_is_not_shown(node, monkeypatch):
     _, page = node.registered()
     said, registered = node.said[1:]  # once
     assert unpack_said(said.message).text.startswith("what rank 4 alone holds")
-    assert registered.page == ""
+    assert registered.page == b""
     node.said.clear()
     node.relay.tell_beats()
     page.beat(9, 1, 4, Phase.DATA)
