@@ -29,7 +29,8 @@ from agent.dump.executor import DumpExecutor
 from agent.hooks import rank_links
 from agent.hooks.listener import name_of, open_listener
 from agent.hooks.status_pages import StatusPages
-from agent.machine import file_thread, run_record
+from agent.machine import file_thread
+from agent.records import run_record
 from agent.records.journal import Journal
 from agent.records.run_record import remembered, unrecorded
 from agent.spec.job_spec import DumpSpec, JobSpec, Program, ProgramKind, UsageError

@@ -312,6 +312,7 @@ def restore_for_loop(point: ResumePoint, committed: CommittedState, rank: int) -
     private = point.private
     if private is None:
         return
+    committed.buffers.unfinished = ()
     committed.buffers.restore(_buffers_of(private))
     restore_script(point, committed, is_last=True, has_objects=True)
     kept = {ResizedBuffers.name_of(each) for each in _script(private).record.values}
@@ -353,6 +354,7 @@ def restore_script(
     """
     if point.private is not None:
         if not is_last:  # what the script wraps before its loop may be compared between the ranks
+            committed.buffers.unfinished = tuple(f"{each}." for each in point.deferred)
             committed.buffers.restore(_buffers_of(point.private), are_all=False)
         peer = None if point.peer is None or _is_settled(point.private) else _script(point.peer)
         script = _script(point.private)

@@ -154,6 +154,9 @@ class Buffers:
         self._is_one_device = True  # all of those are where they were when the page was made
         self._targets: dict[tuple[int, int], list[Tensor]] = {}
         self._found: list[tuple[Place, ...]] = []  # by module, as it had them last
+        self.unfinished: tuple[str, ...] = ()
+        """How names begin of what the script has yet to change as it did before: until then another
+        module may be in the place of the one whose buffer was saved, so nothing is put back."""
         self.unsaved: frozenset[str] = frozenset()
         """Buffers that the page has no place for, or one for another size or type."""
 
@@ -245,6 +248,8 @@ class Buffers:
 
     def place_of(self, name: str) -> Place | None:
         """Where a buffer of this name is, or would be; ``None``: no module has such a place."""
+        if name.startswith(self.unfinished):
+            return None
         found = (piece.place_of(name) for piece in self._pieces)
         return next((each for each in found if each is not None), None)
 
@@ -361,7 +366,7 @@ class Buffers:
         ``are_all``: else only those of another size than they have now: DDP compares the sizes.
         """
         known = {each.name: each for piece in self._pieces for each in piece.places()}
-        for name in tensors:
+        for name in (each for each in tensors if not each.startswith(self.unfinished)):
             place = known.get(name) or self.place_of(name)
             if place is not None and (are_all or not _has_shape_of(place.tensor, tensors[name])):
                 _put(place, tensors[name])
