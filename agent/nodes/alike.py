@@ -28,7 +28,7 @@ V = TypeVar("V")
 
 MOST_KINDS = 32  # of messages that wait
 MOST_NEWEST = 3  # things that go to all in turn
-MOST_KNOWN = 8 << 10  # characters of a message that is remembered
+MOST_ALIKE = 8 << 10  # characters of what ranks say alike, that is remembered
 
 ANYTIME = PageNews | PageSeen
 """Not later than what the same rank says next; so it may overtake what waits."""
@@ -66,9 +66,12 @@ class _Group(NamedTuple):
 class Merger:
     """The messages that wait."""
 
-    def __init__(self, ranks: int = 0) -> None:
-        """``ranks``: of this node, if it is another one than the controller's."""
-        self._ranks = ranks
+    def __init__(self, ranks: Iterable[int] = ()) -> None:
+        """``ranks``: of this node, if it is another one than the controller's.
+
+        A node may also tell what the ranks of a lost one have said.
+        """
+        self._ranks = frozenset(ranks)
         self._groups: list[_Group] = []
 
     def __bool__(self) -> bool:
@@ -109,7 +112,7 @@ class Merger:
             if kind is ToRank:
                 yield ToRanks(tuple(ranks), about)
             else:
-                yield said_alike(ranks if len(ranks) != self._ranks else (), about)
+                yield said_alike(() if self._ranks == {*ranks} else ranks, about)
 
 
 def said_alike(ranks: Iterable[int], message: dict[str, object]) -> FromRanks:
@@ -126,7 +129,7 @@ def said_by(message: FromRanks, all_ranks: Iterable[int]) -> Iterator[Any]:
         CodecError: it is nothing that a rank says.
     """
     text = message.message
-    said = _known(text) if len(text) <= MOST_KNOWN else _said(text)
+    said = _known(text) if len(text) <= MOST_ALIKE else _said(text)
     for rank in message.ranks or all_ranks:
         yield said._replace(rank=rank)
 

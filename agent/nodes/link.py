@@ -6,7 +6,7 @@ import asyncio
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from agent.nodes.alike import ANYTIME, Merger, Once
 from agent.nodes.frames import FrameError, FrameReader
@@ -37,7 +37,7 @@ Lost = Callable[[Loss], None]
 class NodeLink:
     """Sends and hears messages. It never waits, but in :meth:`drain`."""
 
-    def __init__(self, line: Line, ranks: int = 0) -> None:
+    def __init__(self, line: Line, ranks: Sequence[int] = ()) -> None:
         """Take the connection over; ``ranks``: of this node, if it is not the controller's."""
         self._ranks = ranks
         self.open(line)

@@ -52,7 +52,7 @@ def run_controlled(
     parts = make_parts(prepared, ignited, environ, console)
     nexts = NextJob(met, environ, console, parts.starter, ignited)
     host = met.lines[0].connection.getpeername()[0]
-    link = NodeLink(met.lines[0], len(met.prepared.spec.ranks_here))
+    link = NodeLink(met.lines[0], met.prepared.spec.ranks_here)
     giver = MemoryGiver(host, met.security)
     hooks = HooksRelay(spec, ignited.hooks_listener, parts.journal, parts.kept, link.send, giver)
 

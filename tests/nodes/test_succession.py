@@ -51,6 +51,23 @@ def check_bitwise(undisturbed: Sequence[str], *parts: NodeMsrun) -> None:
     check_weights(weights(logs_of(*parts)), undisturbed, "".join(part.errors for part in parts))
 
 
+def test_of_nodes_with_one_rank_each_the_second_takes_the_place_of_the_first(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(3))
+    job = jobs.start(*WAITS, nproc=1)
+    spare = add(jobs, 2, "--spare-node", "--nnodes=2", nproc=1)
+    spare.await_error("this node waits as a spare")
+    begun(job)
+    go(jobs)
+    jobs.cluster.nodes[0].kill()
+    job.parts[1].await_error(LEADS)
+    for part in (job.parts[1], spare):
+        assert part.wait().code == 0, part.errors
+    assert "; replacing it, rank 1 keeps running" in job.parts[1].errors
+    assert "no step is lost" in job.parts[1].errors
+    assert [log.count("from step") for log in logs_of(job.parts[1])] == [1]
+    check_nothing_left(*jobs.cluster.nodes)
+
+
 def test_a_spare_node_takes_the_place_of_the_first(
     nodes: Nodes, undisturbed: Sequence[str]
 ) -> None:

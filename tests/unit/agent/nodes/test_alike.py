@@ -25,7 +25,7 @@ def heard(message):
     return [ToRank(rank, message.message) for rank in message.ranks]
 
 
-def merged(*messages, ranks=0):
+def merged(*messages, ranks=()):
     merger = Merger(ranks)
     assert all(merger.add(each) for each in messages)
     found = [unpack(pack(each)) for each in merger.take()]
@@ -43,12 +43,17 @@ def test_what_all_say_alike_is_one_message_that_names_their_ranks():
 
 def test_what_all_of_a_node_say_alike_names_none_so_other_nodes_say_the_same_bytes():
     (one,), (other,) = (
-        merged(*map(frozen, ranks), ranks=2) for ranks in (range(90, 92), range(92, 94))
+        merged(*map(frozen, ranks), ranks=ranks) for ranks in (range(90, 92), range(92, 94))
     )
     assert one == other
     assert heard(one) == [frozen(90), frozen(91)]
-    (part,) = merged(frozen(90), ranks=2)
+    (part,) = merged(frozen(90), ranks=range(90, 92))
     assert heard(part) == [frozen(90)]
+
+
+def test_what_ranks_of_a_lost_node_have_said_names_them_though_they_are_as_many():
+    (one,) = merged(frozen(0), frozen(1), ranks=range(90, 92))
+    assert heard(one) == [frozen(0), frozen(1)]
 
 
 def test_exceptions_are_messages_of_their_own():
