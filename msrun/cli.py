@@ -81,8 +81,8 @@ def _prepared(job: JobSpec) -> tuple[Prepared, Met | None]:
     from agent.launch.meeting import LostControllerError, meet
     from msrun import __version__
 
-    if job.cluster.tls_config is not None and sys.stdin is not None and sys.stdin.isatty():
-        _ask_for_password(job, job.cluster.tls_config)
+    if job.cluster.tls_config is not None and _may_ask():
+        _ask_for_passwords(job, job.cluster.tls_config)
     if job.cluster.is_spare:  # who waits has the time for it
         import agent.supervisor.run  # noqa: F401
     try:
@@ -94,14 +94,27 @@ def _prepared(job: JobSpec) -> tuple[Prepared, Met | None]:
     return met.prepared, met
 
 
-def _ask_for_password(job: JobSpec, config: Path) -> None:
-    """Ask for that of this node's certificate, unless it has one; ranks do not get it."""
+def _may_ask() -> bool:
+    """Whether a person may answer: the kernel stops who asks from the background."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # no terminal, or another session's
+        return False
+
+
+def _ask_for_passwords(job: JobSpec, config: Path) -> None:
+    """Ask for what this node's certificates lack; ranks do not get it.
+
+    A guest needs the server's as well: it may take the part of node 0.
+    """
     from agent.launch.certificates import lacking_password
 
-    if (lacking := lacking_password(config, os.environ, is_server=not _is_guest(job))) is not None:
-        from msrun.terminal.password import asked
+    for is_server in (False, True) if _is_guest(job) else (True,):
+        lacking = lacking_password(config, os.environ, is_server=is_server)
+        if lacking is not None:
+            from msrun.terminal.password import asked
 
-        os.environ[lacking[0]] = asked(*lacking)
+            os.environ[lacking[0]] = asked(*lacking)
 
 
 def _is_guest(job: JobSpec) -> bool:

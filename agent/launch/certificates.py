@@ -159,19 +159,34 @@ def lacking_password(
         path: of ``config.json``.
         environ: msrun's.
         is_server: the others dial this node.
+
+    Raises:
+        UsageError: ``config.json`` or the file of the password is of no use.
     """
     config = TlsConfig.read(path)
     file = config.server_cert if is_server else config.client_cert
-    try:
-        if _password(environ, is_server=is_server) is not None:
-            return None
-        _Identity.read(file, None)
-    except ImportError:  # which is said later
+    if _password(environ, is_server=is_server) is not None or not os.access(file, os.R_OK):
         return None
-    except UsageError:
-        is_there = os.access(file, os.R_OK)
-        return (SERVER_PASSWORD if is_server else CLIENT_PASSWORD, file) if is_there else None
-    return None
+    is_locked = _is_locked(_bytes(file))
+    return (SERVER_PASSWORD if is_server else CLIENT_PASSWORD, file) if is_locked else None
+
+
+def _is_locked(data: bytes) -> bool:
+    """Whether a file opens with a password only. One of no use does not open with one, either."""
+    if b"-----BEGIN" in data:
+        return b"ENCRYPTED" in data
+    try:
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.serialization import pkcs12
+    except ImportError:  # which is said later
+        return False
+    try:
+        pkcs12.load_key_and_certificates(data, None)
+    except (ValueError, TypeError) as error:
+        return "password" in str(error).lower()
+    except UnsupportedAlgorithm:
+        return False
+    return False
 
 
 # --- certificates ---------------------------------------------------------------------------------

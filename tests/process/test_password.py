@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -26,9 +27,11 @@ def test_it_is_asked_for_once_and_not_echoed(tmp_path: Path, typed: str) -> None
     ]
     run = [sys.executable, "-m", "msrun", *words, "--cluster-time-out=1", "--join=True"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")}
+    command = shlex.join(map(str, [*run, f"--tls-config={config}", WORKERS / "place.py"]))
     msrun = subprocess.Popen(
-        [*run, f"--tls-config={config}", WORKERS / "place.py"],
-        stdin=there,
+        # a terminal is somebody's once a session opens it
+        ["sh", "-c", f"exec <{os.ttyname(there)} && exec {command}"],
+        stdin=subprocess.DEVNULL,
         stdout=there,
         stderr=there,
         env=environ,
