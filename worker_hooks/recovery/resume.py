@@ -17,7 +17,7 @@ from torch import Tensor
 
 from worker_hooks.changes.observer import Audited
 from worker_hooks.contract.env import RankEnv
-from worker_hooks.contract.script_record import SCRIPT
+from worker_hooks.contract.script_record import BUFFERS, SCRIPT
 from worker_hooks.data.feed import Batches, Feed
 from worker_hooks.recovery import load
 from worker_hooks.rng.randomness import Randomness, derive
@@ -41,8 +41,8 @@ NOT_AGAIN = (
     "continues"
 )
 UNSAVED = (
-    "buffers changed their size in step {} and are larger than 4 MiB, so they are not saved as of "
-    "it: {}; resume from an older checkpoint, or say state.ignore(...) of them"
+    "buffers that changed their size, or are no plain tensors, are not saved as of step {}: {}; "
+    "resume from an older checkpoint, or say state.ignore(...) of them"
 )
 PEERS = 8  # other ranks whose private state is read where the rank's own is not enough
 
@@ -315,7 +315,8 @@ def restore_for_loop(point: ResumePoint, committed: CommittedState, rank: int) -
     committed.buffers.unfinished = ()
     committed.buffers.restore(_buffers_of(private))
     restore_script(point, committed, is_last=True, has_objects=True)
-    kept = {ResizedBuffers.name_of(each) for each in _script(private).record.values}
+    values = _script(private).record.values
+    kept = {ResizedBuffers.name_of(each) for each in values if each.startswith(BUFFERS)}
     lacking = committed.buffers.needed({*private.meta.get("unsaved", ())} - kept)
     lacking = [name for name in lacking if not committed.private.script.is_ignored(name)]
     if lacking:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
+from urllib.parse import quote, unquote
 
 from torch import Tensor
 
@@ -208,11 +209,11 @@ class _Buffers:
 
     def get(self, key: str, default: Any) -> Any:
         """The present tensor."""
-        place = self._find(key.replace("/", "."))
+        place = self._find(unquote(key))
         return default if place is None else place.tensor
 
     def __setitem__(self, key: str, value: Any) -> None:
-        place = self._find(key.replace("/", "."))
+        place = self._find(unquote(key))
         if place is not None:
             place.put(value)
 
@@ -220,7 +221,7 @@ class _Buffers:
         """A buffer stays: its first size is what the page has of it."""
 
     def __contains__(self, key: str) -> bool:
-        return self._find(key.replace("/", ".")) is not None
+        return self._find(unquote(key)) is not None
 
     def __len__(self) -> int:
         return 0  # nothing is found here but by name
@@ -260,15 +261,18 @@ class ResizedBuffers(Group):
         """``find``: returns where a buffer of this name is, or would be; ``None``: no module."""
         super().__init__(BUFFERS, _Buffers(find))
         self.names: Collection[str] = frozenset()
+        self.asked: list[str] = []
+        """Those of the last :meth:`choose`; what no module has a place for is none of the names."""
 
     @staticmethod
     def name_of(variable: str) -> str:
         """Of the buffer that is saved under this name."""
-        return variable.removeprefix(BUFFERS).replace("/", ".")
+        return unquote(variable.removeprefix(BUFFERS))
 
     def choose(self, names: Collection[str]) -> None:
         """Keep these, and no others; in this order a module gets those that it has yet to add."""
-        keys = {each: each.replace(".", "/") for each in names}
+        self.asked = [*names]
+        keys = {each: quote(each, safe="").replace(".", "%2E") for each in names}
         there = {key: name for name, key in keys.items() if key in self.holder}
         self.names = dict.fromkeys(there.values()).keys()
         was, self.variables = self.variables, {}

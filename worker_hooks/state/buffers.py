@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import groupby
@@ -28,8 +29,14 @@ from worker_hooks.device.stamped_copies import Gathered, Single, StampedCopies, 
 from worker_hooks.state.module import ModulePiece, Place
 from worker_hooks.state.registry import Piece
 from worker_hooks.state.snapshot import version
-from worker_hooks.tensors.tensor_bytes import entry_of, plain, to_bytes
+from worker_hooks.tensors.tensor_bytes import entry_of, plain, to_bytes, why_not_plain
 
+log = logging.getLogger("msrun")
+
+UNSAVED = (
+    "buffer %s %s: a death in a step in which it does ends the job, as it is not saved as of that "
+    "step; make it a value in state.own, or say state.ignore(...) of it"
+)
 MOST_KEPT = 4 << 20
 """Bytes of a buffer that is kept as a value of the script while its size changes."""
 
@@ -153,16 +160,23 @@ class Buffers:
         self._device_constants: list[_DeviceConstant] = []
         self._is_one_device = True  # all of those are where they were when the page was made
         self._targets: dict[tuple[int, int], list[Tensor]] = {}
+        self._said: set[str] = set()
         self._found: list[tuple[Place, ...]] = []  # by module, as it had them last
         self.unfinished: tuple[str, ...] = ()
         """How names begin of what the script has yet to change as it did before: until then another
         module may be in the place of the one whose buffer was saved, so nothing is put back."""
         self.unsaved: frozenset[str] = frozenset()
         """Buffers that the page has no place for, or one for another size or type."""
+        self.odd: frozenset[str] = frozenset()
+        """Those of them that have no plain bytes, as a sparse tensor has none."""
 
     @cached_property
     def _places(self) -> list[Place]:
         return [place for piece in self._pieces for place in piece.places()]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Place]:
+        return {place.name: place for place in self._places}
 
     @cached_property
     def _kept(self) -> list[_Kept]:
@@ -170,7 +184,7 @@ class Buffers:
         found = [
             (devices.is_on_host(tensor), _is_constant(place, tensor), place, tensor)
             for place in self._places
-            if (tensor := place.tensor) is not None
+            if (tensor := place.tensor) is not None and place.name not in self.odd
         ]
         found.sort(key=lambda each: (not each[0], each[1]))
         kept, offsets = [], {True: 0, False: 0}
@@ -217,8 +231,8 @@ class Buffers:
 
     def renew(self) -> None:
         """Find all buffers anew: the modules are others, and another page will be made."""
-        cached = "_places _kept _devices entries host_entries device_entries nbytes device_nbytes"
-        for name in cached.split():
+        cached = "_places _by_name _kept _devices entries host_entries device_entries"
+        for name in (*cached.split(), "nbytes", "device_nbytes"):
             vars(self).pop(name, None)
         self._targets.clear()
         self.forget()
@@ -241,6 +255,7 @@ class Buffers:
             if len(found) != len(self._found) or not all(map(is_, found, self._found)):
                 self._found = found
                 vars(self).pop("_places", None)
+                vars(self).pop("_by_name", None)
                 self._known = None
         if not self._is_known():
             self._look_up()
@@ -250,6 +265,8 @@ class Buffers:
         """Where a buffer of this name is, or would be; ``None``: no module has such a place."""
         if name.startswith(self.unfinished):
             return None
+        if (known := self._by_name.get(name)) is not None:
+            return known
         found = (piece.place_of(name) for piece in self._pieces)
         return next((each for each in found if each is not None), None)
 
@@ -264,14 +281,25 @@ class Buffers:
 
     def larger_than(self, nbytes: int) -> frozenset[tuple[str, torch.Size]]:
         """Those of :attr:`unsaved` that are now, with their shapes."""
-        found = ((each.name, each.tensor) for each in self._places if each.name in self.unsaved)
+        names = self.unsaved - self.odd
+        found = ((each.name, each.tensor) for each in self._places if each.name in names)
         return frozenset((n, e.shape) for n, e in found if e is not None and e.nbytes > nbytes)
+
+    def newly_unsaved(self) -> list[str]:
+        """Those that a step may end without, as they are large or no plain tensors; said once."""
+        large = {name: "changes its size" for name, _ in self.larger_than(MOST_KEPT)}
+        found = large | dict.fromkeys(self.odd, "is no plain tensor any more")
+        new = found.keys() - self._said
+        self._said |= new
+        for name in sorted(new):
+            log.warning(UNSAVED, name, found[name])
+        return sorted(new)
 
     def unsaved_up_to(self, nbytes: int) -> list[str]:
         """Those of :attr:`unsaved` that are no larger than this, as their modules have them."""
-        large = {name for name, _ in self.larger_than(nbytes)}
-        names = [each.name for each in self._places if each.name in self.unsaved - large]
-        return names + sorted(self.unsaved - large - {*names})
+        small = self.unsaved - self.odd - {name for name, _ in self.larger_than(nbytes)}
+        names = [each.name for each in self._places if each.name in small]
+        return names + sorted(small - {*names})
 
     def fill(self, address: int, slot: int) -> int:
         """Write the buffers in host memory to a record of the page; return the count of bytes.
@@ -376,17 +404,22 @@ class Buffers:
         if self._known is None:
             return False
         for held, key, tensor, address in self._known:
-            if held.get(key) is not tensor or tensor.data_ptr() != address:
+            if held.get(key) is not tensor or (address >= 0 and tensor.data_ptr() != address):
                 return False
         return all(place.tensor is None for place in self._absent)
 
     def _look_up(self) -> None:
         """Look up every buffer again."""
         self._known = [
-            (place.owner._buffers, place.key, tensor, tensor.data_ptr())  # noqa: SLF001
+            (place.owner._buffers, place.key, tensor, _address(tensor))  # noqa: SLF001
             for place in self._places
             if (tensor := place.tensor) is not None
         ]
+        self.odd = frozenset(
+            place.name
+            for place in self._places
+            if (tensor := place.tensor) is not None and why_not_plain(tensor)
+        )
         self._absent = [place for place in self._places if place.tensor is None]
         self._targets.clear()
         fitting = [(kept, tensor) for kept in self._kept if (tensor := _fitting(kept)) is not None]
@@ -452,10 +485,15 @@ def _is_constant(place: Place, tensor: Tensor) -> bool:
     return tensor.nbytes > _SMALL_BYTES and not isinstance(place.owner, _NormBase)
 
 
+def _address(tensor: Tensor) -> int:
+    """Where its elements are; -1: it has no plain bytes."""
+    return -1 if why_not_plain(tensor) else tensor.data_ptr()
+
+
 def _fitting(kept: _Kept) -> Tensor | None:
     """The buffer, if it still has the shape and type that it has on the page."""
     tensor = kept.place.tensor
-    if tensor is None:
+    if tensor is None or why_not_plain(tensor):
         return None
     return tensor if entry_of(kept.entry.name, tensor) == kept.entry else None
 

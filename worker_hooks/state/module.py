@@ -238,10 +238,11 @@ class ModulePiece:
         """Put the parameters' values back, bit for bit, into the present tensors."""
         for name, parameter in self.tensors().items():
             put(tensors, name, parameter)
-        for name in value["transient"]:
-            place = self.place_of(name)
-            if place is not None:  # the module has yet to add it, perhaps
-                place.owner._non_persistent_buffers_set.add(place.key)  # noqa: SLF001
+        there, owners = {place.name for place in self.places()}, dict(_walk(self.module, self.name))
+        for name in (each for each in value["transient"] if each not in there):
+            path, _, key = name.rpartition(".")
+            if path in owners:  # the module has yet to add it, perhaps
+                owners[path]._non_persistent_buffers_set.add(key)  # noqa: SLF001
         extra = state_json.decode(value["extra"], tensors)
         for path, each in self._found.extra:
             each.set_extra_state(extra[path])

@@ -155,8 +155,9 @@ class PrivateState:
         has_others = self.buffers.look(is_commit=is_commit)
         if has_others or self.buffers.unsaved:
             kept = self.buffers.unsaved_up_to(MOST_KEPT)
-            if {*kept} != self.script.resized.names:
+            if kept != self.script.resized.asked:
                 self.script.keep_buffers(kept)
+            self.script.newly_large += self.buffers.newly_unsaved()
         return has_others
 
     def needs_new_page(self) -> bool:
@@ -448,9 +449,8 @@ class PrivateState:
                     ctypes.memmove(address, bytes(octets), min(entry.nbytes, len(octets)))
                 address += entry.nbytes
 
-        others = {each.name for each in self.buffers.host_entries} - {
-            each.name for each in self.buffers.host_entries if each in entries
-        }
+        held = *self.buffers.host_entries, *on_device
+        others = {each.name for each in held if each not in entries}
         meta = with_unsaved(record.meta, others, is_present=is_present)
         is_commit = record.is_commit
         page.write(record.step, record.epoch, record.batch, meta, fill, is_commit=is_commit)

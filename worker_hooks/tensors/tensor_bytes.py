@@ -69,7 +69,7 @@ def entry_of(name: str, tensor: torch.Tensor) -> Entry:
         TypeError: the tensor has no plain bytes (sparse, quantized, nested, DTensor, meta, not
             initialized), or elements that cannot be saved; the message names it.
     """
-    kind = _why_not_plain(tensor)
+    kind = why_not_plain(tensor)
     if kind:
         raise TypeError(f"tensor {name!r} cannot be saved: it is {kind}")
     try:
@@ -80,7 +80,7 @@ def entry_of(name: str, tensor: torch.Tensor) -> Entry:
     return Entry(name, dtype, shape, math.prod(shape) * BITS[dtype] // 8)
 
 
-def _why_not_plain(tensor: torch.Tensor) -> str | None:
+def why_not_plain(tensor: torch.Tensor) -> str | None:
     """Why a tensor is no plain array of elements in memory; ``None``: it is one."""
     if torch.nn.parameter.is_lazy(tensor):
         return "not initialized yet"

@@ -325,7 +325,8 @@ class DataLoop:
         )
 
     def _look_at_buffers(self, *, is_commit: bool) -> None:
-        if self._committed.private.look_at_buffers(is_commit=is_commit):
+        private = self._committed.private
+        if private.page is not None and private.look_at_buffers(is_commit=is_commit):
             self._renewed()
 
     def _position(self) -> Position:
@@ -444,7 +445,7 @@ class DataLoop:
 
     def _report_anew(self, text: str) -> None:
         """Have msrun promise no more than what holds. ``text`` names what begins anew."""
-        if self._may_say:
+        if self._guard.is_on and not self._guard.env.rank:
             texts = notice.texts_of_anew(text)
             self._guard.report_fingerprint(self._committed.step, texts, True, text, "")
 
@@ -498,7 +499,10 @@ class DataLoop:
         os.close(page)
 
     def _renew_page(self) -> None:
-        """Make a page that has room for the present buffers; the state is as committed."""
+        """Make a page that has room for the present buffers, if this one has not; at a commit."""
+        is_new = self._has_new_structure(is_committed=True)
+        if not (self._committed.private.needs_new_page() or is_new):
+            return
         self._committed.buffers.renew()
         self._committed.private.present = self._committed.step
         self._make_page(self._armed_feed)
@@ -559,12 +563,10 @@ class DataLoop:
         if not private.has_room(position, times=2):
             self._make_page(self._armed_feed)
         self._gate.commit(self._committed.commit, position, tells=self._guard.compares)
-        is_new = private.page is not None and self._has_new_structure(is_committed=True)
-        if private.needs_new_page() or is_new:
-            self._renew_page()
         if self._committed.changes.wants_audit:
             self._committed.audit()
         if private.page is not None:
+            self._renew_page()
             private.page.beat(
                 self._committed.step, position.epoch, position.batch, self.tracker.phase
             )

@@ -501,7 +501,7 @@ def test_buffers_that_have_outgrown_their_place_are_kept_as_values(rank):
     assert one.commit(n=1).record.values == {"n": 1}
     one.values.exclude([mem.tensor])  # as it is registered
     one.values.keep_buffers(["model.mem", "model.gone"])
-    assert set(one.commit().record.values) == {"n", "state.buffers.model/mem"}
+    assert set(one.commit().record.values) == {"n", "state.buffers.model%2Emem"}
     mem.tensor = torch.arange(5.0)
     assert len(one.commit().tensors) == 1
     one.values.keep_buffers(["model.mem", "model.later"])
@@ -518,6 +518,14 @@ def test_buffers_that_have_outgrown_their_place_are_kept_as_values(rank):
     assert len(mem.tensor) == 9  # its first size is in another place
     one.values.keep_buffers(())
     assert set(one.commit().record.values) == set()
+
+
+def test_a_buffer_of_a_module_with_any_name_is_kept(rank):
+    one = rank(n=0, buffers={"model.obs/image.mem": Buffer(torch.ones(3))})
+    one.values.keep_buffers(["model.obs/image.mem", "model.gone"])
+    (name,) = one.commit(n=1).record.values.keys() - {"n"}
+    assert one.values.resized.name_of(name) == "model.obs/image.mem"
+    assert one.values.resized.asked == ["model.obs/image.mem", "model.gone"]
 
 
 def test_a_closure_whose_variable_has_no_value_yet(monkeypatch, tmp_path):
