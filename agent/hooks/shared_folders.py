@@ -43,7 +43,8 @@ class FolderMarks:
     def mark(self, folder: str, made: Callable[[str], None]) -> None:
         """Mark a folder; ``made`` takes the file's path, if it could be made, and was not before.
 
-        Folders that are not there yet may have one file: who looks for it twice has removed it.
+        Two folders that do not exist yet share the file in the folder above them: it is told once,
+        as whoever finds it removes it.
         """
         if folder in self._known:
             return

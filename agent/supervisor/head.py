@@ -339,7 +339,8 @@ class Deputy:
         met, loop, own = self._met, self._here.loop, search.living.node_rank
         assert met.door is not None
         spec = met.prepared.spec
-        open_files.allow_files(2 * spec.nnodes + spec.world_size)  # as node 0 has
+        # to each other node a line and a look whether it lives, and what each rank alone has
+        open_files.allow_files(2 * spec.nnodes + spec.world_size)
         listener = listen_in_reserve(search.nodes[own].address)
         if listener is None:
             return None

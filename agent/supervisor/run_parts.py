@@ -142,7 +142,7 @@ class RunParts(NamedTuple):
         changed: Callable[[Job, tuple[Worker, ...] | None, Account], None],
         others: Callable[[], Sequence[Evidence]],
     ) -> JobController:
-        """Who decides; ``changed``: as there. ``others``: what other nodes found of their ranks."""
+        """Who decides. ``others``: what other nodes found of their ranks."""
         return JobController(
             spec,
             journal=self.journal,

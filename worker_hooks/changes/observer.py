@@ -115,7 +115,7 @@ class ChangeObserver:
         self._still = 0  # steps in a row without a counted change outside of updates
         self._said: set[str] = set()
         self._keeps_all = False  # copies of all are made at each commit
-        self._else_why, self._share = HALTS, 0.0
+        self._reasons: dict[str, float] = {}  # why, and the share of a step's time for that
         self._given_up: set[str] = set()  # the reasons for which all was to be copied in vain
         self._needed: set[str] = set()  # and these were, or would be, without that
         self._has_unseen = False  # something changed uncounted between an update and its commit
@@ -193,8 +193,7 @@ class ChangeObserver:
         """
         if else_why in self._given_up:
             return  # the next commit would give it up again
-        if share > self._share:
-            self._else_why, self._share = else_why, share
+        self._reasons[else_why] = max(share, self._reasons.get(else_why, 0.0))
         if not self._keeps_all:
             self._keeps_all, self._needed = True, {*self._copies.names}
 
@@ -204,8 +203,13 @@ class ChangeObserver:
             self._stop_keeping_all(self._copies.names - self._needed)
 
     def _stop_keeping_all(self, extra: AbstractSet[str]) -> None:
-        self._keeps_all, self._share = False, 0.0
+        self._keeps_all = False
+        self._reasons.clear()
         self._copies.let_go(extra)
+
+    @property
+    def _share(self) -> float:
+        return max(self._reasons.values(), default=0.0)
 
     @property
     def changing(self) -> list[str]:
@@ -259,11 +263,10 @@ class ChangeObserver:
         if (share := self._copies.share) > self._share and self._share < SHARE:
             refused.append(f"copies at each commit take {share:.0%} of a step")
         if refused:
-            why = self._else_why
-            self._stop_keeping_all(extra)
-            self._given_up.add(why)
-            if why:
+            self._given_up |= self._reasons.keys()
+            for why in filter(None, self._reasons):
                 log.warning(why, refused[0])
+            self._stop_keeping_all(extra)
 
     def committed(self, held: CommittedTensors) -> None:
         """Behind a commit: look at the content, if the step that begins is to be audited."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, strided
 
 from worker_hooks.state.registry import Piece, gradients_of
 
@@ -66,4 +66,5 @@ def _are_zero(piece: Piece) -> bool:
         for parameter in group["params"]
         if parameter.grad is not None
     ]
-    return all(type(grad) is Tensor and grad.is_cpu and not grad.any() for grad in found)
+    are_plain = all(type(each) is Tensor and each.is_cpu for each in found)
+    return are_plain and all(each.layout is strided and not each.any() for each in found)

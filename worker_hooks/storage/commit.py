@@ -90,7 +90,7 @@ def private_head(entries: Sequence[Entry], record: CommitRecord) -> bytes:
 def complete(
     layout: DumpLayout, manifest: Manifest, lineage: Collection[str] = ()
 ) -> tuple[Path, bool]:
-    """As :func:`commit`, unless the step is saved already; and whether it is not this one's.
+    """As :func:`commit`; also whether another part of the job had saved the step already.
 
     Parts of a job that are cut from each other may save the same step under one name. What others
     have saved, and may be reading, stays as it is if it has no less.

@@ -26,7 +26,7 @@ COMMUNICATES = (
     "be saved, and training resumes from the checkpoint before: %s"
 )
 NOT_COPIED = "the state of an optimizer holds more than tensors, so there is no copy of a commit"
-LOOKS = 8  # updates that are looked at for that
+LOOKS = 8  # updates that are looked at for that, and steps in which a reason to copy counts
 
 
 class StepTracker:
@@ -61,6 +61,7 @@ class StepTracker:
         self._observers = observers
         self._unsafe, self._say = unsafe, say
         self._said: set[str] = set()
+        self._halts: dict[str, int] = {}  # why steps may halt, and the step that showed it first
         self._looks, self._begun = LOOKS, 0  # collectives that had begun before the update
         self.gradients = KeptGradients(committed.pieces)
         self._loss: torch.Tensor | float | None = None
@@ -209,6 +210,8 @@ class StepTracker:
 
     def halts_amid_update(self, why: str) -> None:
         """If a rank dies, others wait for it with their state half changed: keep commits copied."""
+        if self._committed.step > self._halts.setdefault(why, self._committed.step) + LOOKS:
+            return  # it was seen what the optimizers' states hold, which takes a while
         if self._committed.are_all_tensors():
             self._committed.changes.keep_all(why)
         else:

@@ -244,6 +244,18 @@ def test_a_part_of_all_copies_is_not_made_and_this_is_said(monkeypatch, caplog, 
     assert len(caplog.messages) == 1
 
 
+def test_each_reason_for_copies_that_are_not_made_is_said_once(monkeypatch, caplog):
+    steps = Steps()
+    steps.train(CHANGES["in place"], count=audit.FIRST_STEPS)
+    monkeypatch.setattr(observer, "COPIED_AT_FIRST", 1000)
+    with caplog.at_level(logging.WARNING, "msrun"):
+        for _ in range(3):
+            steps.changes.keep_all("between: %s")
+            steps.changes.keep_all("communicates: %s")
+            steps.train(CHANGES["in place"])
+    assert [line.partition(":")[0] for line in caplog.messages] == ["between", "communicates"]
+
+
 def test_a_large_state_is_not_copied_to_find_that_it_is_one(monkeypatch):
     """A new rank's first commit is in front of the first step that all can make again."""
     monkeypatch.setattr(observer, "COPIED_AT_FIRST", 1000)
