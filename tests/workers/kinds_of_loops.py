@@ -288,10 +288,10 @@ def weights_by_epoch(job):
                 if (state.epoch, state.batch) == (0, 4):
                     job.lag("end", 2, 0.5)
                 if (state.epoch, state.batch) == (1, 1):
-                    job.lag("update", 2, 0.5)
+                    job.lag_until_frozen("update", 2, 0.5)
                 optimizer.step()
                 if (state.epoch, state.batch) == (1, 1):
-                    job.lag("update", 0, 1.0)
+                    job.lag_until_frozen("update", 0, 1.0)
                 optimizer.zero_grad()
             swa.update_parameters(net)
         update_bn(DataLoader(samples(), 8), swa)

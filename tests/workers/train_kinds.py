@@ -106,9 +106,21 @@ class Job:
 
     def lag(self, why, rank, lag_s):
         """Let a rank come late, in a job whose ranks are to be apart for this reason."""
-        is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
-        if self.rank == rank and is_first and os.environ.get("APART") == why:
+        if self._is_late(why, rank):
             time.sleep(lag_s)
+
+    def lag_until_frozen(self, why, rank, lag_s):
+        """The same, and not before msrun has asked the ranks to halt: a busy machine is late."""
+        if self._is_late(why, rank):
+            until = time.monotonic() + 60
+            while "FreezeRanks" not in Path("logs/events.jsonl").read_text():
+                assert time.monotonic() < until, "no rank was asked to halt"
+                time.sleep(0.01)
+            time.sleep(lag_s)
+
+    def _is_late(self, why, rank):
+        is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+        return self.rank == rank and is_first and os.environ.get("APART") == why
 
     def run(self, train):
         if self.told.plain:
