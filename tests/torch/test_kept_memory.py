@@ -150,10 +150,10 @@ def test_nobody_has_to_ask_for_it(launcher: Launcher, warm_python: WarmPython) -
             os.kill(pids[rank], signum)
     ended = job.wait()
     assert ended.code == 0, ended
-    (order,) = job.seen("CommitDump")
+    orders = job.seen("CommitDump")  # two if one was ahead: its losses say nothing of the other
     dead = [one for one in job.seen("WorkerExited") if one["kept"]]
-    assert order["is_kept"]
-    assert order["step"] == max(max(one["kept"]) for one in dead)  # any of them has all of it
+    assert all(order["is_kept"] for order in orders)
+    assert orders[-1]["step"] >= min(max(one["kept"]) for one in dead)  # what all had committed
     assert (launcher.tmp / "whole.sha").read_text() == (alone / "whole.sha").read_text()
 
 
