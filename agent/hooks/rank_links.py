@@ -33,7 +33,7 @@ Said = (
     | protocol.Unprotected | protocol.Raised | protocol.Leaving | protocol.ExitRequested
     | protocol.Standing | protocol.Frozen | protocol.Written | protocol.Digested
     | protocol.SaveFailed | protocol.Progress | protocol.Rejoining | protocol.Stack
-    | protocol.VoteOpened | protocol.NotesMeasured | protocol.Copied
+    | protocol.VoteOpened | protocol.NotesMeasured | protocol.Copied | protocol.BringMemory
 )
 # fmt: on
 """What a training script may say; each names its rank and attempt."""

@@ -228,12 +228,19 @@ class ToldAgain(NamedTuple):
 
 
 class TakeMemory(NamedTuple):
-    """Fetch a checkpoint in memory, and keep it until the next one, or until it is forgotten."""
+    """Fetch a checkpoint in memory, and keep it until the next one, or until it is forgotten.
+
+    With ``heads`` it is partial: of the files that are not private, in the manifest's order, only
+    as many bytes from their beginnings. Another key, ``rest``, is for the others, if a rank needs
+    them.
+    """
 
     path: str  # its manifest's, on the controller's node
     manifest: str
     port: int  # as agent.nodes.transfer
     key: str  # hexadecimal
+    heads: tuple[int, ...] = ()
+    rest: str = ""
 
 
 class MemoryTaken(NamedTuple):

@@ -295,40 +295,57 @@ def _sent_piece(connection: socket.socket, file: int, at: int, count: int) -> in
 
 
 def fetch(
-    host: str,
-    port: int,
-    key: bytes,
-    sizes: Sequence[int],
-    name: str,
-    security: Security = PLAIN,
-) -> list[int]:
-    """Fetch files into memory of this process; their descriptors, sealed.
+    host: str, port: int, key: bytes, spans: Iterable[Span], security: Security = PLAIN
+) -> None:
+    """Fetch parts of files into files of this process.
 
     Args:
         host: address of the node that has them.
         port: of its :class:`MemoryServer`.
         key: the server's.
-        sizes: of the files, in bytes.
-        name: begins the files' names, which people may see in ``/proc``.
+        spans: where they belong here, in the order in which they are sent.
         security: of the connection.
 
     Raises:
         OSError: they cannot be fetched whole; there is no memory.
     """
+    with dialled(host, port, security) as connection:
+        connection.sendall(key)
+        for file, at, nbytes in spans:
+            assert nbytes is not None
+            fill(file, connection, nbytes, lambda _: None, at)
+
+
+def memory_files(sizes: Iterable[int], name: str) -> list[int]:
+    """Files in memory of these sizes, in bytes, that take no room before they are filled.
+
+    ``name`` begins their names, which people may see in ``/proc``.
+
+    Raises:
+        OSError: there is no descriptor left.
+    """
     files: list[int] = []
     try:
-        with dialled(host, port, security) as connection:
-            connection.sendall(key)
-            for number, size in enumerate(sizes):
-                flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-                files.append(os.memfd_create(f"{name}-{number}", flags))
-                fill(files[-1], connection, size, lambda _: None)
-                fcntl.fcntl(files[-1], fcntl.F_ADD_SEALS, _SEALS)
+        for number, size in enumerate(sizes):
+            flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+            files.append(os.memfd_create(f"{name}-{number}", flags))
+            os.ftruncate(files[-1], size)
     except BaseException:
-        for file in files:
-            os.close(file)
+        close_all(files)
         raise
     return files
+
+
+def seal(files: Iterable[int]) -> None:
+    """Let nobody change what is in them any more."""
+    for file in files:
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
+
+
+def close_all(files: Iterable[int]) -> None:
+    """Close files by their descriptors."""
+    for file in files:
+        os.close(file)
 
 
 def dialled(host: str, port: int, security: Security) -> socket.socket:
@@ -347,8 +364,8 @@ def dialled(host: str, port: int, security: Security) -> socket.socket:
         raise
 
 
-def fill(file: int, connection: socket.socket, size: int, progress: Progress) -> None:
-    """Write so many bytes, as they come, into a file by its descriptor.
+def fill(file: int, connection: socket.socket, size: int, progress: Progress, at: int = 0) -> None:
+    """Write so many bytes, as they come, into a file by its descriptor, from ``at`` on.
 
     Raises:
         OSError: they do not come, or cannot be written.
@@ -361,9 +378,10 @@ def fill(file: int, connection: socket.socket, size: int, progress: Progress) ->
             raise OSError("the other node closed the connection before all had come")
         written = 0
         while written < count:
-            written += os.write(file, buffer[written:count])
+            written += os.pwrite(file, buffer[written:count], at + written)
         progress(count)
         left -= count
+        at += count
 
 
 def received(connection: socket.socket, count: int) -> bytes:

@@ -18,7 +18,6 @@ from typing import Any
 from agent.controller import actions as do
 from agent.controller.states import JobState
 from agent.dump.node_copies import NodeCopies
-from agent.dump.node_memory import MemoryGiver, not_written
 from agent.hooks.node_clearance import NodeClearance
 from agent.hooks.page_copies import MOST_SHOWN, TOO_LARGE, CopiedPages
 from agent.hooks.peer_pages import RESEND_S, SharedPages
@@ -52,6 +51,7 @@ from agent.nodes.run_messages import (
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import JobSpec
+from agent.spread.far_writes import MemoryGiver, not_written
 from agent.supervisor.hooks_bridge import CLOSE_S, WRAPPER_S
 from agent.supervisor.job_view import Action, AgentPort, Holders
 from agent.text.wording import sized
@@ -121,6 +121,8 @@ class HooksRelay:
         self._alone: Callable[[Said], None] | None = None  # takes what nobody there can answer
         self.as_here: Callable[[protocol.Message], protocol.Message] = lambda message: message
         """What is said of the memory of the controller's node, of the copy on this one."""
+        self.bring_memory: Callable[[str, Callable[[str], object]], None]
+        """Fetches the tensors of that copy; takes its path, and who takes why they do not come."""
         self._is_brief = False  # the last controller's node is lost, with ranks
         self.meets_at = ""
         """Where ranks meet that rejoin others, if that is another machine than at the beginning."""
@@ -469,6 +471,9 @@ class HooksRelay:
             if message.ready and (step := self._clearance.ready(message.rank, message.ready)):
                 self._send(UpdatesReady(self._attempt, step))
             return
+        if isinstance(message, protocol.BringMemory):
+            self.bring_memory(message.path, partial(self._tell_brought, message))
+            return
         page = b""
         if isinstance(message, protocol.Registered):
             if why := self._pages.receive(message.rank, message.attempt, fds):
@@ -492,6 +497,10 @@ class HooksRelay:
             self._mark(message)
             self._shared.share(self._attempt, self._loop)
             self._copies.registered(message.rank, self._loop)
+
+    def _tell_brought(self, asked: protocol.BringMemory, why_not: str) -> None:
+        if asked.attempt == self._attempt:  # else its number may be another process's
+            self._links.send(asked.rank, protocol.MemoryBrought(asked.path, why_not))
 
     def _remember(self, message: Said) -> None:
         """Keep what another controller would have to know."""

@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from agent.controller import events as ev
 from agent.dump.flush import Written
 from agent.dump.node_copies import CopyGatherer
-from agent.dump.node_memory import MemoryInboxes, MemorySender
 from agent.nodes.checkpoint_copy import CheckpointOffers, CheckpointPlace
 from agent.nodes.run_messages import CopyWritten, SaveFar, WriteCopy
 from agent.nodes.tls import Security
+from agent.spread.far_writes import MemoryInboxes
+from agent.spread.sender import MemorySender
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.remote_node import RemoteNode
+from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.storage import manifest as manifests
@@ -94,7 +96,11 @@ class NodesMemory:
         for node in (node for node in there.values() if node.is_here):
             node.share_memory(path)
         ranks = {rank: node.ranks for rank, node in there.items() if not node.is_here}
-        for rank, order in self._sender.begin(dump_id, path, manifest, done, ranks).items():
+        alive = {node: list(map(_is_alive, there[node].workers.values())) for node in ranks}
+        starting = [node for node, are_alive in alive.items() if not all(are_alive)]
+        living = [node for node, are_alive in alive.items() if any(are_alive)]
+        orders = self._sender.begin(dump_id, path, manifest, done, ranks, starting, living)
+        for rank, order in orders.items():
             there[rank].take_memory(order)
 
     def taken(self, node: int, path: str, why_not: str) -> None:
@@ -150,3 +156,8 @@ class NodesMemory:
 
     def _progressed(self, dump_id: int) -> None:
         self._controller.post(ev.DumpProgressed(dump_id))
+
+
+def _is_alive(worker: Worker) -> bool:
+    """Whether a rank lives on, as far as is known."""
+    return bool(worker.pid) and worker.exit_code is None

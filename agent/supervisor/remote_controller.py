@@ -14,7 +14,6 @@ from agent.arrivals.takeover import SuccessorWatch
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
-from agent.dump.node_memory import MemoryKeeper
 from agent.hooks.rank_links import Said
 from agent.launch.scheduler_watch import SchedulerWatch, may_train_on
 from agent.machine.loop_calls import until_closed
@@ -38,11 +37,14 @@ from agent.nodes.run_messages import (
     TermHeard,
     TermKnown,
     ToldAgain,
+    ToRank,
+    ToRanks,
     Wake,
     unpack_said,
 )
 from agent.nodes.tls import PLAIN, Security
 from agent.seat.records import NO_TERM
+from agent.spread.keeper import MemoryKeeper
 from agent.supervisor.head import Deputy
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.job_view import Holders, JobView
@@ -162,6 +164,7 @@ class RemoteController:
         call_soon = until_closed(loop.call_soon_threadsafe)
         self._memory = MemoryKeeper(self._host, call_soon, self._link.send, self._security)
         self._hooks.as_here = self._memory.as_here
+        self._hooks.bring_memory = self._memory.bring
         self._checkpoints = CheckpointFetcher(call_soon, self._security, self._say, self._keep)
 
     def begin(self) -> None:
@@ -211,6 +214,8 @@ class RemoteController:
                 if was is not None and state is JobState.RUNNING and message.attempt > was.attempt:
                     self._unsettled = None
                 self._node.decided(self.view, Holders())
+            case ToRank() | ToRanks() if self._memory.lacks_tensors and _is_welcome(message):
+                self._welcome(message)
             case _ if isinstance(message, ForHooks):
                 self._hooks.hear(message)
             case NodesKnown():
@@ -253,6 +258,24 @@ class RemoteController:
         ranks = {worker.rank for worker in self._node.workers()}
         new = tuple(rank for rank in action.newcomers if rank in ranks)
         return replace(action, newcomers=new, survivors=tuple(sorted(ranks.difference(new))))
+
+    def _welcome(self, message: ToRank | ToRanks) -> None:
+        """Welcome new ranks once the tensors are here, which were not to be read on this node."""
+        attempt = self.view.attempt
+
+        def answer(why: str) -> None:
+            if attempt != self.view.attempt:
+                return
+            if not why:
+                self._hooks.hear(message)
+                return
+            why = f"is on a node to which the state cannot be brought: {why}"
+            all_here = tuple(worker.rank for worker in self._node.workers())
+            ranks = (message.rank,) if isinstance(message, ToRank) else message.ranks or all_here
+            for rank in ranks:
+                self.post(ev.RankUnreachable(rank, attempt, why))
+
+        self._memory.bring_all(answer)
 
     def _bring(self, order: ResumeFrom) -> None:
         """Let a rank resume once this node has the checkpoint."""
@@ -472,3 +495,7 @@ class RemoteController:
 
     def _finish(self) -> None:
         self._node.finish()
+
+
+def _is_welcome(message: ToRank | ToRanks) -> bool:
+    return isinstance(unpack_said(message.message), protocol.Welcome)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.events import renewed
-from agent.dump.node_memory import not_written
 from agent.failure.evidence import Evidence
 from agent.failure.evidence_json import as_heard, from_json
 from agent.nodes.alike import Once, said_by
@@ -57,6 +56,7 @@ from agent.nodes.run_messages import (
     unpack_said,
 )
 from agent.seat.rights import TellTerm
+from agent.spread.far_writes import not_written
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_view import JobView
 from agent.text.wording import ranged, worker_named

@@ -11,7 +11,6 @@ from agent.arrivals.living_side import LivingSide
 from agent.arrivals.places import SURE_S
 from agent.arrivals.successors import HEAD, swapped
 from agent.controller.states import JobState
-from agent.dump.node_memory import MemoryGiver
 from agent.failure.ending import RunEnding
 from agent.failure.evidence_json import as_json
 from agent.launch.doors import Address
@@ -25,6 +24,7 @@ from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import NodeFacts
 from agent.spec.console import Console
 from agent.spec.job_spec import JobSpec, UsageError
+from agent.spread.far_writes import MemoryGiver
 from agent.supervisor.head import Deputy
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.remote_controller import FAILED_EXIT, RemoteController

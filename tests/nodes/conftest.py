@@ -47,7 +47,7 @@ USUAL = re.compile(
     "test_tls.*there|by_name.2|killed_node_is_dead|powered_off|mended|left_of_a_cluster|last_that_starts|form_of_mindspore.True|two_nodes_on_one_machine.127|wrong_node.*(token|rank)"
     "|is_missing|comes_late|strangers|printed_once.1|told_of_all.1|own_disks.*all_ranks_restart.all"
     "|succession.py.*spare_node_takes|place_of_the_first|killed_is_started_again"
-    "|test_sample.*every_block"
+    "|test_sample.*every_block|test_large_state.*they hold"
     "|test_drill.py.*\\[node"
 )
 """Each part once. All of them take minutes; `scripts/test nodes` and `all` run them."""

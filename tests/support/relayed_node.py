@@ -7,8 +7,8 @@ import os
 import socket
 from types import SimpleNamespace
 
-from agent.dump.node_memory import MemoryGiver
 from agent.hooks.listener import name_of, open_listener
+from agent.spread.far_writes import MemoryGiver
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.workers.worker import Worker
 from support.status_pages import make, write
@@ -53,12 +53,12 @@ class RelayedNode:
             self.loop.call_soon(self.loop.stop)
             self.loop.run_forever()
 
-    def rank(self, rank=4, exit_file=""):
+    def rank(self, rank=4, exit_file="", attempt=0):
         client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         client.connect("\0" + name_of(self.door))
         client.settimeout(5)
         self.clients.append(client)
-        hello = protocol.Hello(rank, 0, os.getpid(), "", False)
+        hello = protocol.Hello(rank, attempt, os.getpid(), "", False)
         self.say(client, hello._replace(exit_file=exit_file))
         return client
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
     "worker_hooks": "contract machine storage rng device distributed drill shadows tensors script changes state kept data guard recovery checkpoint callbacks training adapters",
-    "agent": "forkserver text spec machine ranks controller seat nodes accounting records workers hooks shadows launch arrivals health dump kept failure notify supervisor",
+    "agent": "forkserver text spec machine ranks controller seat nodes accounting records workers hooks shadows launch arrivals health dump spread kept failure notify supervisor",
     "msrun": "options launchers cluster terminal runs report checkpoints job top doctor bugreport completion trials drill function",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all
@@ -37,7 +37,8 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.launch": "certificates doors job_token meeting past prepare rank_plan recover_arg scheduler_watch signals succession team unprotected warm_imports",
     "agent.shadows": "shadows",
     "agent.health": "monitor step_times stopped unheard",
-    "agent.dump": "draft executor flush memory node_copies node_memory room target",
+    "agent.dump": "beside draft executor flush memory node_copies room target",
+    "agent.spread": "far_writes keeper sender",
     "agent.failure": "ending evidence evidence_json own_end post_mortem resume_advice",
     "agent.notify": "notice notifier",
     "agent.supervisor": "run",

@@ -25,6 +25,8 @@ parser.add_argument("--wait", action="append", default=[])
 parser.add_argument("--ckpt", default="checkpoints")
 parser.add_argument("--periodic", default="", help="a ModelCheckpoint saves here each two steps")
 parser.add_argument("--pause", type=float, default=0.0, help="in each step")
+parser.add_argument("--table", type=int, default=0, help="MiB of numbers that no step changes")
+parser.add_argument("--again", action="store_true", help="train() changes them before its loop")
 options = parser.parse_args()
 WAITS = {int(step): ranks.split(",") for step, _, ranks in (w.partition(":") for w in options.wait)}
 STEP = next(iter(WAITS), 0)
@@ -36,6 +38,7 @@ inputs = torch.randn(64, 8)
 labels = (inputs[:, :4].sum(1) > 0).long()
 net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 2))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+table = torch.arange(options.table << 18, dtype=torch.float32)
 if options.periodic:
     config = CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=9)
     saving = [ModelCheckpoint("Net", options.periodic, config)]
@@ -43,7 +46,8 @@ if options.periodic:
         model=net, optimizer=optimizer, callbacks=saving, is_recover=options.is_recover
     )
 else:
-    state = TrainState(model=net, optimizer=optimizer, ckpt_save_path=options.ckpt)
+    tables = {"table": table} if options.table else {}
+    state = TrainState(model=net, optimizer=optimizer, ckpt_save_path=options.ckpt, **tables)
 dist.init_process_group("gloo")
 torch.manual_seed(100 + RANK)
 data = TensorDataset(inputs, labels)
@@ -63,6 +67,8 @@ def wait():
 
 def train(state):
     model = DistributedDataParallel(net)
+    if options.again:
+        table.add_(1)
     for _epoch in state.epochs(options.epochs):
         for x, y in state.batches(loader):
             print(f"begins step {state.step + 1}", flush=True)
@@ -76,6 +82,7 @@ def train(state):
 
 
 run(train, state)
-digest = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in net.parameters()))
+tensors = *net.parameters(), table
+digest = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in tensors))
 print(f"ended at step {state.step}, weights {digest.hexdigest()}", flush=True)
 dist.destroy_process_group()

@@ -379,6 +379,21 @@ class Rejoining(NamedTuple):
     attempt: int  # the new one
 
 
+class BringMemory(NamedTuple):
+    """Bring the tensors of a partial dump in memory to this node. Answered by MemoryBrought."""
+
+    rank: int
+    attempt: int
+    path: str  # as in the order to rejoin
+
+
+class MemoryBrought(NamedTuple):
+    """They are there, or cannot be brought because of ``why_not``."""
+
+    path: str
+    why_not: str = ""
+
+
 class GoOn(NamedTuple):
     """Every rank has joined: updates may begin."""
 
@@ -547,8 +562,8 @@ Message = (
     | Hello | Welcome | Registered | NotesMeasured | EndNotes | PageWritten | Fingerprinted
     | Unprotected | Raised | Leaving | ExitRequested | Hold | Standing | Proceed | Leave | Dismiss
     | Freeze | Frozen | Save | Written | Digested | SaveFailed | Progress | Release | SaveAlone
-    | Rejoin | Rejoining | GoOn | PeerPages | Replicated | NotShared | OpenVote | VoteOpened | Copy
-    | Copied | Inspect | Stack | ShadowPageWanted | ShadowPage | ShadowMade | ShadowRefused
-    | WakeShadow
+    | Rejoin | Rejoining | BringMemory | MemoryBrought | GoOn | PeerPages | Replicated | NotShared
+    | OpenVote | VoteOpened | Copy | Copied | Inspect | Stack | ShadowPageWanted | ShadowPage
+    | ShadowMade | ShadowRefused | WakeShadow
 )
 # fmt: on

@@ -22,6 +22,7 @@ from worker_hooks.distributed import abort, communicators, stacks
 from worker_hooks.guard import exit_hooks
 from worker_hooks.guard import save as saving
 from worker_hooks.guard.agent_link import ANSWER_S, VERIFY_S, AgentLink
+from worker_hooks.guard.far_tensors import FarTensors
 from worker_hooks.guard.frozen_state import FrozenState
 from worker_hooks.guard.gate import Gate
 from worker_hooks.guard.peers import KnownPeers
@@ -104,6 +105,11 @@ class Guard:
         self.memory: HeldDump | None = None
         """From the order to rejoin, or a newcomer's welcome, until GoOn: the dump that this rank
         resumes from. Until then it is the state, whatever the main thread does."""
+        self.far_tensors = FarTensors(
+            lambda path: self._send(protocol.BringMemory(**self._sender, path=path)),
+            self._is_guarding,
+            self.gate.raise_if_ejected,
+        )
         self.digests = saving.SaidDigests()
         self._before_dump = before_dump
         self._when_agent_died = when_agent_died
@@ -436,6 +442,8 @@ class Guard:
             case protocol.Rejoin():
                 self._copier.give_up("the rank joins another process group")
                 self._eject(message)
+            case protocol.MemoryBrought():
+                self.far_tensors.hear(message, self.memory)
             case protocol.GoOn():
                 held, self.memory = self.memory, None  # the state is what this rank holds now
                 self.gate.open()

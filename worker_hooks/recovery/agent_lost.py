@@ -189,8 +189,9 @@ def _is_in_vain(
 def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
     """Wait until this rank's state will not change any more, then describe it in its note."""
     if guard.memory is not None:
-        step = guard.memory.manifest.step
-        notes.tell(step=step, is_settled=True, is_whole=True, is_memory=True)
+        step, is_whole = guard.memory.manifest.step, not guard.memory.manifest.is_partial
+        why = "" if is_whole else "the state that it was to resume from had not come to its node"
+        notes.tell(step=step, is_settled=True, is_whole=is_whole, is_memory=True, why=why)
         return
     gate, source = guard.gate, guard.source
     began_s, everyone = time.monotonic(), {*guard.peers, *_elsewhere(guard)}

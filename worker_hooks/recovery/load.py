@@ -6,7 +6,7 @@ The folder is verified before; nothing in it is executed or unpickled.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -73,9 +73,12 @@ class Tensors(Mapping[str, Tensor]):
         self,
         stored: Mapping[str, JoinedTensor],
         boxes: Mapping[str, Box] = MappingProxyType({}),
+        bring: Callable[[], object] = lambda: None,
     ) -> None:
+        """``bring``: called before one is read, as they may have yet to come to this node."""
         self._stored = stored
         self._boxes = boxes
+        self._bring = bring
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """The shape of the whole tensor; that of a number, if there is none."""
@@ -84,10 +87,16 @@ class Tensors(Mapping[str, Tensor]):
 
     def cut(self, boxes: Mapping[str, Box]) -> Tensors:
         """The same, but only these boxes of some of the tensors."""
-        return Tensors(self._stored, boxes)
+        return Tensors(self._stored, boxes, self._bring)
+
+    def brought_by(self, bring: Callable[[], object]) -> Tensors:
+        """The same, of which ``bring`` fetches what is not there when one is read."""
+        return Tensors(self._stored, self._boxes, bring)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._of(name).read()
+        stored = self._of(name)
+        self._bring()
+        return stored.read()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)
@@ -106,6 +115,7 @@ class Tensors(Mapping[str, Tensor]):
     def put(self, name: str, target: Tensor) -> None:
         """Read a tensor into another one of its shape."""
         stored = self._of(name)
+        self._bring()
         is_plain = target.device.type == "cpu" and target.is_contiguous() and not target.is_neg()
         if is_plain and target.dtype == stored.dtype and target.shape == stored.block.shape:
             stored.read_into(plain(target.detach()))
@@ -164,8 +174,12 @@ class LoadedState(NamedTuple):
         return None
 
 
-def open_in_memory(folder: Path, manifest: Manifest, rank: int) -> LoadedState:
+def open_in_memory(
+    folder: Path, manifest: Manifest, rank: int, bring: Callable[[], object]
+) -> LoadedState:
     """Open a checkpoint in the agent's memory; it stays readable if the agent drops it.
+
+    ``bring``: fetches the tensors, if they are on another node.
 
     Raises:
         OSError: the agent has dropped it already.
@@ -174,7 +188,8 @@ def open_in_memory(folder: Path, manifest: Manifest, rank: int) -> LoadedState:
     held = HeldDump(folder, manifest)
     variants = manifests.variants_of(manifest, rank, manifest.world_size)
     saved = open_dump(HERE, held.manifest, variants)
-    return saved._replace(held=held, variants=variants)
+    tensors = saved.tensors.brought_by(bring) if manifest.is_partial else saved.tensors
+    return saved._replace(tensors=tensors, held=held, variants=variants)
 
 
 def open_dump(folder: Path, manifest: Manifest, variants: tuple[int, ...] = (0,)) -> LoadedState:

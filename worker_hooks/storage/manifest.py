@@ -69,6 +69,7 @@ class Manifest(NamedTuple):
     holders: tuple[tuple[int, ...], ...] = ()  # by variant the ranks whose state it is; none: all
     is_disputed: bool = False  # replicas disagreed without a majority: which one is right?
     lineage: tuple[str, ...] = ()  # record ids of the runs that the run resumed, newest first
+    is_partial: bool = False  # in memory: tensors of files that are not private are elsewhere
     format: int = FORMAT
 
     def completed(self, ranks: Iterable[int] | None = None) -> Manifest:
@@ -103,6 +104,8 @@ def encode(manifest: Manifest, *, is_for_people: bool = True) -> bytes:
     json's quick encoder does not indent: of thousands of ranks it takes a tenth of the time.
     """
     fields = manifest._asdict()
+    if not manifest.is_partial:
+        del fields["is_partial"]  # as nothing is on a disk
     fields["shards"] = list(map(_fields, sorted(manifest.shards)))
     indent = 1 if is_for_people else None
     return (json.dumps(fields, indent=indent, sort_keys=True) + "\n").encode()
@@ -183,6 +186,8 @@ def decode(text: str | bytes) -> Manifest:
         manifest = _built(fields)
     except (TypeError, KeyError):
         raise ValueError(f"its {MANIFEST} is damaged: it lacks fields, or has unknown") from None
+    if manifest.is_partial and manifest.kind != MEMORY_KIND:
+        raise ValueError(f"its {MANIFEST} is damaged: it is partial, which none on a disk is")
     odd = _odd_field(manifest)
     if odd:
         raise ValueError(f"its {MANIFEST} is damaged: {odd} cannot be")

@@ -42,6 +42,8 @@ class HeldDump:
         Raises:
             OSError: one does not exist any more, or no descriptor is left.
         """
+        self.path = ""
+        """Of its manifest, if it was opened by that."""
         self._opened: list[int] = []
         finalize(self, _close_all, self._opened)
         here: dict[str, str] = {}  # the name of a file -> that of the same one here
@@ -60,9 +62,15 @@ class HeldDump:
         if not manifests.is_in_memory(Path(path)):
             return None
         try:
-            return HeldDump(Path(path).parent, manifests.read(Path(path)))
+            found = HeldDump(Path(path).parent, manifests.read(Path(path)))
         except (OSError, ValueError):
             return None
+        found.path = path
+        return found
+
+    def complete(self) -> None:
+        """The tensors have come."""
+        self.manifest = self.manifest._replace(is_partial=False)
 
     def file(self, number: int) -> DiskFile:
         """One of the files, in the manifest's order.
@@ -72,13 +80,15 @@ class HeldDump:
         """
         about, shard = self.manifest, self.manifest.shards[number]
         file, at = int(shard.file), shard.at
+        if self.manifest.is_partial and shard.kind != PRIVATE:
+            raise OSError(errno.ENODATA, "its tensors are on another node", f"{HERE}/{file}")
         name = DumpLayout.private(shard.rank)
         if shard.kind != PRIVATE:
             name = DumpLayout.shard(shard.rank, about.epoch + 1, about.batch)
-        size = int.from_bytes(os.pread(file, _COUNT, at), "little")
-        if size > shard.nbytes - _COUNT:
+        size = head_size(file, at)
+        if size > shard.nbytes:
             raise OSError(errno.EIO, "it ends before its header does", f"{HERE}/{file}")
-        head = b"".join(_pieces(file, at, at + _COUNT + size))
+        head = b"".join(_pieces(file, at, at + size))
         tensors = _pieces(file, at + len(head), at + shard.nbytes)
         return DiskFile(shard._replace(file=name, at=0), head, tensors)
 
@@ -100,6 +110,16 @@ class HeldDump:
     def close(self) -> None:
         """Close the files."""
         _close_all(self._opened)
+
+
+def head_size(file: int, at: int) -> int:
+    """How many bytes precede the tensors of a file in memory.
+
+    Args:
+        file: a descriptor.
+        at: where it begins there.
+    """
+    return _COUNT + int.from_bytes(os.pread(file, _COUNT, at), "little")
 
 
 def _close_all(opened: list[int]) -> None:

@@ -124,8 +124,11 @@ class TrainState:
         if folder is not None:
             pieces, welcome = self._committed.pieces, self._guard.welcome
             saved_in = "" if welcome is None else welcome.folder
+            bring = self._guard.far_tensors.bring
             self._resume_at(
-                resume.restore_replicated(pieces, folder, env, is_new=True, saved_in=saved_in)
+                resume.restore_replicated(
+                    pieces, folder, env, bring=bring, is_new=True, saved_in=saved_in
+                )
             )
         self._callbacks.tell("begin", self)
 
@@ -321,7 +324,8 @@ class TrainState:
         is_whole = not was_torn and self._committed.is_as_committed()
         live = (self.step, str(self._guard.digests)) if is_whole else None
         env = self._guard.env
-        point = resume.restore_replicated(self._committed.pieces, Path(order.path), env, live)
+        pieces, bring = self._committed.pieces, self._guard.far_tensors.bring
+        point = resume.restore_replicated(pieces, Path(order.path), env, live, bring=bring)
         self._committed.begin_again(point.step)
         self._loop.restart()
         self._committed.private.script.rewind()

@@ -142,11 +142,12 @@ def test_files_in_memory_travel_encrypted(job_authority):
     os.lseek(file, 12345, os.SEEK_SET)  # others read it at the same time
     memory = MemoryServer(lambda _: None, server)
     key = memory.offer([Span(file)])
-    (copy,) = fetch("127.0.0.1", memory.port, key, [5 << 20], "test", client)
+    copy = os.memfd_create("copy")
+    fetch("127.0.0.1", memory.port, key, [Span(copy, 0, 5 << 20)], client)
     assert os.pread(copy, 100, (5 << 20) - 10) == b"at the end"
     assert os.lseek(file, 0, os.SEEK_CUR) == 12345
     with pytest.raises(OSError):
-        fetch("127.0.0.1", memory.port, key, [5 << 20], "test")  # in plain text
+        fetch("127.0.0.1", memory.port, key, [Span(copy, 0, 5 << 20)])  # in plain text
     memory.close()
     taken = []
     inbox = MemoryInbox("test", taken.append, lambda _: None, server)

@@ -9,7 +9,16 @@ from queue import SimpleQueue
 import pytest
 
 from agent.nodes import transfer
-from agent.nodes.transfer import MemoryInbox, MemoryServer, Span, fetch, give
+from agent.nodes.transfer import (
+    MemoryInbox,
+    MemoryServer,
+    Span,
+    close_all,
+    fetch,
+    give,
+    memory_files,
+    seal,
+)
 
 DEADLINE_S = 60
 
@@ -27,6 +36,17 @@ def sent():
     yield contents, files
     for file in files:
         os.close(file)
+
+
+def fetched(port, key, sizes):
+    """New files of these sizes, fetched whole."""
+    files = memory_files(sizes, "taken")
+    try:
+        fetch("127.0.0.1", port, key, map(Span, files, [0] * len(files), sizes))
+    except OSError:
+        close_all(files)
+        raise
+    return files
 
 
 def content_of(file):
@@ -50,7 +70,8 @@ def test_files_arrive_whole_and_sealed(sent):
     try:
         for _ in range(2):  # for several nodes
             sizes = list(map(len, contents))
-            taken = fetch("127.0.0.1", server.port, key, sizes, "taken")
+            taken = fetched(server.port, key, sizes)
+            seal(taken)
             assert [content_of(file) for file in taken] == contents
             assert progressed.wait(DEADLINE_S)
             with pytest.raises(OSError, match="not permitted"):
@@ -67,25 +88,33 @@ def test_a_wrong_key_gets_nothing(sent):
     server.offer(map(Span, files))
     try:
         with pytest.raises(OSError, match="before all had come"):
-            fetch("127.0.0.1", server.port, bytes(32), [3 << 20], "taken")
+            fetched(server.port, bytes(32), [3 << 20])
     finally:
         server.close()
 
 
-def test_a_file_that_is_shorter_than_said_leaves_nothing_open(sent):
+def test_a_file_that_is_shorter_than_said_is_an_error(sent):
     _, files = sent
     server = MemoryServer(lambda _: None)
     key = server.offer([Span(files[0])])
-    before = set(os.listdir("/proc/self/fd"))
     try:
         with pytest.raises(OSError, match="before all had come"):
-            fetch("127.0.0.1", server.port, key, [3 << 20, 10], "taken")
-        assert not any(
-            "taken" in os.readlink(f"/proc/self/fd/{fd}")
-            for fd in set(os.listdir("/proc/self/fd")) - before
-            if os.path.lexists(f"/proc/self/fd/{fd}")
-        )
+            fetched(server.port, key, [3 << 20, 10])
     finally:
+        server.close()
+
+
+def test_parts_come_where_they_belong(sent):
+    contents, files = sent
+    server = MemoryServer(lambda _: None)
+    key = server.offer([Span(files[3], 7, 70), Span(files[0], 0, 9)])
+    one, other = memory_files((100, 20), "taken")
+    try:
+        fetch("127.0.0.1", server.port, key, [Span(one, 10, 70), Span(other, 11, 9)])
+        assert content_of(one) == bytes(10) + contents[3][7:77] + bytes(20)
+        assert content_of(other) == bytes(11) + contents[0][:9]
+    finally:
+        close_all((one, other))
         server.close()
 
 
@@ -96,7 +125,7 @@ def test_a_closed_server_lets_nobody_in(sent):
     port = server.port
     server.close()
     with pytest.raises(OSError, match=r"refused|reset"):
-        fetch("127.0.0.1", port, key, [1], "taken")
+        fetched(port, key, [1])
 
 
 def test_a_stranger_who_says_nothing_keeps_nobody_waiting(sent):
@@ -106,7 +135,7 @@ def test_a_stranger_who_says_nothing_keeps_nobody_waiting(sent):
     try:
         with socket.create_connection(("127.0.0.1", server.port)):
             sizes = list(map(len, contents))
-            for file in fetch("127.0.0.1", server.port, key, sizes, "taken"):
+            for file in fetched(server.port, key, sizes):
                 os.close(file)
     finally:
         server.close()
@@ -118,7 +147,7 @@ def test_each_key_is_to_files_of_its_own(sent):
         for content, key in [
             (each, server.offer([Span(file)])) for each, file in zip(*sent, strict=True)
         ]:
-            (taken,) = fetch("127.0.0.1", server.port, key, [len(content)], "taken")
+            (taken,) = fetched(server.port, key, [len(content)])
             assert content_of(taken) == content
             os.close(taken)
     finally:
@@ -135,7 +164,7 @@ def test_a_file_whose_number_is_another_ones_by_now_is_sent_until_the_server_is_
         assert other == file
         keys.append(server.offer([Span(other)]))
         for key, content in zip(keys, (b"old", b"old", b"new"), strict=True):
-            (taken,) = fetch("127.0.0.1", server.port, key, [3], "taken")
+            (taken,) = fetched(server.port, key, [3])
             assert content_of(taken) == content
             os.close(taken)
     finally:
@@ -212,7 +241,7 @@ def test_as_many_threads_serve_as_nodes_come_at_once(sent):
         return sum(thread.name == "msrun-memory" for thread in threading.enumerate())
 
     def taken():
-        (file,) = fetch("127.0.0.1", server.port, key, [len(contents[0])], "taken")
+        (file,) = fetched(server.port, key, [len(contents[0])])
         assert content_of(file) == contents[0]
         os.close(file)
 
@@ -242,7 +271,7 @@ def test_a_part_of_a_file_is_sent_alone(sent):
     server = MemoryServer(lambda _: None)
     key = server.offer([Span(files[3], 1000, 70), Span(files[0], 5, 0), Span(files[0], 9, 3)])
     try:
-        taken = fetch("127.0.0.1", server.port, key, [70, 0, 3], "taken")
+        taken = fetched(server.port, key, [70, 0, 3])
         wanted = [contents[3][1000:1070], b"", contents[0][9:12]]
         assert [content_of(file) for file in taken] == wanted
         for file in taken:

@@ -9,8 +9,8 @@ from support.jobs import poll
 from support.relayed_node import RANKS, RelayedNode
 from support.status_pages import ENTRIES, make, write
 
+from agent.controller import actions as do
 from agent.dump.node_copies import UNKNOWN
-from agent.dump.node_memory import MemoryInboxes
 from agent.hooks import node_clearance
 from agent.hooks.status_pages import StatusPages
 from agent.nodes.run_messages import (
@@ -31,6 +31,7 @@ from agent.nodes.run_messages import (
     pack_said,
     unpack_said,
 )
+from agent.spread.far_writes import MemoryInboxes
 from agent.supervisor import hooks_relay as module
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract import status_page as page_module
@@ -116,6 +117,24 @@ def test_what_is_for_all_ranks_of_the_node_names_none(node, ranks):
         node.relay.hear(ToRank(rank, pack_said(protocol.Release("go"))))
         first, _ = wire.receive(client)
         assert isinstance(first, protocol.GoOn if rank in (ranks or RANKS) else protocol.Release)
+
+
+def test_a_rank_that_reads_the_state_gets_the_answer_of_this_node(node):
+    """The controller's hears nothing of it."""
+    client, count, waiting = node.rank(), len(node.said), []
+    node.relay.bring_memory = lambda path, done: waiting.append((path, done))
+    node.say(client, protocol.BringMemory(4, 0, "/proc/7/fd/8"))
+    ((path, done),) = waiting
+    done("no room")
+    node.turn()
+    assert wire.receive(client)[0] == protocol.MemoryBrought(path, "no room")
+    assert len(node.said) == count
+    node.say(client, protocol.BringMemory(4, 0, "/proc/7/fd/8"))
+    node.relay.renew(do.ReplaceRanks(1, (5,), (4,), "/proc/7/fd/8", 6, "why"), 0)
+    new = node.rank(attempt=1)
+    waiting[-1][1]("")  # to the one that has died meanwhile
+    node.relay.tell(4, protocol.Welcome(""))
+    assert isinstance(wire.receive(new)[0], protocol.Welcome)
 
 
 def test_a_copy_goes_to_files_here_and_what_cannot_be_true_of_it_ends_the_line(node):

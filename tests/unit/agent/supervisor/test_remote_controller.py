@@ -20,12 +20,26 @@ from agent.nodes.run_messages import (
     SweptNode,
     ToldAgain,
     ToRank,
+    ToRanks,
     Wake,
     pack_said,
 )
 from agent.supervisor import remote_controller as module
 from agent.supervisor.job_view import Holders, JobView
 from worker_hooks.contract import protocol
+
+
+class FakeMemory:
+    """A copy that lacks its tensors."""
+
+    lacks_tensors = True
+
+    def bring_all(self, done):
+        self.done = done
+
+    def forget(self):
+        pass
+
 
 WHY = "the controller's node closed the line"
 
@@ -60,6 +74,26 @@ def test_a_message_for_a_rank_is_handed_on(node):
     message = ToRank(3, pack_said(protocol.Release("go")))
     node.link.hear(message)
     assert node.hooks.log == [message]
+
+
+@pytest.mark.parametrize("ranks", [(), (2, 3)])
+def test_new_ranks_are_welcomed_once_the_tensors_are_here(node, ranks):
+    memory = node.controller._memory = FakeMemory()
+    node.link.hear(JobKnown("replacing", 1, True))
+    welcome = ToRanks(ranks, pack_said(protocol.Welcome("/proc/7/fd/8")))
+    for message in (welcome, ToRank(3, pack_said(protocol.GoOn(1)))):
+        node.link.hear(message)
+    assert node.hooks.log == [ToRank(3, pack_said(protocol.GoOn(1)))]
+    memory.done("")
+    assert node.hooks.log[1:] == [welcome]
+    node.link.said.clear()
+    memory.done("no room")
+    told = [unpack_event(each.event) for each in node.link.said]
+    assert [(each.rank, each.attempt) for each in told] == [(2, 1), (3, 1)]
+    assert "cannot be brought: no room" in told[0].why
+    node.link.hear(JobKnown("replacing", 2, True))
+    memory.done("")  # they are replaced again
+    assert len(node.hooks.log) == 2
 
 
 def test_a_stopped_rank_is_continued(node):

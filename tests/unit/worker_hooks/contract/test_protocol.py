@@ -75,6 +75,8 @@ MESSAGES = [
     protocol.SaveAlone("the controller's node is lost"),
     protocol.Rejoin(2, "/proc/4711/fd/12", "rank 3 was killed"),
     protocol.Rejoining(3, 2),
+    protocol.BringMemory(3, 2, "/proc/1/fd/9"),
+    protocol.MemoryBrought("/proc/1/fd/9", "why"),
     protocol.GoOn(2),
     protocol.PeerPages([0, 3], [4711, 4712]),
     protocol.Replicated("the ranks hold different state"),

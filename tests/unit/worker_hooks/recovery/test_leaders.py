@@ -60,6 +60,19 @@ def test_one_that_led_in_vain_answers_the_next_leader_like_any_other(tmp_path, l
     assert {rank: note.digest for rank, note in answers.items()} == {0: "mine", 1: "another"}
 
 
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_whoever_lacks_tensors_of_the_dump_in_memory_does_not_lead(tmp_path, is_partial):
+    notes = PeerNotes(tmp_path, 0)
+    memory = SimpleNamespace(manifest=SimpleNamespace(step=7, is_partial=is_partial))
+    agent_lost._settle(SimpleNamespace(memory=memory), notes, LONG_S)
+    guard = SimpleNamespace(env=SimpleNamespace(rank=0), resumed_step=0)
+    dump = agent_lost._DumpWithoutAgent(guard, notes, stall_s=LONG_S)
+    found = dump._leader(notes.read())
+    assert found == (None if is_partial else 0)
+    dump._seen |= notes.read()
+    assert ("had not come to its node" in dump.why_nothing(0)) == is_partial
+
+
 # --- a step that is saved already -------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """What a survivor reads of the checkpoint in memory: nothing that it is known to hold."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,13 +9,16 @@ import torch
 from support.pieces import same
 from torch import nn
 
+from agent.dump.beside import manifest_file
 from agent.dump.draft import DumpDraft, DumpOrder
 from agent.dump.memory import MemoryTarget
 from worker_hooks.contract import protocol
 from worker_hooks.contract.env import RankEnv
+from worker_hooks.contract.layout import held
 from worker_hooks.recovery import load, resume
 from worker_hooks.state.committed_state import CommittedState, Position
 from worker_hooks.state.registry import pieces_of
+from worker_hooks.storage import manifest as manifests
 from worker_hooks.tensors.shard import quick_digest, write_quick
 
 TOLD = RankEnv(1, 2, 1, "record", "", "")
@@ -96,6 +100,45 @@ def test_a_survivor_that_holds_it_reads_nothing(saved, costs):
     assert one.places == places
 
 
+@pytest.fixture
+def partial(saved):
+    """The same where the tensors are on another node, and what asks for them."""
+    manifest = manifests.read(saved.path)._replace(is_partial=True)
+    file = manifest_file(manifest, "partial")
+    yield SimpleNamespace(path=Path(held(file)), asked=[])
+    os.close(file)
+
+
+def test_tensors_that_are_on_another_node_are_asked_for_if_they_are_read(saved, partial, costs):
+    pieces = Replica().committed.pieces
+    told = {"live": (STEPS, saved.digest), "bring": partial.asked.append}
+    resume.restore_replicated(pieces, partial.path, TOLD, **told)
+    assert (costs.nbytes, partial.asked) == (0, [])
+    resume.restore_replicated(pieces, partial.path, TOLD, **told | {"live": None})
+    assert costs.nbytes
+    assert {*partial.asked} == {str(partial.path)}
+
+
+def test_tensors_that_cannot_be_brought_are_not_taken_for_what_is_there(partial, costs):
+    def bring(_path):
+        raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        resume.restore_replicated(Replica().committed.pieces, partial.path, TOLD, bring=bring)
+    assert not costs.nbytes
+
+
+def test_what_the_script_changes_before_its_loop_is_asked_for(saved, partial, costs):
+    one = Replica()
+    told = {"live": (STEPS, saved.digest), "bring": partial.asked.append}
+    point = resume.restore_replicated(one.committed.pieces, partial.path, TOLD, **told)
+    load_model(one)
+    resume.restore_for_loop(point, one.committed, 1)
+    assert partial.asked
+    assert costs.nbytes
+    assert same(one.state, saved.state)
+
+
 def corrupt(one):
     one.table[299, 300] += 1e-3
 
@@ -135,8 +178,8 @@ def load_model(one):
 
 def load_moments(one):
     state = one.optimizer.state_dict()
-    for held in state["state"].values():
-        held["exp_avg"] = torch.ones_like(held["exp_avg"])
+    for each in state["state"].values():
+        each["exp_avg"] = torch.ones_like(each["exp_avg"])
     one.optimizer.load_state_dict(state)
 
 

@@ -7,10 +7,13 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from agent.dump import node_memory as module
 from agent.dump.memory import MemoryTarget
-from agent.dump.node_memory import MemoryGiver, MemoryInboxes, MemoryKeeper, MemorySender
 from agent.nodes.run_messages import TakeMemory
+from agent.spread import far_writes, keeper, parts, sender
+from agent.spread.far_writes import MemoryGiver, MemoryInboxes
+from agent.spread.keeper import MemoryKeeper
+from agent.spread.parts import spans_of
+from agent.spread.sender import MemorySender
 from worker_hooks.contract import protocol
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Shard
@@ -111,15 +114,15 @@ def in_one_file(contents):
 def test_what_ranks_alone_have_is_sent_in_as_few_pieces_as_it_lies_in(
     nodes, monkeypatch, most_whole
 ):
-    monkeypatch.setattr(module, "MOST_WHOLE", most_whole)
-    monkeypatch.setattr(module, "PEERS", 2)
+    monkeypatch.setattr(sender, "MOST_WHOLE", most_whole)
+    monkeypatch.setattr(parts, "PEERS", 2)
     contents = [b"%d" % rank * (1 + rank % 3) for rank in range(9)]  # of rank 0 a byte, and so on
     contents[4] = b""
     manifest = in_one_file(contents)
     order = nodes.sender.begin(1, MEMORY, manifest, nodes.done.append, {3: range(6, 8)})[3]
     sent = manifests.decode(order.manifest)
     # ranks 6 to 8 adjoin, as does 0 to itself
-    assert len(module.spans_of(sent)) == (2 if most_whole else 3)
+    assert len(spans_of(sent)) == (2 if most_whole else 3)
     nodes.keeper.take(order)
     nodes.run_until(lambda: nodes.told)
     here = Path(nodes.keeper.as_here(protocol.Welcome(nodes.told[0].path)).resume)
@@ -137,8 +140,8 @@ def test_what_ranks_alone_have_is_sent_in_as_few_pieces_as_it_lies_in(
 
 
 def test_of_many_nodes_only_the_first_get_what_ranks_of_others_alone_have(nodes, monkeypatch):
-    monkeypatch.setattr(module, "MOST_WHOLE", 2)
-    monkeypatch.setattr(module, "PEERS", 2)
+    monkeypatch.setattr(sender, "MOST_WHOLE", 2)
+    monkeypatch.setattr(parts, "PEERS", 2)
     manifest = in_memory([b"state", *(b"own" for _ in range(7))])  # of rank 0 nothing is private
     places = {node: range(2 * node, 2 * node + 2) for node in (1, 2, 3)}
     orders = nodes.sender.begin(1, "p", manifest, nodes.done.append, places)
@@ -201,7 +204,7 @@ def test_ranks_are_told_of_the_copy_here_or_of_no_file(nodes):
     rejoin, welcome = protocol.Rejoin(1, MEMORY, "why"), protocol.Welcome(MEMORY)
     for message, place in ((rejoin, "path"), (welcome, "resume")):
         told = getattr(nodes.keeper.as_here(message), place)
-        assert told == module.NOWHERE
+        assert told == keeper.NOWHERE
         assert not Path(told).exists()
     nodes.keeper.take(order)
     nodes.run_until(lambda: nodes.told)
@@ -209,9 +212,173 @@ def test_ranks_are_told_of_the_copy_here_or_of_no_file(nodes):
     assert here == nodes.keeper.as_here(welcome).resume != MEMORY
     assert manifests.read(Path(here)).step == 7
     nodes.keeper.forget()
-    assert nodes.keeper.as_here(rejoin).path == module.NOWHERE
+    assert nodes.keeper.as_here(rejoin).path == keeper.NOWHERE
     for other in (protocol.Rejoin(1, "/disk", "why"), protocol.Welcome(""), protocol.GoOn(1)):
         assert nodes.keeper.as_here(other) is other
+
+
+# --- tensors that stay where they are -------------------------------------------------------------
+
+
+def state_file(header, tensors):
+    """A file as ranks write them: the length of its header, that, and the tensors."""
+    return len(header).to_bytes(8, "little") + header + tensors
+
+
+LARGE = [
+    state_file(b"{head}", bytes(range(256)) * 8192),
+    *(state_file(b"{}", b"own of %d" % rank) for rank in (1, 2, 3)),
+]
+
+
+@pytest.fixture
+def partial(nodes):
+    """The copy of a node that starts no rank, as a rank there opens it; the node that does is 2."""
+    orders = nodes.sender.begin(
+        1, MEMORY, in_memory(LARGE), nodes.done.append, ranks(1, 2), [2], [2]
+    )
+    assert not orders[2].heads
+    nodes.keeper.take(orders[1])
+    nodes.run_until(lambda: nodes.told)
+    assert nodes.told[0].why_not == ""
+    return Path(nodes.keeper.as_here(protocol.Rejoin(1, MEMORY, "why")).path)
+
+
+def contents_at(path):
+    """What the files of a manifest in memory have, by rank."""
+    found = manifests.read(path).shards
+    return {
+        one.rank: (path.parent / one.file).read_bytes()[one.at :][: one.nbytes] for one in found
+    }
+
+
+def brought(nodes, path):
+    """What the keeper answers to a rank that has to read the tensors."""
+    answers = []
+    nodes.keeper.bring(str(path), answers.append)
+    nodes.run_until(lambda: answers)
+    return answers[0]
+
+
+@pytest.mark.parametrize(
+    ("starting", "living", "whole"),
+    [
+        ([2], [1, 2, 3], {2}),
+        ([2], [1, 3], {1, 2}),  # a new rank could not save it yet if the controller's node was lost
+        ([2, 3], [1, 3], {2, 3}),
+        ([2], [], {1, 2}),
+        ([], [2, 3], {2}),  # all that start are on the controller's node
+        ([1, 2, 3], [], {1, 2, 3}),
+    ],
+)
+def test_tensors_go_to_nodes_that_start_ranks_and_to_one_where_ranks_live_on(
+    nodes, starting, living, whole
+):
+    places, done = ranks(1, 2, 3), nodes.done.append
+    orders = nodes.sender.begin(1, MEMORY, in_memory(LARGE), done, places, starting, living)
+    assert {node for node, order in orders.items() if not order.heads} == whole
+    partial = [order for order in orders.values() if order.heads]
+    assert all(order.heads == (14,) and order.rest for order in partial)
+    assert len(
+        {order.key for order in orders.values()} | {each.rest for each in partial}
+    ) == 6 - len(whole)
+
+
+def test_few_tensors_go_to_all(nodes):
+    manifest = in_memory([state_file(b"{}", b"few"), b"own"])
+    orders = nodes.sender.begin(1, MEMORY, manifest, nodes.done.append, ranks(1, 2), [2], [2])
+    assert not any(order.heads or order.rest for order in orders.values())
+
+
+def test_a_partial_copy_has_all_but_the_tensors_and_nobody_takes_it_for_whole(partial):
+    found = contents_at(partial)
+    assert manifests.read(partial).is_partial
+    head, zeros = LARGE[0][:14], bytes(len(LARGE[0]) - 14)
+    assert found[0] == head + zeros
+    assert [found[rank] for rank in (1, 2)] == LARGE[1:3]
+    dump = HeldDump.at(str(partial))
+    numbers = {shard.kind: number for number, shard in enumerate(dump.manifest.shards)}
+    with pytest.raises(OSError, match="its tensors are on another node"):
+        dump.file(numbers[REPLICATED])
+    assert b"".join(dump.file(numbers[PRIVATE]).tensors).startswith(b"own of")
+    dump.close()
+
+
+def test_the_tensors_are_brought_once_a_rank_reads_them(nodes, partial):
+    dump = HeldDump.at(str(partial))  # a rank has it open
+    answers = []
+    for _ in range(2):  # two ranks
+        nodes.keeper.bring(str(partial), answers.append)
+    nodes.run_until(lambda: len(answers) == 2)
+    assert answers == ["", ""]
+    assert contents_at(partial)[0] == LARGE[0]
+    with pytest.raises(PermissionError):  # nobody changes them any more
+        os.pwrite(int(manifests.read(partial).shards[0].file), b"x", 20)
+    dump.complete()
+    number = [shard.kind for shard in dump.manifest.shards].index(REPLICATED)
+    assert b"".join(dump.file(number).tensors) == LARGE[0][14:]
+    dump.close()
+    now = Path(nodes.keeper.as_here(protocol.Rejoin(2, MEMORY, "why")).path)
+    assert not manifests.read(now).is_partial
+    assert contents_at(now) == contents_at(partial)
+    for path in (now, partial):  # whoever had the order before it was whole
+        assert brought(nodes, path) == ""
+
+
+def test_the_tensors_can_be_had_until_the_memory_is_freed(nodes, partial):
+    for node in (1, 2):
+        nodes.sender.hear(node, MEMORY, "")
+    assert nodes.done == [""]
+    assert brought(nodes, partial) == ""
+
+
+def test_nothing_is_sent_of_what_has_failed(nodes, partial):
+    nodes.sender.hear(1, MEMORY, "")
+    nodes.sender.hear(2, MEMORY, "no room")
+    assert nodes.done == ["no room"]
+    assert "refused" in brought(nodes, partial)
+
+
+def test_a_rank_is_told_why_the_tensors_cannot_be_brought(nodes, partial, monkeypatch):
+    with monkeypatch.context() as changed:
+        changed.setattr(keeper, "free_bytes", lambda: 1 << 20)
+        assert "no room for the state" in brought(nodes, partial)
+    assert manifests.read(partial).is_partial
+    assert brought(nodes, partial) == ""  # there is room again
+
+
+def test_tensors_of_a_controller_that_is_gone_do_not_come(nodes, partial):
+    nodes.sender.close()
+    assert "refused" in brought(nodes, partial)
+
+
+def test_what_is_forgotten_meanwhile_is_said_to_be(nodes, partial, monkeypatch):
+    answers, is_forgotten = [], threading.Event()
+    fetch = keeper.fetch
+    monkeypatch.setattr(
+        keeper, "fetch", lambda *args: is_forgotten.wait(DEADLINE_S) and fetch(*args)
+    )
+    nodes.keeper.bring(str(partial), answers.append)
+    nodes.keeper.forget()
+    assert answers == [keeper.FORGOTTEN]
+    other = os.memfd_create("of the same number, perhaps")
+    is_forgotten.set()
+    nodes.calls.get(timeout=DEADLINE_S)()  # the thread has filled files that are nobody's
+    assert os.fstat(other).st_size == 0
+    os.close(other)
+    assert answers == [keeper.FORGOTTEN]
+    assert brought(nodes, partial) == keeper.FORGOTTEN
+
+
+def test_heads_of_other_files_are_refused(nodes):
+    order = nodes.sender.begin(
+        1, MEMORY, in_memory(LARGE), nodes.done.append, ranks(1, 2), [2], [2]
+    )[1]
+    for heads in ((), (1 << 40,), (14, 14)):
+        nodes.told.clear()
+        nodes.keeper.take(order._replace(heads=heads or (-1,)))
+        nodes.run_until(lambda: nodes.told)
+        assert "ValueError" in nodes.told[0].why_not
 
 
 # --- what a rank of another node writes for the controller's --------------------------------------
@@ -286,7 +453,7 @@ def test_its_sender_hears_nothing_before_the_loop_has_taken_the_file(far):
 
 
 def test_a_loop_that_stands_still_is_a_place_that_fails(far, monkeypatch):
-    monkeypatch.setattr(module, "SILENCE_S", 0.01)
+    monkeypatch.setattr(far_writes, "SILENCE_S", 0.01)
     far.give(far.write(far.order()))
     take = far.calls.get(timeout=DEADLINE_S)
     far.inboxes.close()
@@ -326,7 +493,7 @@ def test_a_controller_that_takes_nothing_is_a_place_that_fails(far):
 
 
 def test_a_node_without_room_says_so(far, monkeypatch):
-    monkeypatch.setattr(module, "free_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(far_writes, "free_bytes", lambda: 1 << 20)
     with pytest.raises(OSError, match="no room for the state"):
         far.giver.place(far.order(), 1 << 30)
 

@@ -1,0 +1,1 @@
+"""Checkpoints in memory on several nodes: what is sent, who keeps it, who wrote it."""

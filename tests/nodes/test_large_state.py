@@ -1,0 +1,106 @@
+"""A large state travels to the nodes that need it, and to no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.bad_cables import limit
+from support.cluster import Cluster
+from support.jobs import poll
+from support.node_jobs import NodeJobs, NodesJob
+from support.node_trainings import SCRIPT, go, saved, train, weights
+from support.warm_python import WarmPython
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
+MIB = 1 << 20
+TABLE = 8  # MiB
+AGAIN = ["--again"]
+
+
+def received(cluster: Cluster, node: int) -> int:
+    """Bytes that have come to a node from others."""
+    text = Path(f"/proc/{cluster.nodes[node].pid}/net/dev").read_text()
+    lines = (line.partition(":") for line in text.splitlines()[2:])
+    return sum(int(rest.split()[0]) for name, _, rest in lines if name.strip() != "lo")
+
+
+def alone(warm_python: WarmPython, folder: Path, ranks: int, words: list[str]) -> list[str]:
+    """How the ranks end that nobody guards and nothing disturbs."""
+    told = warm_python.train(folder / "alone", ranks, SCRIPT, f"--table={TABLE}", *words)
+    return weights(told)
+
+
+def begin(jobs: NodeJobs, words: list[str], waiting: str, *options: str) -> NodesJob:
+    """The ranks ``waiting`` wait in step 6, rank 1 does not."""
+    words = [*options, "/", f"--table={TABLE}", *words, f"--wait=6:{waiting}"]
+    job = train(jobs, *words, nodes=(0, 1, 2), nproc=(1, 2, 1))
+    if "--resume" not in options:
+        job.await_lines("waits in step 6", waiting.count(",") + 1)
+        job.head.await_error("protected")
+    return job
+
+
+@pytest.mark.parametrize("words", [[], AGAIN], ids=["which they hold", "which they changed"])
+def test_survivors_get_the_tensors_that_they_read(
+    nodes: Callable[[int], Cluster], warm_python: WarmPython, tmp_path: Path, words: list[str]
+) -> None:
+    """Before its loop the script changes what it has registered, or does not."""
+    undisturbed = alone(warm_python, tmp_path, 4, words)
+    jobs = NodeJobs(cluster := nodes(3))
+    job = begin(jobs, words, "0,2,3")
+    before = [received(cluster, node) for node in range(3)]
+    job.kill_rank(1)
+    job.head.await_error("keep running")
+    go(jobs)
+    job.succeed()
+    came = [received(cluster, node) - before[node] for node in range(3)]
+    assert weights(job.logs().values()) == undisturbed
+    assert "training resumes at step 6, no step is lost" in job.head.errors
+    assert came[1] > TABLE * MIB
+    assert (came[2] > TABLE * MIB) == bool(words)
+    assert max(came) < 2 * TABLE * MIB
+
+
+def await_fetch(jobs: NodeJobs, job: NodesJob) -> None:
+    """Return while node 2 fetches tensors that its rank has changed, from a slow node 0."""
+    limit(jobs.cluster, 0, "40mbit")
+    job.kill_rank(1)
+    job.head.await_error("keep running")
+    go(jobs)
+    poll(lambda: len(job.head.seen("Rejoining")) == 3)
+    begun = received(jobs.cluster, 2)
+    poll(lambda: received(jobs.cluster, 2) > begun + MIB)
+
+
+def test_a_rank_dies_while_it_waits_for_tensors(
+    nodes: Callable[[int], Cluster], warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """Another one takes its place, which is not to get the answer to what it had asked."""
+    undisturbed = alone(warm_python, tmp_path, 4, AGAIN)
+    jobs = NodeJobs(nodes(3))
+    job = begin(jobs, AGAIN, "0,2,3")
+    await_fetch(jobs, job)
+    job.kill_rank(3)
+    job.succeed()
+    assert weights(job.logs().values()) == undisturbed, job.told()
+    assert "no step is lost" in job.head.errors
+
+
+def test_node_0_is_lost_while_tensors_travel(
+    nodes: Callable[[int], Cluster], warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """A rank that lives on beside the new one has all of them, and saves them."""
+    undisturbed = alone(warm_python, tmp_path, 4, AGAIN)
+    jobs = NodeJobs(nodes(3))
+    job = begin(jobs, AGAIN, "0,2,3", "--node-wait=0")
+    await_fetch(jobs, job)
+    jobs.cluster.nodes[0].kill()
+    assert {part.wait().code for part in job.parts[1:]} == {1}, job.told()
+    (found,) = saved(jobs)
+    assert found.step == 5
+    jobs.cluster.nodes[0].boot()
+    again = begin(jobs, AGAIN, "0,2,3", "--resume")
+    again.succeed()
+    assert weights(again.logs().values()) == undisturbed

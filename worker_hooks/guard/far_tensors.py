@@ -1,0 +1,62 @@
+"""The tensors of a dump in memory that are on another node, until a rank here has to read them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from worker_hooks.contract import protocol
+from worker_hooks.storage.memory_dump import HeldDump
+
+LOOK_S = 1.0
+
+
+class FarTensors:
+    """Asks msrun for them. The main thread asks; the listener hears the answer."""
+
+    def __init__(
+        self,
+        ask: Callable[[str], object],
+        is_guarding: Callable[[], bool],
+        look: Callable[[], object],
+    ) -> None:
+        """Ask for nothing yet.
+
+        Args:
+            ask: sends the order to bring those of the dump at a path.
+            is_guarding: whether an answer may come.
+            look: called now and then; raises if the main thread is to resume from another dump.
+        """
+        self._ask = ask
+        self._is_guarding = is_guarding
+        self._look = look
+        self._answered = threading.Condition()
+        self._answers: dict[str, str] = {}  # path -> why not
+
+    def bring(self, path: str) -> None:
+        """Return once they are on this node.
+
+        Raises:
+            OSError: they cannot be brought.
+            EjectedError: another order to rejoin has come.
+        """
+        if self._answers.get(path) == "":
+            return
+        with self._answered:
+            self._answers.pop(path, None)
+            self._ask(path)
+            while path not in self._answers:  # msrun waits for no byte longer than some seconds
+                if not self._is_guarding():
+                    raise OSError("the state is on another node, and msrun cannot be asked for it")
+                self._answered.wait(LOOK_S)
+                self._look()
+            if why := self._answers[path]:
+                raise OSError(f"the state cannot be brought from the controller's node: {why}")
+
+    def hear(self, answer: protocol.MemoryBrought, present: HeldDump | None) -> None:
+        """Take msrun's answer; ``present``: the dump that the rank is to resume from."""
+        if present is not None and present.path == answer.path and not answer.why_not:
+            present.complete()
+        with self._answered:
+            self._answers[answer.path] = answer.why_not
+            self._answered.notify_all()
