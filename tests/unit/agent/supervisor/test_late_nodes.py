@@ -126,7 +126,7 @@ def test_another_one_keeps_copies_of_what_its_ranks_alone_have(here):
 
 def test_what_is_in_memory_here_is_so_for_it(here):
     path = "/proc/7/fd/4"
-    here.all._memory._sender = SimpleNamespace(begin=lambda *about: about[-1] and {}, close=print)
+    here.all._memory._sender = SimpleNamespace(begin=lambda *_: {}, close=print)
     here.hooks.spread(1, path, None, print)
     assert here.others[0].has_memory(path)
     save = protocol.Save(1, 5, path, is_quick=True, parts=1)
