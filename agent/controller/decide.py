@@ -52,7 +52,7 @@ from agent.controller.drain import (
 )
 from agent.controller.job import NEVER, Job
 from agent.controller.messages import sentence, tone
-from agent.controller.replaceable import blame_left_amid, note_own_failure
+from agent.controller.replaceable import blame_left_amid, note_own_failure, note_raised
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState, RankState
 from agent.controller.stop_requests import exit_requested, is_leaving, stop_requested
@@ -106,9 +106,9 @@ Answer = (
 
 
 class _Row(NamedTuple):
-    """Answers of one kind."""
+    """Answers of one kind, about one step."""
 
-    kind: type[Answer]
+    kind: tuple[type[Answer], int | None]
     answers: list[Answer]
     ranks: set[int]
 
@@ -120,13 +120,13 @@ def in_rows(answers: Iterable[Answer]) -> list[Answer]:
     """
     rows: list[_Row] = []
     for one in answers:
-        found = None
+        kind, found = (type(one), getattr(one, "step", None)), None
         for row in reversed(rows):
-            found = row if row.kind is type(one) else found
+            found = row if row.kind == kind else found
             if one.rank in row.ranks:
                 break
         if found is None:
-            found = _Row(type(one), [], set())
+            found = _Row(kind, [], set())
             rows.append(found)
         found.answers.append(one)
         found.ranks.add(one.rank)
@@ -425,8 +425,7 @@ def _rank_raised(job: Job, event: protocol.Raised) -> Decision:
     if job.state in {JobState.STOPPING, JobState.KILLING}:  # nothing is saved any more
         return Decision(move(job, event, Condition.ALWAYS), release((rank,), reason))
     job = _known_alive(job, rank, event.attempt)
-    job = note_own_failure(job, event)
-    job = job._replace(now=job.now._replace(raised=job.now.raised | {rank}))
+    job = note_raised(job, (event,))
     if job.now.failure is None:
         job = job.with_failure(reason, is_raised=True)
         job = job._replace(now=job.now._replace(first_raised=rank))

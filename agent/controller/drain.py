@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import Iterable
-from itertools import islice
+from itertools import takewhile
+from operator import attrgetter
 
 from agent.controller import actions as do
 from agent.controller import dump, graceful_exit, replacement
@@ -15,7 +16,7 @@ from agent.controller import events as ev
 from agent.controller.attempts import Decision, all_gone, leave, move, signal_ranks, stop, succeed
 from agent.controller.dump import Turn, extend_deadline
 from agent.controller.job import NEVER, DumpProgress, Job, MemoryState
-from agent.controller.replaceable import blame_left_amid, note_own_failure
+from agent.controller.replaceable import blame_left_amid, note_raised
 from agent.controller.replication import (
     is_kept_next,
     kept_state,
@@ -26,6 +27,7 @@ from agent.controller.replication import (
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState, RankState
 from agent.ranks.rank_set import RankSet
+from agent.ranks.rows import due_in
 from agent.text.wording import describe_exit
 from worker_hooks.contract import protocol
 from worker_hooks.contract.peer_lost import says_peer_lost, with_consequence
@@ -112,16 +114,9 @@ def absorb_frozen(job: Job, answers: Iterable[protocol.Frozen]) -> tuple[Job, in
     known = job.dump
     if job.state is not JobState.FREEZING or known is None or known.reach != NEVER:
         return job, 0
+    of_it = takewhile(lambda one: one.dump_id == known.id, answers)
     due = known.asked - known.answers.ranks
-    owing = due & job.reachable()
-    taken: dict[int, protocol.Frozen] = {}
-    for answer in answers:
-        rank = answer.rank
-        is_due = answer.dump_id == known.id and rank in due
-        if not is_due or rank in taken or owing <= {rank}:
-            break
-        owing -= {rank}
-        taken[rank] = answer
+    taken = due_in(of_it, attrgetter("rank"), due, due & job.reachable())
     job = job.with_steps({rank: answer.step for rank, answer in taken.items()})
     answers_now = known.answers.with_all(taken)
     return job._replace(dump=known._replace(answers=answers_now)), len(taken)
@@ -135,15 +130,9 @@ def absorb_raised(job: Job, news: Iterable[protocol.Raised]) -> tuple[Job, int]:
     """
     if job.state not in DRAINING or job.now.failure is None:
         return job, 0
-    due, count = job.having(RankState.RUNNING) - job.now.raised, 0
-    for one in news:
-        if one.attempt != job.attempt or one.rank not in due:
-            break
-        due -= {one.rank}
-        job = note_own_failure(job, one)
-        count += 1
-    raised = job.now.raised | (job.having(RankState.RUNNING) - due)
-    return job._replace(now=job.now._replace(raised=raised)), count
+    present = takewhile(lambda one: one.attempt == job.attempt, news)
+    taken = due_in(present, attrgetter("rank"), job.having(RankState.RUNNING) - job.now.raised)
+    return note_raised(job, taken.values()), len(taken)
 
 
 def absorb_digests(job: Job, answers: Iterable[protocol.Digested]) -> tuple[Job, int]:
@@ -154,16 +143,12 @@ def absorb_digests(job: Job, answers: Iterable[protocol.Digested]) -> tuple[Job,
     known = job.dump
     if job.state is not JobState.DUMPING or known is None or not (known.writing or known.writers):
         return job, 0
-    most = len(known.digesting) - (not known.writing)
-    taken: dict[int, str] = {}
-    for answer in islice(answers, most):
-        seat, digest = seat_of(job, answer), answer.digest
-        is_due = answer.dump_id == known.id and answer.round >= known.since
-        is_new = seat in known.digesting and seat not in taken
-        if not (is_due and is_new and known.digests.get(seat, digest) == digest):
-            break
-        taken[seat] = digest
-    digesting, digests = known.digesting - RankSet(taken), known.digests.with_all(taken)
+    of_it = takewhile(lambda one: one.dump_id == known.id and one.round >= known.since, answers)
+    owing = None if known.writing else known.digesting
+    parts, due = parts_in(job), known.digesting - known.digests.ranks
+    taken = due_in(of_it, lambda one: parts.seat(one.rank, one.share), due, owing)
+    digests = known.digests.with_all({seat: one.digest for seat, one in taken.items()})
+    digesting = known.digesting - RankSet(taken)
     return job._replace(dump=known._replace(digests=digests, digesting=digesting)), len(taken)
 
 

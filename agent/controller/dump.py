@@ -110,7 +110,7 @@ def choose(job: Job, *, is_late: bool = False) -> Turn:
     owing = dump.behind if dump.reach != NEVER else dump.asked - dump.answers.ranks
     if not is_late and owing & reachable:
         return Turn(job, Condition.ANSWERS_AWAITED)
-    answers = [dump.answers[rank] for rank in reachable if rank in dump.answers]
+    answers = list(dump.answers.only(reachable).values())
     whole = [answer.step for answer in answers if answer.is_whole]
     if not whole:
         return give_up(job, dump, f"no rank holds it whole: {why_not_whole(job, dump)}")
@@ -335,7 +335,8 @@ def order_all(job: Job, dump: DumpProgress, why: str) -> Turn:
     if _may_detour(job, dump) and not has_writers(job, dump):
         dump = _to_memory(dump)
     writers = _first_writers(job, dump)
-    others = tuple(rank for rank in holders(job, dump) if rank not in writers)
+    writing = {*writers}
+    others = tuple(rank for rank in holders(job, dump) if rank not in writing)
     return order(job, dump, writers, why, others)
 
 

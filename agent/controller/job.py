@@ -279,7 +279,7 @@ class Job(NamedTuple):
         news = {
             rank: max(step, NEVER)
             for rank, step in steps.items()
-            if rank not in known or known[rank] < step
+            if (was := known.get(rank)) is None or was < step
         }
         if not news:
             return self

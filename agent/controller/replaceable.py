@@ -9,6 +9,7 @@ from agent.controller.job import NEVER, Job, Repeated
 from agent.controller.protection import of_script
 from agent.controller.replication import why_not_held
 from agent.controller.states import RankState
+from agent.ranks.rank_map import RankMap
 from agent.ranks.rank_set import RankSet
 from agent.text.wording import describe_exit, described, listed, times
 from worker_hooks.contract import protocol
@@ -22,28 +23,32 @@ def ranks_to_replace(job: Job) -> tuple[int, ...]:
     A rank that raised after a death lives on: the exception is the consequence of that death. One
     whose script has ended cannot train again: it writes what it holds, and is then started anew.
     """
-    now, answers = job.now, () if job.dump is None else job.dump.answers
-    found = tuple(
-        rank
-        for rank, state in job.ranks.items()
-        if state not in {RankState.RUNNING, RankState.SUCCEEDED}
-        or rank in now.hung
-        or (rank in now.registered and rank not in now.unreachable and rank not in answers)
-    )
+    now, answers = job.now, RankMap() if job.dump is None else job.dump.answers
+    dead = job.ranks.all - job.ranks.in_state(RankState.RUNNING, RankState.SUCCEEDED)
+    found = dead | now.hung | (now.registered.ranks - now.unreachable - answers.ranks)
     if not found and now.first_raised is not None:
-        found = (now.first_raised,)
+        found = RankSet((now.first_raised,))
     # what is to be trained again needs all ranks, also those whose scripts have ended
-    return tuple(RankSet(found) | now.exiting & job.alive()) if found else ()
+    return tuple(found | now.exiting & job.alive()) if found else ()
 
 
-def note_own_failure(job: Job, event: ev.WorkerExited | protocol.Raised) -> Job:
+def note_raised(job: Job, news: Collection[protocol.Raised]) -> Job:
+    """The job once ranks are held at their top; the loss of a peer is no failure of their own."""
+    now, own = job.now, [one for one in news if not says_peer_lost(one.error)]
+    failures = {one.rank: one.error for one in own if one.rank not in now.failures}
+    now = now._replace(
+        raised=now.raised | RankSet(one.rank for one in news),
+        failures=now.failures.with_all(failures),
+        futile=next((one.error for one in reversed(own) if one.is_futile), now.futile),
+    )
+    return job._replace(now=now)
+
+
+def note_own_failure(job: Job, event: ev.WorkerExited) -> Job:
     """The job once a rank failed by itself, if it said how; the loss of a peer is not its own."""
     if says_peer_lost(event.error):
         return job
     match event:
-        case protocol.Raised(rank=rank, error=error, is_futile=is_futile):
-            job = job.with_own_failure(rank, error)
-            return job._replace(now=job.now._replace(futile=error)) if is_futile else job
         case ev.WorkerExited(rank=rank, exit_code=code, error=error) if code > 0 and error:
             return job.with_own_failure(rank, f"{describe_exit(code)}: {error}")
         case ev.WorkerExited(rank=rank, exit_code=code) if code < 0 and rank in job.now.failures:
@@ -130,9 +135,8 @@ def _why_not_now(job: Job, gone: Collection[int]) -> str:
         return f"a new rank would fail as well ({job.now.futile})"
     if not gone:
         return "no other rank holds the state"
-    survivors = [rank for rank in job.alive() if rank not in gone]
-    unreachable = job.now.unreachable
-    return described((rank, "let go of its state") for rank in survivors if rank in unreachable)
+    unreachable = job.alive() - RankSet(gone) & job.now.unreachable
+    return described((rank, "let go of its state") for rank in unreachable)
 
 
 def _why_not_again(job: Job, gone: Collection[int], step: int) -> str:

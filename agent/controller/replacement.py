@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import Collection, Iterable
-from itertools import groupby, islice, takewhile
+from itertools import groupby, takewhile
+from operator import attrgetter, itemgetter
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -28,6 +29,7 @@ from agent.controller.job import NEVER, Attempt, Job, MemoryState, Replacement
 from agent.controller.replaceable import (
     not_replacing,
     note_own_failure,
+    note_raised,
     ranks_to_replace,
     why_not,
     with_deaths,
@@ -35,6 +37,7 @@ from agent.controller.replaceable import (
 from agent.controller.replication import begin_trial
 from agent.controller.states import Condition, JobState, RankState
 from agent.ranks.rank_set import RankSet
+from agent.ranks.rows import due_in
 from agent.spec.job_spec import CopyMode
 from agent.text.wording import describe_exit, listed, ranged
 from worker_hooks.contract import protocol
@@ -132,13 +135,10 @@ def absorb_rejoining(job: Job, news: Iterable[protocol.Rejoining]) -> tuple[Job,
     replacement = job.since_restart.replacement
     if job.state is not JobState.REPLACING or replacement is None:
         return job, 0
-    leaving = replacement.leaving - replacement.going
-    taken: list[int] = []
-    for one in islice(news, max(0, len(replacement.leaving) - 1)):
-        if one.attempt != job.attempt or one.rank not in leaving:
-            break
-        taken.append(one.rank)
-    left = replacement._replace(leaving=replacement.leaving - RankSet(taken))
+    present = takewhile(lambda one: one.attempt == job.attempt, news)
+    leaving = replacement.leaving
+    taken = due_in(present, attrgetter("rank"), leaving - replacement.going, leaving)
+    left = replacement._replace(leaving=leaving - RankSet(taken))
     return job.with_replacement(left), len(taken)
 
 
@@ -158,16 +158,12 @@ def absorb_registered(job: Job, news: Iterable[protocol.Registered]) -> tuple[Jo
     if replacement is None or not replacement.newcomers:
         return job, 0
     step = job.present_memory().step
-    due = job.having(RankState.RUNNING) - replacement.going - replacement.leaving
-    missing, taken = job.ranks.all - replacement.joined, list[protocol.Registered]()
-    for one in news:
-        is_due = one.attempt == job.attempt and one.step == step and one.rank in due
-        if not is_due or not missing - {one.rank}:
-            break
-        missing -= {one.rank}
-        taken.append(one)
-    joined = replacement._replace(joined=job.ranks.all - missing)
-    return _with_rows(job, taken).with_replacement(joined), len(taken)
+    present = takewhile(lambda one: one.attempt == job.attempt and one.step == step, news)
+    missing = job.ranks.all - replacement.joined
+    due = missing & job.having(RankState.RUNNING) - replacement.going - replacement.leaving
+    taken = due_in(present, attrgetter("rank"), due, missing)
+    joined = replacement._replace(joined=replacement.joined | RankSet(taken))
+    return _with_rows(job, taken.values()).with_replacement(joined), len(taken)
 
 
 def _is_beginning(job: Job) -> bool:
@@ -178,7 +174,7 @@ def _is_beginning(job: Job) -> bool:
 
 
 def _with_rows(job: Job, taken: Iterable[protocol.Registered]) -> Job:
-    for _, row in groupby(taken, lambda one: one._replace(rank=NEVER)):
+    for _, row in groupby(taken, itemgetter(slice(1, None))):  # all but the rank
         alike = list(row)
         job = with_registered(job, alike[0], RankSet(one.rank for one in alike))
     return job
@@ -305,8 +301,7 @@ def with_registered(job: Job, event: protocol.Registered, ranks: RankSet | None 
 def _raised(job: Job, event: protocol.Raised) -> Turn:
     """A consequence of a death, known or not yet; else the script cannot be entered again."""
     replacement = job.present_replacement()
-    job = job._replace(now=job.now._replace(raised=job.now.raised | {event.rank}))
-    job = note_own_failure(job, event)
+    job = note_raised(job, (event,))
     if replacement.going or replacement.doubt or not replacement.newcomers:
         return wait(job)
     doubt = f"rank {event.rank} raised {event.error}"

@@ -21,7 +21,9 @@ Theory:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, takewhile
+from operator import attrgetter
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -38,6 +40,7 @@ from agent.controller.states import JobState, RankState
 from agent.ranks.parts import Groups, Parts, parts_of
 from agent.ranks.rank_map import RankMap
 from agent.ranks.rank_set import RankSet
+from agent.ranks.rows import due_in
 from agent.ranks.said import States, states_of
 from agent.spec.job_spec import CopyMode
 from agent.text.wording import described, listed, ranged
@@ -97,27 +100,35 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
 
 def absorb(job: Job, news: Iterable[protocol.Fingerprinted]) -> tuple[Job, int]:
     """Take what ranks hold while others are awaited; in a trial only if it is alike; how many."""
-    known, trial = job.since_restart.comparison, job.since_restart.trial
-    if job.state.is_end or (trial is not None and len(known.groups) > 1):
+    count, since = 0, job.since_restart
+    if job.state.is_end or (since.trial is not None and len(since.comparison.groups) > 1):
         return job, 0
-    alive, late, count = job.alive(), known.late, 0
-    reports: dict[int, dict[int, Fingerprint]] = {}
-    for one in news:
-        before, now = known.reports.get(one.step, _NO_REPORT), reports.setdefault(one.step, {})
-        first = next(iter((before or now).items()), (one.rank, one.texts))
-        is_due = one.attempt == job.attempt and one.rank in alive - before.ranks and not one.problem
-        is_last = len(before) + len(now) + 1 == len(job.ranks)
-        is_odd = trial is not None and first[0] != one.rank and first[1] != one.texts
-        if not is_due or one.rank in now or is_last or is_odd:
+    for step, row in groupby(news, attrgetter("step")):
+        of_step = list(row)
+        job, more = _absorb_at(job, step, of_step)
+        count += more
+        if more < len(of_step):
             break
-        now[one.rank] = one.texts
-        late = late | {one.step} if one.is_late else late
-        count += 1
-    every = dict(known.reports)
-    every |= {
-        step: every.get(step, _NO_REPORT).with_all(now) for step, now in reports.items() if now
-    }
-    return (_with(job, known._replace(reports=every, late=late)), count) if count else (job, 0)
+    return job, count
+
+
+def _absorb_at(job: Job, step: int, row: Sequence[protocol.Fingerprinted]) -> tuple[Job, int]:
+    known = job.since_restart.comparison
+    before = known.reports.get(step, _NO_REPORT)
+    first = next(iter(before.values()), row[0].texts)
+
+    def fits(one: protocol.Fingerprinted) -> bool:
+        is_alike = job.since_restart.trial is None or one.texts == first
+        return one.attempt == job.attempt and is_alike and not one.problem
+
+    missing = job.ranks.all - before.ranks
+    taken = due_in(takewhile(fits, row), attrgetter("rank"), missing & job.alive(), missing)
+    if not taken:
+        return job, 0
+    reports = before.with_all({rank: one.texts for rank, one in taken.items()})
+    late = known.late | {step for one in taken.values() if one.is_late}
+    known = known._replace(reports={**known.reports, step: reports}, late=late)
+    return _with(job, known), len(taken)
 
 
 def _may_differ(
@@ -440,14 +451,9 @@ def parts_in(job: Job) -> Parts:
 
 def holders(job: Job, dump: DumpProgress) -> tuple[int, ...]:
     """Seats that can write the dump's step, the quickest ranks first, the busy ones last."""
-    reachable = job.reachable()
-    able = reachable - dump.failed.ranks
-    found = [
-        rank
-        for rank, answer in dump.answers.items()
-        if answer.is_whole and answer.step == dump.step and rank in able
-    ]
-    return tuple(sorted(parts_in(job).of_ranks(found), key=dump.digesting.__contains__))
+    able = dump.answers.only(job.reachable() - dump.failed.ranks)
+    found = (rank for rank, one in able.items() if one.is_whole and one.step == dump.step)
+    return tuple(sorted(parts_in(job).of_ranks(found), key={*dump.digesting}.__contains__))
 
 
 def writable(job: Job, dump: DumpProgress) -> tuple[int, ...]:
@@ -475,12 +481,8 @@ def shared_out(ranks: Iterable[int], groups: Groups) -> list[tuple[int, ...]]:
 
 def newest_covered(job: Job, dump: DumpProgress) -> int | None:
     """The newest step of which each part is held whole by some rank; ``None``: there is none."""
-    reachable = job.reachable() - dump.failed.ranks
-    steps = {
-        rank: answer.step
-        for rank, answer in dump.answers.items()
-        if answer.is_whole and rank in reachable
-    }
+    able = dump.answers.only(job.reachable() - dump.failed.ranks)
+    steps = {rank: answer.step for rank, answer in able.items() if answer.is_whole}
     parts = holders_of_parts(job)
     held = ({steps[rank] for rank in each if rank in steps} for each in parts)
     return max(set.intersection(*held), default=None)
@@ -507,12 +509,8 @@ def why_not_covered(job: Job, dump: DumpProgress) -> str:
     lost = [ranks for ranks in holders_of_parts(job) if able.isdisjoint(ranks)]
     if not lost or not (why := why_no_holder(job)):
         return ""
-    reachable = job.reachable()
-    steps = {
-        rank: f"held step {answer.step}"
-        for rank, answer in sorted(dump.answers.items())
-        if answer.is_whole and rank in reachable
-    }
+    answers = sorted(dump.answers.only(job.reachable()).items())
+    steps = {rank: f"held step {answer.step}" for rank, answer in answers if answer.is_whole}
     if len(set(steps.values())) > 1:
         return f"{described(steps.items())}, and no step is held by every replica group; {why}"
     if len(lost[0]) > 1:

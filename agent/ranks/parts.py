@@ -59,7 +59,7 @@ class Parts(NamedTuple):
 
     def of_ranks(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """The seats that these ranks have, rank by rank."""
-        return tuple(chain.from_iterable(map(self.of_rank, ranks)))
+        return tuple(chain.from_iterable(map(self.of_rank, ranks)) if self.taken else ranks)
 
     def without(self) -> dict[int, tuple[str, ...]]:
         """By seat what its rank holds besides the part."""
@@ -73,7 +73,7 @@ class Parts(NamedTuple):
 
     def ranks_of(self, seats: Iterable[int]) -> tuple[int, ...]:
         """Whose seats these are, each rank once, in the seats' order."""
-        return tuple(dict.fromkeys(map(self.rank_of, seats)))
+        return tuple(dict.fromkeys(map(self.rank_of, seats) if self.taken else seats))
 
     def rank_of(self, seat: int) -> int:
         """Whose seat it is."""

@@ -6,7 +6,8 @@ The entries lie in dicts of 64 ranks: to set one copies its dict and the list of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from agent.ranks.rank_set import RankSet
@@ -69,6 +70,12 @@ class RankMap(Mapping[int, V], Generic[V]):
         found.ranks = self.ranks - {rank}
         return found
 
+    def only(self, ranks: RankSet) -> RankMap[V]:
+        """The mapping of those of its ranks that are among these."""
+        if not self.ranks - ranks:
+            return self
+        return RankMap((rank, value) for rank, value in self.items() if rank in ranks)
+
     def __getitem__(self, rank: int) -> V:
         return self.parts[rank >> _SHIFT][rank]
 
@@ -81,11 +88,32 @@ class RankMap(Mapping[int, V], Generic[V]):
         return isinstance(rank, int) and self.get(rank, _NONE) is not _NONE
 
     def __iter__(self) -> Iterator[int]:
-        for part in self.parts.values():
-            yield from part
+        return chain.from_iterable(self.parts.values())
+
+    def items(self) -> ItemsView[int, V]:
+        """All pairs, without a look-up of each."""
+        return _Items(self)
+
+    def values(self) -> ValuesView[V]:
+        """All values, in the same way."""
+        return _Values(self)
 
     def __len__(self) -> int:
         return len(self.ranks)
 
     def __repr__(self) -> str:
         return f"RankMap({dict(self)})"
+
+
+class _Items(ItemsView[int, V]):
+    _mapping: RankMap[V]
+
+    def __iter__(self) -> Iterator[tuple[int, V]]:
+        return chain.from_iterable(map(dict.items, self._mapping.parts.values()))
+
+
+class _Values(ValuesView[V]):
+    _mapping: RankMap[V]
+
+    def __iter__(self) -> Iterator[V]:
+        return chain.from_iterable(map(dict.values, self._mapping.parts.values()))

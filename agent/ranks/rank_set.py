@@ -38,8 +38,8 @@ class RankSet(AbstractSet[int]):
         # by bytes from the lowest on: to clear bits of the whole number would copy it each time
         octets = self.bits.to_bytes((self.bits.bit_length() + 7) // 8, "little")
         for index, octet in enumerate(octets):
-            if octet:
-                yield from (8 * index + bit for bit in _BITS_IN[octet])
+            for bit in _BITS_IN[octet]:
+                yield 8 * index + bit
 
     def __len__(self) -> int:
         return self.bits.bit_count()
@@ -93,11 +93,12 @@ def bits_of(ranks: Iterable[int]) -> int:
         for rank in found:
             bits |= 1 << rank
         return bits
-    octets = bytearray(max(found) // 8 + 1)
+    digits = bytearray(b"0") * (max(found) + 1)
     for rank in found:
-        octets[rank >> 3] |= 1 << (rank & 7)
-    return int.from_bytes(octets, "little")
+        digits[rank] = _ONE
+    return int(digits[::-1], 2)
 
 
 _FEW = 16  # ranks, for which shifting is quicker
+_ONE = ord("1")
 _BITS_IN = [[bit for bit in range(8) if octet >> bit & 1] for octet in range(256)]

@@ -80,3 +80,5 @@ def test_rows_keep_what_each_rank_says_in_its_order():
         rows = in_rows(heard)
         assert {rank: [one for one in rows if one.rank == rank] for rank in given} == given
         assert len(list(groupby(rows, type))) <= 3 * len(GIVEN)
+        steps = [one.step for one in rows if isinstance(one, protocol.Fingerprinted)]
+        assert len(list(groupby(steps))) <= 3 * len(GIVEN)

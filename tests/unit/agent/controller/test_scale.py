@@ -13,7 +13,7 @@ from support.histories.plain import rules
 
 from agent.controller import actions as do
 from agent.controller import events as ev
-from agent.controller.decide import decide
+from agent.controller.decide import Answer, absorb, decide
 from agent.controller.job import Job
 from agent.controller.states import JobState
 from worker_hooks.contract import protocol
@@ -22,6 +22,7 @@ FEW, MANY = 1024, 4096
 ATTEMPTS = 5
 LEAST_S = 20e-6  # shorter times are noise
 MOST_PER_EVENT = 6.0  # times as long with four times the ranks
+LEAST_QUICKER = 25  # times as quick as a decision is what is taken in a row
 HOLDS = {"model": "12", "crc32": "abcdef"}
 
 
@@ -102,8 +103,25 @@ class Ranks:
         assert self.job.state is JobState.STOPPED, self.job.state
 
 
-def life(count):
-    ranks = Ranks(count)
+class InRows(Ranks):
+    """The same, where answers are taken in rows as far as they can be."""
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.taken_s = {}  # by kind, for each that was taken
+
+    def hear(self, *events):
+        if len(events) > 1 and isinstance(events[0], Answer):
+            began_s = process_time()
+            self.job, count = absorb(self.job, events[:-1])
+            if count:
+                self.taken_s[type(events[0]).__name__] = (process_time() - began_s) / count
+            events = events[count:]
+        super().hear(*events)
+
+
+def life(count, kind=Ranks):
+    ranks = kind(count)
     gc.disable()  # it would come amid the same decision in each life, and search all that tests left
     try:
         ranks.train()
@@ -156,6 +174,29 @@ def test_a_whole_life_is_not_quadratic_in_ranks():
         if ratios[-1] < 2 * MANY / FEW:
             return
     raise AssertionError(ratios)
+
+
+def test_what_is_taken_in_rows_costs_next_to_nothing():
+    """Sets of all ranks, or new values for the job, made for each answer would take longer."""
+    quicker = Counter()
+    for _ in range(ATTEMPTS):
+        rows, plain = life(FEW, InRows), life(FEW)
+        for kind, taken_s in rows.taken_s.items():
+            decided_s = sum(plain.took_s[kind]) / len(plain.took_s[kind])
+            quicker[kind] = max(quicker[kind], decided_s / taken_s)
+        if min(quicker.values()) > LEAST_QUICKER:
+            break
+    assert {kind for kind, times in quicker.items() if times > LEAST_QUICKER} == {
+        kind.__name__ for kind in get_args(Answer)
+    }, quicker
+
+
+def test_a_life_in_rows_comes_to_what_it_comes_to_one_by_one():
+    rows, plain = life(FEW, InRows), life(FEW)
+    assert rows.job == plain.job
+    assert [each for each in rows.actions if not isinstance(each, do.SetDeadline)] == [
+        each for each in plain.actions if not isinstance(each, do.SetDeadline)
+    ]
 
 
 def any_event(job):

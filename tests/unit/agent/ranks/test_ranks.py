@@ -86,6 +86,12 @@ def test_a_mapping_of_ranks_is_as_any_mapping_and_older_ones_stay(seed):
         assert (len(ours), set(ours), ours.ranks) == (len(plain), set(plain), set(plain))
         assert all(ours.get(rank) == plain.get(rank) for rank in range(300))
         assert all((rank in ours) == (rank in plain) for rank in range(300))
+        assert (dict(ours.items()), ours.items()) == (plain, plain.items())
+        assert list(zip(ours, ours.values(), strict=True)) == list(ours.items())
+        some_ranks = some(rng, 300)
+        only = {rank: value for rank, value in plain.items() if rank in some_ranks}
+        assert ours.only(RankSet(some_ranks)) == only
+        assert ours.only(RankSet(range(300))) is ours
     with pytest.raises(KeyError):
         RankMap({1: 1})[2]
     with pytest.raises(KeyError):
