@@ -345,7 +345,7 @@ def _may_detour(job: Job, dump: DumpProgress) -> bool:
 
     What ranks of other nodes write there comes to this node, which writes it to its disk.
     """
-    return bool(job.apart) and dump.place != do.MEMORY and not dump.has_left_memory
+    return bool(job.apart) and dump.place != do.MEMORY and not dump.why_no_memory
 
 
 def _to_memory(dump: DumpProgress) -> DumpProgress:
@@ -411,7 +411,8 @@ def order(
 def problems(dump: DumpProgress) -> str:
     """What went wrong so far."""
     failed = described(dump.failed.items())
-    return "; ".join(part for part in (*dump.full, failed) if part) or "no rank is left to write"
+    found = [part for part in (dump.why_no_memory, *dump.full, failed) if part]
+    return "; ".join(found) or "no rank is left to write"
 
 
 def extend_deadline(job: Job, state: JobState = JobState.DUMPING) -> do.SetDeadline:
@@ -441,13 +442,12 @@ def leave_memory(job: Job, dump: DumpProgress, why: str) -> Turn:
     job = job._replace(now=job.now._replace(not_replaced=why))
     dump = dump._replace(
         place=0,
-        full=(*dump.full, why),
         failed=RankMap(),
         digesting=RankSet(),
         digests=RankMap(),
         written=(),
         is_slow=False,
-        has_left_memory=True,
+        why_no_memory=why,
         since=dump.round + 1,
     )
     if job.is_saved(dump.step):

@@ -48,9 +48,9 @@ class DumpProgress(NamedTuple):
     failed: RankMap[str] = RankMap()  # ranks that are never asked again; why
     is_slow: bool = False  # a writer was stuck in this place
     stuck: RankSet = RankSet()  # ranks that wrote or read too slowly
-    has_left_memory: bool = False  # nothing more is tried there
+    why_no_memory: str = ""  # nothing more is tried there
     has_waited: bool = False  # for the ranks to report why replicas differ
-    full: tuple[str, ...] = ()  # why places could not be written
+    full: tuple[str, ...] = ()  # why places on disks could not be written
     is_ordered: bool = False  # everything is written and its commit was ordered
     is_committed: bool = False
     variants: Groups = ()  # the seats that wrote what is committed

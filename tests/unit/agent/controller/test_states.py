@@ -42,6 +42,7 @@ RARE = {  # a few times in 100,000 schedules
     (JobState.RUNNING, "RankHung", Condition.IN_MEMORY),
     (JobState.HOLDING, "Frozen", Condition.IN_MEMORY),
     (JobState.DUMPING, "Digested", Condition.IN_MEMORY),
+    (JobState.DUMPING, "Written", Condition.IN_MEMORY),
     (JobState.HOLDING, "WorkerExited", Condition.GIVEN_UP),
     (JobState.DUMPING, "Digested", Condition.GIVEN_UP),
     (JobState.COMMITTING, "DumpCommitted", Condition.HOPELESS),
