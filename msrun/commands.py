@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -184,7 +185,7 @@ def logs(
             "msrun logs: --scheduler shows one log for all ranks and attempts: remove --rank and "
             "--attempt"
         )
-    show = show_logs.follow if follow else show_logs.show
+    show = partial(show_logs.follow, os.environ) if follow else show_logs.show
     show(
         look(chosen(os.environ, run, "msrun logs")),
         Wanted(rank=rank, attempt=attempt, scheduler=scheduler),

@@ -43,11 +43,16 @@ class Record(NamedTuple):
     job: str = ""  # the record id of the job's first node, which names what is saved; empty: this
     host: str = ""  # of this node; empty: the only one of its job
     engine_job: str = ""  # names the batch system's job that has started it
+    ranks: tuple[int, ...] = ()  # of this node, if the job has others
 
     @property
     def saves_as(self) -> str:
         """The run's name in what it saves."""
         return self.job or self.record_id
+
+    def has_rank(self, rank: int) -> bool:
+        """Whether a rank's process and page are on this node: elsewhere its pid is another's."""
+        return not self.host or rank in self.ranks
 
     def is_alive(self) -> bool:
         """Whether the msrun process of this record still runs."""
@@ -212,11 +217,17 @@ def read(folder: Path) -> Record | None:
     """The record in a run's own folder; ``None`` if there is none that can be read."""
     try:
         fields = json.loads((folder / RECORD).read_bytes())
-        for name in ("argv", "checkpoints", "lineage", "unrecorded", "failed_devices"):
+        for name in ("argv", "checkpoints", "lineage", "unrecorded", "failed_devices", "ranks"):
             fields[name] = tuple(fields.get(name, ()))
         return Record(**fields)
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def present(environ: Mapping[str, str], record: Record) -> Record:
+    """A record as it is now, or as it was if it cannot be read."""
+    folders = (folder / record.record_id for folder in runs_folder(environ, os.getuid()))
+    return next(filter(None, map(read, folders)), record)
 
 
 def records(environ: Mapping[str, str]) -> Iterator[Record]:
@@ -229,6 +240,17 @@ def records(environ: Mapping[str, str]) -> Iterator[Record]:
     ]
     known = {record.record_id: record for record in found if record is not None}
     yield from sorted(known.values(), key=lambda record: record.started, reverse=True)
+
+
+def successor(environ: Mapping[str, str], record: Record) -> Record | None:
+    """The run that the msrun of this one goes on with, as after the loss of node 0; ``None``: none.
+
+    ``record``: as it was while that was its run.
+    """
+    if present(environ, record).pid:  # see KeptRecord.end
+        return None
+    msrun = record.pid, record.born
+    return next((each for each in records(environ) if (each.pid, each.born) == msrun), None)
 
 
 def find(environ: Mapping[str, str], name: str) -> Record:

@@ -390,6 +390,10 @@ class HooksRelay:
         """The newest step that a rank here has committed; 0: none."""
         return self._pages.newest_of_all()
 
+    def forget_pages(self) -> None:
+        """The run is over: nobody takes its pages for those of this msrun's next one."""
+        self._pages.clear()
+
     keepers: frozenset[int] = frozenset()
 
     def kept_steps(self, rank: int) -> tuple[int, ...]:  # noqa: ARG002

@@ -107,8 +107,8 @@ def run_controlled(
         nexts.call_off()
         return _reported(deputy.ended, prepared, ignited, parts, environ, console, met), None
     ending = controller.ending
-    newest = hooks.newest_step()
-    lost = nexts.behind(controller, parts, newest)
+    lost = nexts.behind(controller, parts, hooks.newest_step())
+    hooks.forget_pages()
     code = FAILED_EXIT if ending is None else ending.exit_code
     reason = (
         "the controller's node did not say how the job ended" if ending is None else ending.reason

@@ -266,6 +266,7 @@ def _record(prepared: Prepared, facts: RunFacts, environ: Mapping[str, str]) -> 
         job="" if spec.saves_as == spec.record_id else spec.saves_as,
         engine_job=spec.engine_job,
         host=facts.host if spec.nnodes > 1 else "",
+        ranks=spec.ranks_here if spec.nnodes > 1 else (),
     )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import select
 import sys
+from collections.abc import Mapping
 
 from agent.records.log_view import LogView
+from agent.records.run_record import successor
 from agent.records.tail import Follower, Tail
 from agent.spec.job_spec import UsageError
 from msrun.runs.log_files import STDOUT, Wanted, checked_attempt, views
@@ -15,6 +17,7 @@ from msrun.terminal.stdout import put_bytes
 
 POLL_S = 0.2  # between two looks for the next attempt; new lines need no look
 PATIENCE_S = 60.0
+BEFORE_ALL = -1  # in place of the newest attempt that is shown, of a run that follows on another
 
 
 def show(run: RunState, wanted: Wanted) -> None:
@@ -43,6 +46,8 @@ def _show(view: LogView) -> None:
 
 def _why_none(run: RunState, wanted: Wanted) -> str:
     name = f"run {run.record.record_id}"
+    if wanted.rank is not None and not run.record.has_rank(wanted.rank):
+        return f"rank {wanted.rank} of {name} is on another node, and so is its log"
     if not os.path.isdir(run.folder):
         return f"the log folder of {name} is gone: {run.folder}"
     if run.status is None and run.alive and not wanted.scheduler:
@@ -51,8 +56,10 @@ def _why_none(run: RunState, wanted: Wanted) -> str:
     return f"{name} has no {what} in {run.folder}: they were removed, or --log-dir /dev/null is set"
 
 
-def follow(run: RunState, wanted: Wanted) -> None:
+def follow(environ: Mapping[str, str], run: RunState, wanted: Wanted) -> None:
     """Print the logs of this attempt and the next ones as they grow, until the run has ended.
+
+    If its msrun goes on with another run, as after the loss of node 0, that one's follow.
 
     Raises:
         UsageError: no such rank or attempt, or the files are gone.
@@ -64,12 +71,12 @@ def follow(run: RunState, wanted: Wanted) -> None:
         show(look(run.record), wanted)
         return
     try:
-        _follow(run, wanted, process)
+        _follow(environ, run, wanted, process)
     finally:
         os.close(process)
 
 
-def _follow(run: RunState, wanted: Wanted, process: int) -> None:
+def _follow(environ: Mapping[str, str], run: RunState, wanted: Wanted, process: int) -> None:
     tail = Tail()
     shown = _follow_new(tail, run, wanted, None)
     waiting = select.poll()
@@ -81,6 +88,8 @@ def _follow(run: RunState, wanted: Wanted, process: int) -> None:
         if STDOUT in happened:
             return
         ended = process in happened
+        if (following := successor(environ, run.record)) is not None:
+            run, shown = look(following), BEFORE_ALL
         shown = _follow_new(tail, look(run.record), wanted, shown)
     while not tail.close(PATIENCE_S):
         pass  # a pager may pause for any time
@@ -99,5 +108,7 @@ def _follow_new(tail: Tail, run: RunState, wanted: Wanted, shown: int | None) ->
         existing = [view for view in found if os.path.isfile(view.path)]
         if not existing and shown is None:
             raise UsageError(_why_none(run, wanted))
+        if not existing and shown == BEFORE_ALL:
+            return shown  # another node has told of the attempt before this one has begun it
         tail.follow(existing, None if shown is None else frozenset(view.rank for view in found))
     return newest

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from agent.records import run_record
 from agent.records.run_record import Record
-from worker_hooks.contract.layout import runs_folder
 from worker_hooks.storage.find import Verify, search
 
 Mark = tuple[tuple[str, int], ...]
@@ -20,9 +19,7 @@ class Checkpoints:
 
     def __init__(self, environ: Mapping[str, str], record: Record) -> None:
         """``record``: of the run; msrun adds folders to it when ranks save into them."""
-        folders = (folder / record.record_id for folder in runs_folder(environ, os.getuid()))
-        self._own = next((folder for folder in folders if folder.is_dir()), None)
-        self._record = record
+        self._environ, self.record = environ, record
         self._mark: Mark = ()
         self._step: int | None = None
 
@@ -31,11 +28,10 @@ class Checkpoints:
 
         Earlier runs may have left newer ones in the same folder.
         """
-        if self._own is not None:
-            self._record = run_record.read(self._own) or self._record
-        mark = tuple(_marks(self._record))
+        self.record = run_record.present(self._environ, self.record)
+        mark = tuple(_marks(self.record))
         if mark != self._mark:
-            self._mark, self._step = mark, _newest(self._record)
+            self._mark, self._step = mark, _newest(self.record)
         return self._step
 
 
@@ -49,5 +45,5 @@ def _marks(record: Record) -> Mark:
 
 def _newest(record: Record) -> int | None:
     folders = map(Path, record.checkpoints)
-    newest = search(folders, verify=Verify.NONE, runs=(record.record_id,)).newest
+    newest = search(folders, verify=Verify.NONE, runs=(record.saves_as,)).newest
     return None if newest is None else newest.manifest.step

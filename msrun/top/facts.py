@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 from agent.workers.tempo import tempo
 from msrun.runs.cost import PastIncident
+from msrun.runs.run_state import WorkerState
 from msrun.top.history import EventHistory
 from worker_hooks.contract.status_page import Heartbeat, Pace, Phase
 
 NS = 1e-9
 RATE_S = 10.0  # steps a second are counted over about so long
 SILENT_S = 1.0  # a younger heartbeat is normal
+NEWS_S = 5.0  # the same of what another node tells: that comes every three seconds
 
 
 class RankFacts(NamedTuple):
@@ -48,6 +50,22 @@ class RankFacts(NamedTuple):
             own_s=None if measured is None else measured.own_median_s,
         )
 
+    def as_told(self, told: WorkerState, standing_s: float | None) -> RankFacts:
+        """The same with what its node, another one, has told a moment ago.
+
+        ``standing_s``: for how long no further step was told of; ``None``: the rank has ended.
+        """
+        known = self._replace(epoch=told.epoch, step=told.step)
+        if standing_s is None or told.step is None:
+            return known
+        silent_s = standing_s if standing_s >= NEWS_S else 0.0
+        pace = told.step_median_s and max(told.step_median_s, silent_s)
+        return known._replace(
+            silent_s=silent_s,
+            steps_per_s=1 / pace if pace else None,
+            own_s=told.step_own_median_s,
+        )
+
 
 class JobFacts(NamedTuple):
     """The job and its ranks, ordered by rank."""
@@ -61,6 +79,7 @@ class JobFacts(NamedTuple):
     shadows: str = ""  # how many, and their memory
     incident: PastIncident | None = None  # the last
     history: EventHistory = EventHistory()
+    resumed: int | None = None  # the step that it began from
     checkpoint: int | None = None  # the newest saved step
     now: float = 0.0  # seconds since the epoch
     is_over: bool = False

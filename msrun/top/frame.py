@@ -76,8 +76,8 @@ def _head(job: JobFacts, width: int) -> Iterator[Text]:
     )
     step = "no step yet" if job.step is None else f"step {job.step}"
     saved = "nothing saved" if job.checkpoint is None else f"saved step {job.checkpoint}"
-    if job.checkpoint is None and history.origin:
-        saved += f" since {history.origin}"
+    if job.checkpoint is None and job.resumed is not None:
+        saved += f" since step {job.resumed}"
     yield Text("  ".join((step, saved, *job.counts)))
     if history.end and job.is_over:
         yield Text(_line(history.end), STYLES.get(job.state, OTHER))

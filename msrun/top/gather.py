@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.controller.states import RankState
-from agent.records.run_record import Record
+from agent.records.run_record import Record, successor
 from msrun.runs.cost import PastIncident
 from msrun.runs.json_lines import JsonLines
 from msrun.runs.run_state import ALIVE, LOST, LastStatus, RunState, WorkerState, look
 from msrun.runs.status import script, uptime
 from msrun.top.checkpoints import Checkpoints
 from msrun.top.columns import size
-from msrun.top.facts import JobFacts, RankFacts
+from msrun.top.facts import NS, JobFacts, RankFacts
 from msrun.top.gpu import Gpus, GpuUse
 from msrun.top.history import EventHistory
 from msrun.top.processes import STOPPED, ProcessLoads, ShadowUse, sample, shadows
@@ -42,7 +42,7 @@ class Gatherer:
 
     def __init__(self, environ: Mapping[str, str], record: Record) -> None:
         """``record``: of the run."""
-        self._record = record
+        self._environ, self._record = environ, record
         self._script = script(record)
         self._pages = OpenPages(record.pid)
         self._gpus = Gpus()
@@ -50,6 +50,7 @@ class Gatherer:
         self._events: JsonLines | None = None
         self._history = EventHistory()
         self._checkpoints = Checkpoints(environ, record)
+        self._told: dict[int, tuple[int | None, int]] = {}  # rank -> step, since when, monotonic ns
 
     def look(self, *, gpu_wait_s: float = 0.0) -> tuple[RunState, JobFacts]:
         """The run as it is now, and the facts to show.
@@ -65,6 +66,10 @@ class Gatherer:
             now_ns=time.monotonic_ns(),
         )
         return run, self._job(seen)
+
+    def following(self) -> Record | None:
+        """The run that its msrun goes on with; ``None``: none."""
+        return successor(self._environ, self._record)
 
     def close(self) -> None:
         """Close pages, files and threads."""
@@ -85,7 +90,7 @@ class Gatherer:
         return self._history
 
     def _job(self, seen: RunSample) -> JobFacts:
-        run, now = seen.run, time.time()
+        run, now, saved = seen.run, time.time(), self._checkpoints.newest()
         workers = run.status.workers if run.status else _workers_of(seen.pages)
         return JobFacts(
             run=run.record.record_id,
@@ -99,7 +104,8 @@ class Gatherer:
             shadows=self._shadows(run),
             incident=_incident(run.status),
             history=seen.history,
-            checkpoint=self._checkpoints.newest(),
+            resumed=self._checkpoints.record.resumed_step,
+            checkpoint=saved,
             now=now,
             is_over=not run.alive,
         )
@@ -113,16 +119,18 @@ class Gatherer:
     def _rank(self, seen: RunSample, worker: WorkerState) -> RankFacts:
         is_alive = worker.state in ALIVE and seen.run.alive
         state = LOST if worker.state in ALIVE and seen.run.lost else worker.state
+        if is_alive and (worker.rank in seen.history.slow or worker.is_slow):
+            state = SLOW
+        if is_alive and worker.rank in seen.history.hung:
+            state = HUNG
         facts = RankFacts(worker.rank, worker.pid, state)
+        if not self._record.has_rank(worker.rank):
+            return facts.as_told(worker, self._standing_s(seen, worker) if is_alive else None)
         page = seen.pages.get(worker.rank)
         if page is not None and (page.is_held or not is_alive):  # else an earlier process wrote it
             facts = facts.with_page(page.beat, page.paces, seen.now_ns if is_alive else None)
         if not is_alive or worker.pid is None or (now := sample(worker.pid)) is None:
             return facts
-        if worker.rank in seen.history.slow:
-            state = SLOW
-        if worker.rank in seen.history.hung:
-            state = HUNG
         gpu = seen.gpus.get(worker.pid, NO_GPU)
         return facts._replace(
             state=SUSPENDED if now.state == STOPPED else state,
@@ -131,6 +139,14 @@ class Gatherer:
             gpu_bytes=gpu.nbytes,
             gpu_percent=gpu.percent,
         )
+
+    def _standing_s(self, seen: RunSample, worker: WorkerState) -> float:
+        """For how long a rank of another node is at its step, as far as these looks can tell."""
+        step, since_ns = self._told.get(worker.rank, (worker.step, seen.now_ns))
+        if step != worker.step:
+            since_ns = seen.now_ns
+        self._told[worker.rank] = worker.step, since_ns
+        return (seen.now_ns - since_ns) * NS
 
 
 def _counts(status: LastStatus | None) -> tuple[str, ...]:

@@ -1,11 +1,9 @@
-"""What a job's events say of its ranks, its origin and its end. Pure."""
+"""What a job's events say of its ranks and its end. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-from worker_hooks.contract.layout import DUMP
 
 
 class EventHistory(NamedTuple):
@@ -13,7 +11,6 @@ class EventHistory(NamedTuple):
 
     hung: frozenset[int] = frozenset()  # ranks that are alive without progress
     slow: frozenset[int] = frozenset()  # persistently slower than their peers
-    origin: str = ""  # where the first attempt resumed from, as text; empty: at the beginning
     end: str = ""  # why the job ended, as text
 
     def after(self, event: Mapping[str, Any]) -> EventHistory:
@@ -31,16 +28,8 @@ class EventHistory(NamedTuple):
                 return self._replace(slow=self.slow | {event["rank"]})
             case "StragglerEnded":
                 return self._replace(slow=self.slow - {event["rank"]})
-            case "StartAttempt" if event["attempt"] == 0:
-                return self._replace(origin=_origin(event["resume"]) if event["resume"] else "")
             case "ReplaceRanks" | "StartAttempt":
                 return self._replace(hung=frozenset(), slow=frozenset())
             case "Finish":
                 return self._replace(end=str(event["reason"]))
         return self
-
-
-def _origin(resume: str) -> str:
-    """The checkpoint that an attempt resumes from, as text."""
-    name = resume.rstrip("/").rpartition("/")[2]
-    return f"step {name.removeprefix(DUMP)}" if name.startswith(DUMP) else name

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
+from agent.records.run_record import Record
 from agent.spec.job_spec import UsageError
 from agent.text.log_lines import last_lines, log_lines
 from msrun.runs.choice import chosen
@@ -46,22 +47,37 @@ def top(environ: Mapping[str, str], name: str | None, interval_s: float, *, once
     if process is None:
         put(f"run {record.record_id} is not running: {look(record).state_words}\n")
         return
-    gather = Gatherer(environ, record)
+    watched = _Watched(environ, record)
     try:
         if once or not is_terminal():
-            put(_plain(gather.look(gpu_wait_s=GPU_WAIT_S)[1]))
+            put(_plain(watched.gather.look(gpu_wait_s=GPU_WAIT_S)[1]))
         else:
-            _watch(gather, process, interval_s)
+            _watch(watched, process, interval_s)
     finally:
-        gather.close()
+        watched.gather.close()
         os.close(process)
 
 
-def _watch(gather: Gatherer, process: int, interval_s: float) -> None:
+class _Watched:
+    """The run that an msrun is at: there is another one once the nodes of a job have met again."""
+
+    def __init__(self, environ: Mapping[str, str], record: Record) -> None:
+        self._environ = environ
+        self.gather = Gatherer(environ, record)
+
+    def look(self) -> tuple[RunState, JobFacts]:
+        """That run as it is now."""
+        if (following := self.gather.following()) is not None:
+            self.gather.close()
+            self.gather = Gatherer(self._environ, following)
+        return self.gather.look()
+
+
+def _watch(watched: _Watched, process: int, interval_s: float) -> None:
     view = TopView()
     with Screen(process) as screen:
         while not has_ended(process, 0.0):
-            run, job = gather.look()
+            run, job = watched.look()
             again = time.monotonic() + interval_s
             while (left_s := again - time.monotonic()) > 0 and not has_ended(process, 0.0):
                 rows, size = len(job.ranks), screen.size
@@ -71,7 +87,7 @@ def _watch(gather: Gatherer, process: int, interval_s: float) -> None:
                     if key == "quit":
                         return
                     view = view.after(key, rows, frame.room(size.lines))
-    put(_plain(gather.look()[1]))
+    put(_plain(watched.look()[1]))
 
 
 def _frame(run: RunState, job: JobFacts, view: TopView, size: os.terminal_size) -> Sequence[Text]:
@@ -89,6 +105,8 @@ def _log(run: RunState, rank: int, lines: int) -> tuple[str, Sequence[str]]:
         newest = max(filter(os.path.isfile, paths), key=os.path.getmtime)
         raw, before = read_end(newest, LOG_BYTES)
     except (OSError, ValueError, UsageError):
+        if not run.record.has_rank(rank):
+            return "no log", ("the rank is on another node, and so is its log",)
         return "no log", ("the rank wrote nothing, or --log-dir /dev/null is set",)
     return str(newest), last_lines(log_lines(raw, cut=before > 0), lines)
 

@@ -521,6 +521,14 @@ def test_who_asks_on_any_node_is_told_of_all(nodes: Nodes, at: int) -> None:
     assert logs.code == 0, logs
     for rank in (2 * at, 2 * at + 1):
         assert f"here of rank {rank}" in logs.out
+    top = part.command("top", "--once")
+    assert top.code == 0, top
+    for rank in range(4):  # the pids of other nodes mean other processes here
+        memory = r"\d+M" if rank // 2 == at else "-"
+        assert re.search(rf"^ +{rank} .* {memory} +\S+ *$", top.out, re.MULTILINE), top.out
+    elsewhere = part.command("logs", "--rank", 2 - 2 * at)
+    assert elsewhere.code == 2, elsewhere
+    assert "is on another node, and so is its log" in elsewhere.err
     stopped = part.command("stop")
     assert stopped.code == 0, stopped
     ended = job.wait()

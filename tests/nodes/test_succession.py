@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from support.cluster import Cluster
+from support.jobs import DEADLINE_S, PYTHON
 from support.node_drills import told_place
 from support.node_jobs import PORT, NodeJobs, NodeMsrun, NodesJob, check_nothing_left, static
 from support.node_trainings import SCRIPT, check_weights, go, train, weights
+from support.screens import LEAVE, Terminal
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 Nodes = Callable[[int], Cluster]
@@ -104,6 +109,48 @@ def test_the_first_node_is_started_again(jobs: NodeJobs, undisturbed: Sequence[s
     check_bitwise(undisturbed, job.parts[1], again)
     assert "msrun: node 0 is started again: the ranks of all nodes save" in job.parts[1].errors
     assert re.search(r"msrun: resuming step \d of run .*: its node 0 was lost", again.errors)
+    check_nothing_left(*jobs.cluster.nodes)
+
+
+def test_who_watches_another_node_sees_the_job_that_follows(jobs: NodeJobs) -> None:
+    """Its msrun goes on with another run, of which alone it shows pages and logs."""
+    words = (SCRIPT, "--epochs=4", "--wait=9:0,1,2,3", "--wait=12:0,1,2,3")
+    job = jobs.start(*words, nproc=2)
+    job.await_lines("waits in step 9", 4)
+    part, node = job.parts[1], jobs.cluster.nodes[1]
+
+    def until_all_are_at(step: int) -> None:
+        rows = (rf"\n[^\n]* {rank} +\d+ [^\n]*running[^\n]*/{step} [^\n]*" for rank in range(4))
+        terminal.until("".join(rows), DEADLINE_S)
+
+    with contextlib.closing(Terminal()) as terminal:
+        top = node.run(
+            [*PYTHON, "-m", "msrun", "top", "--interval=0.1"],
+            env={"TERM": "xterm"},
+            cwd=jobs.folder,
+            stdout=Path(os.ttyname(terminal.theirs)),
+            stdin=terminal.theirs,
+        )
+        logs = node.run([*PYTHON, "-m", "msrun", "logs", "-f", "--rank=2"], cwd=jobs.folder)
+        until_all_are_at(8)
+        jobs.cluster.nodes[0].kill()
+        part.await_error(LEADS)
+        jobs.cluster.nodes[0].boot()
+        again = jobs.start_one(
+            jobs.cluster.nodes[0],
+            *static(0, 2, 2),
+            *words,
+            nproc=2,
+            log_dir=jobs.cluster.nodes[0].folder / "again",
+        )
+        terminal.until("nothing saved since step 8", DEADLINE_S)
+        go(jobs)
+        until_all_are_at(11)
+        logs.await_output("waits in step 12")
+        go(jobs, 12)
+        terminal.until(re.escape(LEAVE) + r"[^\n]*succeeded", DEADLINE_S)
+        assert [program.wait() for program in (top, logs)] == [0, 0]
+    assert [each.wait().code for each in (part, again)] == [0, 0], part.errors
     check_nothing_left(*jobs.cluster.nodes)
 
 

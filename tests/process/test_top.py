@@ -2,74 +2,38 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
 from collections.abc import Iterator
 
 import pytest
 from support.graceful_jobs import start
 from support.jobs import DEADLINE_S, Launcher
-
-ENTER, LEAVE = "\x1b[?1049h", "\x1b[?1049l"
-CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+from support.screens import CONTROL, ENTER, LEAVE, Terminal
 
 
-class Terminal:
-    """24 lines of 80 columns, and what was written there."""
-
-    def __init__(self, launcher: Launcher) -> None:
-        self.launcher, self.shown = launcher, ""
-        self.ours, self.theirs = pty.openpty()
-        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.before = termios.tcgetattr(self.theirs)
-
-    def watch(self, *args: str) -> subprocess.Popen:
-        self.shown = ""
-        return subprocess.Popen(
-            [sys.executable, "-m", "msrun", "top", *args],
-            env=self.launcher.env(TERM="xterm"), cwd=self.launcher.tmp,
-            stdin=self.theirs, stdout=self.theirs, stderr=self.theirs, start_new_session=True,
-        )  # fmt: skip
-
-    def until(self, pattern: str) -> str:
-        """What was written from the last call to where this is found."""
-        deadline = time.monotonic() + 20
-        while not (found := re.search(pattern, self.shown, re.DOTALL)):
-            left = deadline - time.monotonic()
-            assert left > 0 and select.select([self.ours], [], [], left)[0], (
-                f"{pattern}\n{self.shown}"
-            )
-            self.shown += os.read(self.ours, 1 << 16).decode()
-        shown, self.shown = self.shown[: found.end()], self.shown[found.end() :]
-        return shown
-
-    def type(self, typed: str) -> None:
-        os.write(self.ours, typed.encode())
-
-    def is_as_before(self) -> bool:
-        return termios.tcgetattr(self.theirs) == self.before
+def watch(msrun: Launcher, terminal: Terminal, *args: str) -> subprocess.Popen:
+    terminal.shown = ""
+    tty = terminal.theirs
+    return subprocess.Popen(
+        [sys.executable, "-m", "msrun", "top", *args],
+        env=msrun.env(TERM="xterm"), cwd=msrun.tmp, stdin=tty, stdout=tty, stderr=tty, start_new_session=True,
+    )  # fmt: skip
 
 
 @pytest.fixture
-def terminal(msrun: Launcher) -> Iterator[Terminal]:
-    terminal = Terminal(msrun)
+def terminal() -> Iterator[Terminal]:
+    terminal = Terminal()
     yield terminal
-    os.close(terminal.ours)
-    os.close(terminal.theirs)
+    terminal.close()
 
 
 def test_a_job_is_watched_to_its_end(msrun: Launcher, terminal: Terminal) -> None:
     job = start(msrun)
-    top = terminal.watch("--interval=0.1")
+    top = watch(msrun, terminal, "--interval=0.1")
     terminal.until(re.escape(ENTER))
     row = rf"\n\x1b\[K[^\n]* 0 +{job.pids()[0]} .*running.*updated +2/5 "
     frame = terminal.until(row + r".*q quit")
@@ -85,7 +49,7 @@ def test_a_job_is_watched_to_its_end(msrun: Launcher, terminal: Terminal) -> Non
     terminal.until(re.escape(LEAVE) + r".*failed.*rank 1 was killed by SIGKILL.*\n +1 .*failed ")
     assert top.wait(DEADLINE_S) == 0 and terminal.is_as_before()
     job.wait()
-    top = terminal.watch()
+    top = watch(msrun, terminal)
     terminal.until(r"run \S+ is not running: failed\r\n")
     assert top.wait(DEADLINE_S) == 0
 
@@ -94,7 +58,7 @@ def test_every_way_out_gives_the_terminal_back(msrun: Launcher, terminal: Termin
     job = start(msrun, ranks=1)
     ways = {"q": 0, signal.SIGTERM: -15, signal.SIGINT: -2, signal.SIGHUP: -1}
     for way, code in ways.items():
-        top = terminal.watch()
+        top = watch(msrun, terminal)
         terminal.until(re.escape(ENTER) + ".*q quit")
         assert not terminal.is_as_before()
         terminal.type(way) if isinstance(way, str) else top.send_signal(way)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 
@@ -11,6 +12,7 @@ from agent.spec.job_spec import UsageError
 from agent.text.wording import duration
 from msrun.runs import run_state
 from msrun.runs.log_files import Wanted, checked_attempt, views
+from msrun.runs.logs import show
 from msrun.runs.status import show_run
 from msrun.terminal.table import brief
 
@@ -101,6 +103,22 @@ def test_devices_that_were_given_up_are_remembered_beside_all_else(environ):
     found = run_record.find(environ, "r")
     assert found.failed_devices == ("7", "1", "0", "2")
     assert found.checkpoints == ("/ckpt",)
+
+
+def test_a_node_of_several_knows_its_ranks_and_the_run_that_its_msrun_goes_on_with(environ):
+    first = record("r", alive=True)._replace(host="node1", ranks=(2, 3))
+    written(environ, first, record("other", alive=True)._replace(born=1))
+    assert [rank for rank in range(5) if run_record.find(environ, "r").has_rank(rank)] == [2, 3]
+    assert record("alone").has_rank(7)
+    assert run_record.successor(environ, first) is None
+    kept = run_record.KeptRecord(run_record.writable_folder(environ), first)
+    kept.add_place("/ckpt")
+    kept.end()
+    assert run_record.successor(environ, first) is None  # the nodes meet
+    second = record("s", alive=True)
+    written(environ, second)
+    assert run_record.successor(environ, first) == second
+    assert run_record.present(environ, first).checkpoints == ("/ckpt",)
 
 
 def test_a_record_of_an_older_version_names_no_devices(environ):
@@ -355,6 +373,15 @@ def test_streams_in_torchrun_s_tree_come_after_the_worker_log(tmp_path):
         tmp_path / "w_0.log",
         tree / "stderr.log",
     ]
+
+
+def test_the_log_of_a_rank_on_another_node_is_said_to_be_there(tmp_path):
+    here = run(tmp_path)
+    there = dataclasses.replace(here, record=here.record._replace(host="node1", ranks=(1,)))
+    with pytest.raises(UsageError, match="rank 0 of run a is on another node, and so is its log"):
+        show(there, Wanted(rank=0))
+    with pytest.raises(UsageError, match="has no worker logs in"):
+        show(here, Wanted(rank=0))
 
 
 def test_ranks_and_attempts_that_never_were_are_refused(tmp_path):

@@ -33,6 +33,7 @@ from agent.nodes.run_messages import (
 )
 from agent.spread.far_writes import MemoryInboxes
 from agent.supervisor import hooks_relay as module
+from msrun.top.status_pages import OpenPages
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract import status_page as page_module
 from worker_hooks.contract.clearance_board import ClearanceBoard
@@ -88,6 +89,15 @@ def test_a_registration_takes_the_page_along(node):
     assert unpack_said(told.message) == protocol.Registered(4, 0, 6)
     assert mirrored([told]).newest_step(4) == 6
     del page
+
+
+def test_a_run_that_is_over_holds_no_page(node):
+    """`msrun top` finds pages by the descriptors of msrun, which may go on with another run."""
+    _, page = node.registered()
+    del page
+    assert OpenPages(os.getpid()).look().keys() == {4}
+    node.relay.forget_pages()
+    assert OpenPages(os.getpid()).look() == {}
 
 
 def test_an_answer_takes_the_page_along_as_it_is_now(node):

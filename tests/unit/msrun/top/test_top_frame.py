@@ -110,7 +110,7 @@ def test_a_long_cause_leaves_room_for_what_was_done(change, end):
 
 
 def test_what_a_resumed_job_saved_is_what_it_saved_itself():
-    job = JOB._replace(checkpoint=None, history=EventHistory(origin="step 7"))
+    job = JOB._replace(checkpoint=None, resumed=7)
     assert "  nothing saved since step 7  " in frame.table(job, 80)[1].plain
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from agent.records import run_record
 from agent.records.run_record import Record, birth
+from msrun.runs.run_state import WorkerState
 from msrun.top.checkpoints import Checkpoints
-from msrun.top.facts import rate
+from msrun.top.facts import RankFacts, rate
 from msrun.top.gather import Gatherer
 from msrun.top.gpu import GpuUse, parsed
 from msrun.top.processes import ProcessLoads, sample, shadows
@@ -171,6 +172,55 @@ def test_a_run_as_it_is_shown(held, tmp_path):
         gather.close()
 
 
+def test_who_stands_still_on_another_node_gets_slower_and_is_silent():
+    told = WorkerState(0, 0, 7, "running", 0, None, None, "", "", step=6, step_median_s=0.5)
+    rates = [RankFacts(0).as_told(told, standing_s) for standing_s in (0.0, 4.9, 10.0, None)]
+    assert [(each.step, each.steps_per_s, each.silent_s) for each in rates] == [
+        (6, 2.0, 0.0), (6, 2.0, 0.0), (6, 0.1, 10.0), (6, None, 0.0),
+    ]  # fmt: skip
+
+
+def test_ranks_of_other_nodes_are_shown_as_these_tell(held, tmp_path):
+    """Their pids mean other processes here, and a page of that rank is of an earlier run."""
+    held(0, 0, 8)
+    held(2, 0, 8)
+    me = os.getpid()
+    record = Record(
+        *("id", "run", me, birth(me), str(tmp_path), ("msrun", "train.py"), "/", time.time()),
+        node=1,
+        host="node1",
+        ranks=(2, 3),
+        resumed_step=5,
+    )
+    common = {
+        "local_rank": 0, "state": "running", "attempt": 0, "started": 1.0, "ended": None, "exit": "", "log": "", "pid": me,
+    }  # fmt: skip
+    told = {"step": 6, "epoch": 2, "step_median_s": 0.25, "step_own_median_s": 0.2, "is_slow": True}
+    workers = [{**common, "rank": 0, **told}, {**common, "rank": 1}, {**common, "rank": 2, **told}]
+    status = {
+        "record_id": "id", "host": "node1", "state": "running", "attempt": 0, "max_restarts": 3, "reason": None,
+        "started": 1.0, "updated": 1.0, "ended": None, "workers": workers,
+    }  # fmt: skip
+    (tmp_path / "node_1.status.json").write_text(json.dumps(status))
+    gather = Gatherer({"XDG_STATE_HOME": str(tmp_path)}, record)
+    try:
+        job = gather.look()[1]
+        there, plain, here = job.ranks
+        ended = workers[0] | {"state": "failed"}
+        (tmp_path / "node_1.status.json").write_text(json.dumps({**status, "workers": [ended]}))
+        (gone,) = gather.look()[1].ranks
+    finally:
+        gather.close()
+    assert there == RankFacts(
+        0, me, "slow", epoch=2, step=6, steps_per_s=4.0, own_s=pytest.approx(0.2)
+    )
+    assert plain == RankFacts(1, me, "running")
+    assert (here.step, here.state) == (8, "slow")
+    assert here.rss_bytes > 10 << 20
+    assert job.resumed == 5
+    assert gone == RankFacts(0, me, "failed", epoch=2, step=6)
+
+
 def test_of_the_checkpoints_in_a_folder_the_runs_own_count(tmp_path):
     own = tmp_path / "msrun" / "runs" / "id"
     own.mkdir(parents=True)
@@ -187,6 +237,9 @@ def test_of_the_checkpoints_in_a_folder_the_runs_own_count(tmp_path):
         assert checkpoints.newest() == (None if step == 50 else step)
     (place / "tft_saved_checkpoints-step_9_tmp").mkdir()
     assert checkpoints.newest() == 8
+    # another node of the job: what is saved has the name of the first one
+    other = Record("id2", "id", 1, 1, "", (), "/", 100.0, record.checkpoints, job="id")
+    assert Checkpoints({"XDG_STATE_HOME": str(tmp_path)}, other).newest() == 8
 
 
 def test_processor_time_is_told_between_two_looks():

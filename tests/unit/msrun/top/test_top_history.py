@@ -23,17 +23,12 @@ REPLACE = event("ReplaceRanks", 10.1, newcomers=[2], step=52, attempt=1)
 RESTART = event("StartAttempt", 11.0, attempt=1, resume="/ckpt/tft_saved_checkpoints-step_52")
 
 
-def test_hung_and_slow_ranks_the_origin_and_the_end():
+def test_hung_and_slow_ranks_and_the_end():
     assert folded(HUNG).hung == {3}
     assert folded(HUNG, exited(3, -9, "freezing")).hung == set()
     assert folded(HUNG, REPLACE).hung == folded(HUNG, RESTART).hung == set()
-    begun = folded(event("StartAttempt", attempt=0, resume="/ckpt/tft_saved_checkpoints-step_7"))
-    assert begun.origin == "step 7"
     slow = event("StragglerNamed", rank=2)
     assert folded(slow).slow == {2} and folded(slow, event("StragglerEnded", rank=2)).slow == set()
-    begun = folded(event("StartAttempt", attempt=0, resume="/ckpt/net-3_12"), RESTART)
-    assert begun.origin == "net-3_12"
-    assert folded(event("StartAttempt", attempt=0, resume=None)).origin == ""
     assert (
         folded(event("Finish", reason="every rank exited with 0")).end == "every rank exited with 0"
     )
