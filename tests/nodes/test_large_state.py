@@ -104,3 +104,26 @@ def test_node_0_is_lost_while_tensors_travel(
     again = begin(jobs, AGAIN, "0,2,3", "--resume")
     again.succeed()
     assert weights(again.logs().values()) == undisturbed
+
+
+@pytest.mark.parametrize("words", [AGAIN, ["--object"]], ids=["changed", "never compared"])
+def test_each_replacement_brings_the_tensors_anew(
+    nodes: Callable[[int], Cluster], warm_python: WarmPython, tmp_path: Path, words: list[str]
+) -> None:
+    """A copy may be where an earlier one was, as numbers of files are reused."""
+    undisturbed = alone(warm_python, tmp_path, 4, [*words, "--epochs=5"])
+    jobs = NodeJobs(nodes(3))
+    steps = range(3, 18)
+    words = ["--epochs=5", *words, *(f"--wait={step}:0,2,3" for step in steps)]
+    job = train(jobs, "/", f"--table={TABLE}", *words, nodes=(0, 1, 2), nproc=(1, 2, 1))
+    for count, step in enumerate(steps, 1):
+        job.await_lines(f"waits in step {step}", 3)
+        job.head.await_error("protected")
+        before = received(jobs.cluster, 2)
+        job.kill_rank(1)
+        poll(lambda count=count: job.head.errors.count("keep running") == count)
+        go(jobs, 0 if count == 1 else step)
+        poll(lambda count=count: job.head.errors.count("training resumes at step") == count)
+        assert received(jobs.cluster, 2) - before > TABLE * MIB
+    job.succeed()
+    assert weights(job.logs().values()) == undisturbed, job.told()

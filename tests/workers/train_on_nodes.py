@@ -27,6 +27,7 @@ parser.add_argument("--periodic", default="", help="a ModelCheckpoint saves here
 parser.add_argument("--pause", type=float, default=0.0, help="in each step")
 parser.add_argument("--table", type=int, default=0, help="MiB of numbers that no step changes")
 parser.add_argument("--again", action="store_true", help="train() changes them before its loop")
+parser.add_argument("--object", action="store_true", help="they are an object's with a state_dict")
 options = parser.parse_args()
 WAITS = {int(step): ranks.split(",") for step, _, ranks in (w.partition(":") for w in options.wait)}
 STEP = next(iter(WAITS), 0)
@@ -39,6 +40,18 @@ labels = (inputs[:, :4].sum(1) > 0).long()
 net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 2))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
 table = torch.arange(options.table << 18, dtype=torch.float32)
+
+
+class Holder:
+    """An object of the script with a large tensor, which no rank compares with others."""
+
+    def state_dict(self):
+        return {"table": table}
+
+    def load_state_dict(self, state):
+        table.copy_(state["table"])
+
+
 if options.periodic:
     config = CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=9)
     saving = [ModelCheckpoint("Net", options.periodic, config)]
@@ -46,7 +59,7 @@ if options.periodic:
         model=net, optimizer=optimizer, callbacks=saving, is_recover=options.is_recover
     )
 else:
-    tables = {"table": table} if options.table else {}
+    tables = {"table": Holder() if options.object else table} if options.table else {}
     state = TrainState(model=net, optimizer=optimizer, ckpt_save_path=options.ckpt, **tables)
 dist.init_process_group("gloo")
 torch.manual_seed(100 + RANK)

@@ -34,16 +34,14 @@ class FarTensors:
         self._answers: dict[str, str] = {}  # path -> why not
 
     def bring(self, path: str) -> None:
-        """Return once they are on this node.
+        """Return once they are on this node. Asks each time: see :meth:`Tensors.brought_by`.
 
         Raises:
             OSError: they cannot be brought.
             EjectedError: another order to rejoin has come.
         """
-        if self._answers.get(path) == "":
-            return
         with self._answered:
-            self._answers.pop(path, None)
+            self._answers.pop(path, None)  # an earlier dump may have been at the same path
             self._ask(path)
             while path not in self._answers:  # msrun waits for no byte longer than some seconds
                 if not self._is_guarding():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -90,8 +91,12 @@ class Tensors(Mapping[str, Tensor]):
         return Tensors(self._stored, boxes, self._bring)
 
     def brought_by(self, bring: Callable[[], object]) -> Tensors:
-        """The same, of which ``bring`` fetches what is not there when one is read."""
-        return Tensors(self._stored, self._boxes, bring)
+        """The same, of which ``bring`` fetches what is not there when one is read.
+
+        It is called until it has succeeded once: what is open here stays the same, while a path in
+        memory may soon be another dump's.
+        """
+        return Tensors(self._stored, self._boxes, cache(bring))
 
     def __getitem__(self, name: str) -> Tensor:
         stored = self._of(name)

@@ -33,11 +33,12 @@ class Rank:
             threading.Thread(target=self.far.hear, args=(answer, self.dump)).start()
 
 
-def test_it_is_asked_for_once():
-    rank = Rank("")
-    for _ in range(3):
-        rank.far.bring(PATH)
+def test_a_path_may_soon_be_that_of_another_dump_so_no_answer_counts_twice():
+    rank = Rank("", "no room")
+    rank.far.bring(PATH)
     assert (rank.asked, rank.dump.completed) == ([PATH], 1)
+    with pytest.raises(OSError, match="no room"):
+        rank.far.bring(PATH)
 
 
 def test_why_it_cannot_be_brought_is_an_error_and_it_may_be_asked_for_again():

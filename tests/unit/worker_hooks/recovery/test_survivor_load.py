@@ -114,9 +114,10 @@ def test_tensors_that_are_on_another_node_are_asked_for_if_they_are_read(saved, 
     told = {"live": (STEPS, saved.digest), "bring": partial.asked.append}
     resume.restore_replicated(pieces, partial.path, TOLD, **told)
     assert (costs.nbytes, partial.asked) == (0, [])
-    resume.restore_replicated(pieces, partial.path, TOLD, **told | {"live": None})
-    assert costs.nbytes
-    assert {*partial.asked} == {str(partial.path)}
+    for count in (1, 2):  # the path may be that of another dump by the second time
+        resume.restore_replicated(pieces, partial.path, TOLD, **told | {"live": None})
+        assert costs.nbytes
+        assert partial.asked == [str(partial.path)] * count
 
 
 def test_tensors_that_cannot_be_brought_are_not_taken_for_what_is_there(partial, costs):
