@@ -71,8 +71,18 @@ class _Copy:
         return path in map(held, self._described)
 
     def opened(self) -> list[int]:
-        """Its files by descriptors of their own, which whoever fills them closes."""
-        return [os.dup(file) for file in self._files]
+        """Its files by descriptors of their own, which whoever fills them closes.
+
+        Raises:
+            OSError: no descriptor is left.
+        """
+        found: list[int] = []
+        try:
+            found.extend(map(os.dup, self._files))
+        except OSError:
+            close_all(found)
+            raise
+        return found
 
     def bring(self, files: Sequence[int]) -> None:
         """Fetch the tensors. In a thread: the copy may be closed meanwhile.
@@ -85,9 +95,14 @@ class _Copy:
         _check_room(self._rest)
         host, port, security = self._from
         fetch(host, port, self._key, self._here(self._rest, files), security)
+        seal(files)  # here: of a large one it takes as long as a turn of the loop must not
 
     def complete(self) -> None:
-        """They are there: whoever opens it from now on finds all of it."""
+        """They are there: whoever opens it from now on finds all of it.
+
+        Raises:
+            OSError: no descriptor is left.
+        """
         self._rest = []
         self._describe()
 
@@ -205,13 +220,18 @@ class MemoryKeeper:
             done(FORGOTTEN)
         elif not copy.is_partial:
             done("")
-        else:
+        elif self._waiting:
             self._waiting.append(done)
-            if len(self._waiting) == 1:
+        else:
+            try:
                 files = copy.opened()
-                threading.Thread(
-                    target=self._bring, args=(copy, files), name="msrun-bring", daemon=True
-                ).start()
+            except OSError as error:
+                done(describe_os_error(error))
+                return
+            self._waiting.append(done)
+            threading.Thread(
+                target=self._bring, args=(copy, files), name="msrun-bring", daemon=True
+            ).start()
 
     def _bring(self, copy: _Copy, files: list[int]) -> None:
         why = ""
@@ -227,7 +247,10 @@ class MemoryKeeper:
         if copy is not self._copy:  # who waited for it has been told
             return
         if not why_not:
-            copy.complete()
+            try:
+                copy.complete()
+            except OSError as error:
+                why_not = describe_os_error(error)
         self._answer(why_not)
 
     def _answer(self, why_not: str) -> None:

@@ -1,5 +1,6 @@
 """A checkpoint in memory goes to other nodes, whose ranks read it there."""
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -345,6 +346,28 @@ def test_a_rank_is_told_why_the_tensors_cannot_be_brought(nodes, partial, monkey
         assert "no room for the state" in brought(nodes, partial)
     assert manifests.read(partial).is_partial
     assert brought(nodes, partial) == ""  # there is room again
+
+
+def test_a_rank_is_told_that_no_descriptor_is_left(nodes, partial, monkeypatch):
+    """An error that nobody takes would end msrun, and with it all ranks of the node."""
+    dup, left = os.dup, [1]
+
+    def scarce(file):
+        if not left:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        left.pop()
+        return dup(file)
+
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as changed:
+        changed.setattr(os, "dup", scarce)
+        assert "Too many open files" in brought(nodes, partial)
+    assert len(os.listdir("/proc/self/fd")) == before
+    with monkeypatch.context() as changed:
+        changed.setattr(keeper, "manifest_file", lambda *_: os.open("/nowhere", os.O_RDONLY))
+        assert "No such file" in brought(nodes, partial)
+    assert contents_at(partial)[0] == LARGE[0]
+    assert brought(nodes, partial) == ""  # the tensors had come
 
 
 def test_tensors_of_a_controller_that_is_gone_do_not_come(nodes, partial):
