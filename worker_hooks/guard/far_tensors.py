@@ -24,7 +24,7 @@ class FarTensors:
 
         Args:
             ask: sends the order to bring those of the dump at a path.
-            is_guarding: whether an answer may come.
+            is_guarding: whether an answer may come: somebody listens.
             look: called now and then; raises if the main thread is to resume from another dump.
         """
         self._ask = ask

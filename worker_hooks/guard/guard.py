@@ -107,7 +107,7 @@ class Guard:
         resumes from. Until then it is the state, whatever the main thread does."""
         self.far_tensors = FarTensors(
             lambda path: self._send(protocol.BringMemory(**self._sender, path=path)),
-            self._is_guarding,
+            lambda: self._listener is not None and self._listener.is_alive(),
             self.gate.raise_if_ejected,
         )
         self.digests = saving.SaidDigests()

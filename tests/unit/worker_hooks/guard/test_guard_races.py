@@ -18,6 +18,7 @@ from worker_hooks.contract import protocol
 from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.rank_lines import ENDS_ITSELF
 from worker_hooks.distributed import abort
+from worker_hooks.guard import far_tensors
 from worker_hooks.guard.gate import FreezeResult, Gate
 from worker_hooks.guard.guard import Guard, StartupOptions
 from worker_hooks.recovery import agent_lost
@@ -210,6 +211,17 @@ def test_nobody_watches_a_main_thread_any_more_once_it_has_rejoined(tmp_path, mo
     assert not watched[1].is_set()
     assert guard.rejoin()[0].attempt == 2
     assert [each.is_set() for each in watched] == [True, True]
+
+
+def test_nobody_waits_for_an_answer_that_no_thread_can_hear(tmp_path, monkeypatch):
+    monkeypatch.setattr(far_tensors, "LOOK_S", 0.001)
+    guard = guard_of(Complete(), tmp_path)
+    guard._listener = threading.Thread(target=lambda: None)
+    guard._listener.start()
+    guard._listener.join(LONG_S)
+    monkeypatch.setattr(guard, "_link", SimpleNamespace(send=lambda _: None))  # of a dead msrun
+    with pytest.raises(OSError, match="msrun cannot be asked"):
+        guard.far_tensors.bring("/proc/7/fd/8")
 
 
 # --- without msrun ----------------------------------------------------------------------------
