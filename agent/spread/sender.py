@@ -8,7 +8,7 @@ the rest, and fetch the tensors if one of these ranks has to read them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from agent.machine.loop_calls import CallSoon
@@ -78,26 +78,17 @@ class MemorySender:
         tell = ThrottledProgress(lambda _: self._call_soon(self._progressed, dump_id))
         try:
             server = MemoryServer(tell, self._security)
+            try:
+                heads = heads_of(manifest)
+                whole = sorted(_whole({*nodes}, {*starting}, {*living}) if heads else nodes)
+                orders = _orders(server, path, manifest, nodes, whole, heads)
+            except BaseException:
+                server.close()
+                raise
         except OSError as error:
             done(describe_os_error(error))
             return {}
-        heads = heads_of(manifest)
-        whole = sorted(_whole({*nodes}, {*starting}, {*living}) if heads else nodes)
         self._present = _Spreading(path, server, done, set(nodes), len(whole) < len(nodes))
-        parts, first = NodeParts(manifest), whole[:MOST_WHOLE]
-        encoded = manifests.QuickEncoder(manifest)
-        orders = {node: _order(server, path, manifest) for node in first[:1]}
-        for node in first[1:]:  # to say it again for each would take longer than to send it
-            orders[node] = orders[first[0]]._replace(key=_key(server, spans_of(manifest)))
-        for node in nodes.keys() - orders.keys():
-            part = parts.of(nodes[node])
-            if node in whole:
-                told = {"key": _key(server, spans_of(part))}
-            else:
-                now, later = split(part, heads)
-                told = {"key": _key(server, now), "rest": _key(server, later)}
-            has = () if node in whole else heads
-            orders[node] = TakeMemory(path, encoded(part.shards), server.port, heads=has, **told)
         return orders
 
     def again(self, path: str, manifest: Manifest) -> TakeMemory:
@@ -144,6 +135,36 @@ def _whole(nodes: set[int], starting: set[int], living: set[int]) -> set[int]:
     if not found & living:
         found.add(min(nodes & living or nodes))
     return found
+
+
+def _orders(
+    server: MemoryServer,
+    path: str,
+    manifest: Manifest,
+    nodes: Mapping[int, range],
+    whole: Sequence[int],
+    heads: tuple[int, ...],
+) -> dict[int, TakeMemory]:
+    """What to order the nodes, of which ``whole`` get the tensors.
+
+    Raises:
+        OSError: no descriptor is left.
+    """
+    parts, first = NodeParts(manifest), whole[:MOST_WHOLE]
+    encoded = manifests.QuickEncoder(manifest)
+    orders = {node: _order(server, path, manifest) for node in first[:1]}
+    for node in first[1:]:  # to say it again for each would take longer than to send it
+        orders[node] = orders[first[0]]._replace(key=_key(server, spans_of(manifest)))
+    for node in nodes.keys() - orders.keys():
+        part = parts.of(nodes[node])
+        if node in whole:
+            told = {"key": _key(server, spans_of(part))}
+        else:
+            now, later = split(part, heads)
+            told = {"key": _key(server, now), "rest": _key(server, later)}
+        has = () if node in whole else heads
+        orders[node] = TakeMemory(path, encoded(part.shards), server.port, heads=has, **told)
+    return orders
 
 
 def _order(server: MemoryServer, path: str, manifest: Manifest) -> TakeMemory:

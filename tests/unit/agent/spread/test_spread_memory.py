@@ -285,6 +285,19 @@ def test_tensors_go_to_nodes_that_start_ranks_and_to_one_where_ranks_live_on(
     ) == 6 - len(whole)
 
 
+def test_a_sender_without_descriptors_fails_as_a_node_without_room_does(nodes, monkeypatch):
+    before = len(os.listdir("/proc/self/fd"))
+    manifest = in_memory(LARGE)
+    with monkeypatch.context() as changed:
+        changed.setattr(os, "dup", lambda _: os.open("/nowhere", os.O_RDONLY))
+        done = nodes.done.append
+        assert nodes.sender.begin(1, MEMORY, manifest, done, ranks(1, 2), [2], [2]) == {}
+    assert nodes.done == ["No such file or directory: /nowhere"]
+    nodes.sender.hear(1, "", "")  # that node is lost
+    assert len(nodes.done) == 1
+    assert len(os.listdir("/proc/self/fd")) == before + len(LARGE)
+
+
 def test_few_tensors_go_to_all(nodes):
     manifest = in_memory([state_file(b"{}", b"few"), b"own"])
     orders = nodes.sender.begin(1, MEMORY, manifest, nodes.done.append, ranks(1, 2), [2], [2])
