@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import signal
-import sys
 import sysconfig
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from worker_hooks.contract import protocol
 from worker_hooks.contract.rank_lines import ENDS_ITSELF, STACK
+from worker_hooks.machine.thread_frames import main_frame, thread_frames
 
 INNERMOST = 4  # frames that are sent to the agent
 LONGEST = 1500  # characters of these frames
@@ -105,7 +105,7 @@ def waits_for_peers() -> bool:
 
 def main_instruction() -> tuple[int, int] | None:
     """The instruction that the main thread is at; ``None``: there is no main thread any more."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+    frame = main_frame()
     return None if frame is None else (id(frame), frame.f_lasti)
 
 
@@ -181,8 +181,7 @@ def _stacks() -> dict[int, tuple[str, list[MainCall]]]:
     names = {ident: thread.name for ident, thread in list(threading._active.items())}  # type: ignore[attr-defined]  # noqa: SLF001
     main = threading.main_thread().ident
     found: dict[int, tuple[str, list[MainCall]]] = {}
-    frames = sys._current_frames()  # noqa: SLF001  made for this
-    for ident, frame in sorted(frames.items(), key=lambda pair: pair[0] != main):
+    for ident, frame in sorted(thread_frames().items(), key=lambda pair: pair[0] != main):
         if ident != threading.get_ident():
             summary = traceback.extract_stack(frame)
             calls = [

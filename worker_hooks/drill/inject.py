@@ -28,6 +28,7 @@ from worker_hooks.contract.layout import DrillLayout
 from worker_hooks.contract.status_page import Phase
 from worker_hooks.drill.observer import StepObserver
 from worker_hooks.drill.plan import LAUNCHER, Deed, DrillPlan, Fault, Moment, OrderedFault
+from worker_hooks.machine.thread_frames import main_frame
 
 log = logging.getLogger("msrun")
 
@@ -322,9 +323,7 @@ def _raise_in_main_thread() -> None:
 def _raise_after(code: CodeType) -> None:
     """Raise once the main thread has left this code, which would ignore the exception as well."""
     while True:
-        frames = sys._current_frames()  # noqa: SLF001 - as the documentation of sys says
-        frame = frames.get(threading.main_thread().ident or 0)
-        if all(each.f_code is not code for each, _ in traceback.walk_stack(frame)):
+        if all(each.f_code is not code for each, _ in traceback.walk_stack(main_frame())):
             return _raise_soon()
         time.sleep(0.001)
 

@@ -1,1 +1,1 @@
-"""What the kernel says of this host: its memory and its control groups."""
+"""What the kernel says of this host, and the interpreter of the threads of its processes."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import marshal
-import sys
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
 from urllib.parse import quote, unquote
@@ -13,6 +11,7 @@ from urllib.parse import quote, unquote
 from torch import Tensor
 
 from worker_hooks.contract.script_record import BUFFERS, REGISTERED
+from worker_hooks.machine.thread_frames import main_frame
 from worker_hooks.script import values
 from worker_hooks.script.growing import PLAIN
 from worker_hooks.script.values import Packed
@@ -134,7 +133,7 @@ class RegisteredObjects:
         Args:
             entry: the code or the frame that trains; it may be a method of such an object itself.
         """
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+        frame = main_frame()
         while self.variables and frame is not None and frame is not entry is not frame.f_code:
             if names := frame.f_code.co_varnames[: frame.f_code.co_argcount]:
                 first = frame.f_locals.get(names[0])
