@@ -66,9 +66,9 @@ class _Copy:
         """Whether the tensors have yet to come."""
         return bool(self._rest)
 
-    def has(self, path: str) -> bool:
-        """Whether a manifest is that of this copy, as it is or was."""
-        return path in map(held, self._described)
+    def has(self, inode: int) -> bool:
+        """Whether one of its files has this inode."""
+        return any(os.fstat(file).st_ino == inode for file in self._files)
 
     def opened(self) -> list[int]:
         """Its files by descriptors of their own, which whoever fills them closes.
@@ -204,19 +204,22 @@ class MemoryKeeper:
         """Whether those of the copy have yet to come."""
         return self._copy is not None and self._copy.is_partial
 
-    def bring_all(self, done: Callable[[str], object]) -> None:
-        """Have the tensors of the copy here; ``done`` as for :meth:`bring`."""
-        self.bring(NOWHERE if self._copy is None else self._copy.path, done)
-
-    def bring(self, path: str, done: Callable[[str], object]) -> None:
-        """A rank reads tensors of the copy here: have them here.
+    def bring(self, inode: int, done: Callable[[str], object]) -> None:
+        """A rank reads tensors of a copy: have them here.
 
         Args:
-            path: of its manifest, as the rank was told.
+            inode: of a file of it, which the rank has open.
             done: takes why they cannot be brought; empty: they are here.
         """
+        if self._copy is not None and self._copy.has(inode):
+            self.bring_all(done)
+        else:
+            done(FORGOTTEN)
+
+    def bring_all(self, done: Callable[[str], object]) -> None:
+        """Have the tensors of the newest copy here; ``done`` as for :meth:`bring`."""
         copy = self._copy
-        if copy is None or not copy.has(path):
+        if copy is None:
             done(FORGOTTEN)
         elif not copy.is_partial:
             done("")

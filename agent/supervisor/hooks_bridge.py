@@ -491,8 +491,8 @@ class HooksBridge:
                 self._load().dumps.copies.hear(message)
             case protocol.Stack():
                 self._load().health.hear(message)
-            case protocol.BringMemory(rank, _, path):  # ranks here were told of no copy
-                self._links.send(rank, protocol.MemoryBrought(path, "it is not known"))
+            case protocol.BringMemory(rank, _, inode):  # ranks here were told of no copy
+                self._links.send(rank, protocol.MemoryBrought(inode, "it is not known"))
             case _:
                 self._load().dumps.hear(message)
 

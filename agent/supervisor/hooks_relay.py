@@ -121,8 +121,8 @@ class HooksRelay:
         self._alone: Callable[[Said], None] | None = None  # takes what nobody there can answer
         self.as_here: Callable[[protocol.Message], protocol.Message] = lambda message: message
         """What is said of the memory of the controller's node, of the copy on this one."""
-        self.bring_memory: Callable[[str, Callable[[str], object]], None]
-        """Fetches the tensors of that copy; takes its path, and who takes why they do not come."""
+        self.bring_memory: Callable[[int, Callable[[str], object]], None]
+        """Fetches the tensors of that copy; takes an inode of it, and who takes why they cannot."""
         self._is_brief = False  # the last controller's node is lost, with ranks
         self.meets_at = ""
         """Where ranks meet that rejoin others, if that is another machine than at the beginning."""
@@ -476,7 +476,7 @@ class HooksRelay:
                 self._send(UpdatesReady(self._attempt, step))
             return
         if isinstance(message, protocol.BringMemory):
-            self.bring_memory(message.path, partial(self._tell_brought, message))
+            self.bring_memory(message.inode, partial(self._tell_brought, message))
             return
         page = b""
         if isinstance(message, protocol.Registered):
@@ -504,7 +504,7 @@ class HooksRelay:
 
     def _tell_brought(self, asked: protocol.BringMemory, why_not: str) -> None:
         if asked.attempt == self._attempt:  # else its number may be another process's
-            self._links.send(asked.rank, protocol.MemoryBrought(asked.path, why_not))
+            self._links.send(asked.rank, protocol.MemoryBrought(asked.inode, why_not))
 
     def _remember(self, message: Said) -> None:
         """Keep what another controller would have to know."""

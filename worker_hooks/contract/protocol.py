@@ -384,13 +384,13 @@ class BringMemory(NamedTuple):
 
     rank: int
     attempt: int
-    path: str  # as in the order to rejoin
+    inode: int  # of one of its files, which the rank has open: a path may be another dump's by now
 
 
 class MemoryBrought(NamedTuple):
     """They are there, or cannot be brought because of ``why_not``."""
 
-    path: str
+    inode: int
     why_not: str = ""
 
 

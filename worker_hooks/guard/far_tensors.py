@@ -16,14 +16,14 @@ class FarTensors:
 
     def __init__(
         self,
-        ask: Callable[[str], object],
+        ask: Callable[[int], object],
         is_guarding: Callable[[], bool],
         look: Callable[[], object],
     ) -> None:
         """Ask for nothing yet.
 
         Args:
-            ask: sends the order to bring those of the dump at a path.
+            ask: sends the order to bring those of the dump that has a file of this inode.
             is_guarding: whether an answer may come: somebody listens.
             look: called now and then; raises if the main thread is to resume from another dump.
         """
@@ -31,30 +31,30 @@ class FarTensors:
         self._is_guarding = is_guarding
         self._look = look
         self._answered = threading.Condition()
-        self._answers: dict[str, str] = {}  # path -> why not
+        self._answers: dict[int, str] = {}  # inode -> why not
 
-    def bring(self, path: str) -> None:
-        """Return once they are on this node. Asks each time: see :meth:`Tensors.brought_by`.
+    def bring(self, inode: int) -> None:
+        """Return once those of the dump that has this file, open here, are on this node.
 
         Raises:
             OSError: they cannot be brought.
             EjectedError: another order to rejoin has come.
         """
         with self._answered:
-            self._answers.pop(path, None)  # an earlier dump may have been at the same path
-            self._ask(path)
-            while path not in self._answers:  # msrun waits for no byte longer than some seconds
+            self._answers.pop(inode, None)  # an earlier dump may have had it
+            self._ask(inode)
+            while inode not in self._answers:  # msrun waits for no byte longer than some seconds
                 if not self._is_guarding():
                     raise OSError("the state is on another node, and msrun cannot be asked for it")
                 self._answered.wait(LOOK_S)
                 self._look()
-            if why := self._answers[path]:
+            if why := self._answers[inode]:
                 raise OSError(f"the state cannot be brought from the controller's node: {why}")
 
     def hear(self, answer: protocol.MemoryBrought, present: HeldDump | None) -> None:
         """Take msrun's answer; ``present``: the dump that the rank is to resume from."""
-        if present is not None and present.path == answer.path and not answer.why_not:
+        if present is not None and present.inode == answer.inode and not answer.why_not:
             present.complete()
         with self._answered:
-            self._answers[answer.path] = answer.why_not
+            self._answers[answer.inode] = answer.why_not
             self._answered.notify_all()

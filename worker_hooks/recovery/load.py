@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -93,8 +93,7 @@ class Tensors(Mapping[str, Tensor]):
     def brought_by(self, bring: Callable[[], object]) -> Tensors:
         """The same, of which ``bring`` fetches what is not there when one is read.
 
-        It is called until it has succeeded once: what is open here stays the same, while a path in
-        memory may soon be another dump's.
+        It is called until it has succeeded once: what is open here stays the same.
         """
         return Tensors(self._stored, self._boxes, cache(bring))
 
@@ -180,11 +179,11 @@ class LoadedState(NamedTuple):
 
 
 def open_in_memory(
-    folder: Path, manifest: Manifest, rank: int, bring: Callable[[], object]
+    folder: Path, manifest: Manifest, rank: int, bring: Callable[[int], object]
 ) -> LoadedState:
     """Open a checkpoint in the agent's memory; it stays readable if the agent drops it.
 
-    ``bring``: fetches the tensors, if they are on another node.
+    ``bring``: fetches the tensors, if they are on another node; takes an inode of the dump.
 
     Raises:
         OSError: the agent has dropped it already.
@@ -193,8 +192,9 @@ def open_in_memory(
     held = HeldDump(folder, manifest)
     variants = manifests.variants_of(manifest, rank, manifest.world_size)
     saved = open_dump(HERE, held.manifest, variants)
-    tensors = saved.tensors.brought_by(bring) if manifest.is_partial else saved.tensors
-    return saved._replace(tensors=tensors, held=held, variants=variants)
+    if manifest.is_partial:
+        saved = saved._replace(tensors=saved.tensors.brought_by(partial(bring, held.inode)))
+    return saved._replace(held=held, variants=variants)
 
 
 def open_dump(folder: Path, manifest: Manifest, variants: tuple[int, ...] = (0,)) -> LoadedState:

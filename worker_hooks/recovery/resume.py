@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,13 +127,17 @@ def newest_checkpoint(*places: str) -> Path | None:
     return None if found.newest is None else found.newest.path
 
 
+def _cannot_bring(_inode: int) -> None:
+    raise OSError("the state is on another node, and nobody is there to be asked for it")
+
+
 def restore_replicated(
     pieces: Sequence[Piece],
     folder: Path,
     env: RankEnv,
     live: tuple[int, str] | None = None,
     *,
-    bring: Callable[[str], object] = lambda _path: None,
+    bring: Callable[[int], object] = _cannot_bring,
     is_new: bool = False,
     saved_in: str = "",
 ) -> ResumePoint:
@@ -144,8 +147,8 @@ def restore_replicated(
         folder: the checkpoint's; if it is in memory, the file of its manifest.
         live: the step that the registered tensors are whole as of, and their digest; if the
             checkpoint has the same, they are not read.
-        bring: fetches the tensors of a checkpoint in memory, given its path, if this node lacks
-            them: they are not read of what is live.
+        bring: fetches the tensors of a checkpoint in memory, given an inode of it, if this node
+            lacks them: they are not read of what is live.
         saved_in: the folder to which a checkpoint in memory is being written, as all ranks restart.
         is_new: the script has only begun. What it had changed later, a group added to an optimizer
             or a layer to a model, it may change again before its loop.
@@ -157,7 +160,7 @@ def restore_replicated(
     manifest = manifests.read(folder)
     is_in_memory = manifests.is_in_memory(folder)
     if is_in_memory:
-        saved = load.open_in_memory(folder.parent, manifest, env.rank, partial(bring, str(folder)))
+        saved = load.open_in_memory(folder.parent, manifest, env.rank, bring)
     else:
         variants = load.variants_for(folder, manifest, env.rank, env.world_size)
         saved = load.open_dump(folder, _without_damaged_models(folder, manifest), variants)

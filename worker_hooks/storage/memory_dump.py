@@ -42,8 +42,6 @@ class HeldDump:
         Raises:
             OSError: one does not exist any more, or no descriptor is left.
         """
-        self.path = ""
-        """Of its manifest, if it was opened by that."""
         self._opened: list[int] = []
         finalize(self, _close_all, self._opened)
         here: dict[str, str] = {}  # the name of a file -> that of the same one here
@@ -51,6 +49,8 @@ class HeldDump:
             if shard.file not in here:
                 self._opened.append(os.open(folder / shard.file, os.O_RDONLY | os.O_CLOEXEC))
                 here[shard.file] = str(self._opened[-1])
+        self.inode = os.fstat(self._opened[0]).st_ino if self._opened else 0
+        """Of the first of them, which no other file has as long as this one is open."""
         self.manifest = manifest._replace(
             shards=tuple(shard._replace(file=here[shard.file]) for shard in manifest.shards)
         )
@@ -62,11 +62,9 @@ class HeldDump:
         if not manifests.is_in_memory(Path(path)):
             return None
         try:
-            found = HeldDump(Path(path).parent, manifests.read(Path(path)))
+            return HeldDump(Path(path).parent, manifests.read(Path(path)))
         except (OSError, ValueError):
             return None
-        found.path = path
-        return found
 
     def complete(self) -> None:
         """The tensors have come."""

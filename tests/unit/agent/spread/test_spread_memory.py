@@ -253,10 +253,15 @@ def contents_at(path):
     }
 
 
+def inode(path):
+    """What a rank that has the copy open knows it by."""
+    return HeldDump.at(str(path)).inode
+
+
 def brought(nodes, path):
     """What the keeper answers to a rank that has to read the tensors."""
     answers = []
-    nodes.keeper.bring(str(path), answers.append)
+    nodes.keeper.bring(inode(path), answers.append)
     nodes.run_until(lambda: answers)
     return answers[0]
 
@@ -322,7 +327,7 @@ def test_the_tensors_are_brought_once_a_rank_reads_them(nodes, partial):
     dump = HeldDump.at(str(partial))  # a rank has it open
     answers = []
     for _ in range(2):  # two ranks
-        nodes.keeper.bring(str(partial), answers.append)
+        nodes.keeper.bring(inode(partial), answers.append)
     nodes.run_until(lambda: len(answers) == 2)
     assert answers == ["", ""]
     assert contents_at(partial)[0] == LARGE[0]
@@ -394,7 +399,8 @@ def test_what_is_forgotten_meanwhile_is_said_to_be(nodes, partial, monkeypatch):
     monkeypatch.setattr(
         keeper, "fetch", lambda *args: is_forgotten.wait(DEADLINE_S) and fetch(*args)
     )
-    nodes.keeper.bring(str(partial), answers.append)
+    known = inode(partial)
+    nodes.keeper.bring(known, answers.append)
     nodes.keeper.forget()
     assert answers == [keeper.FORGOTTEN]
     other = os.memfd_create("of the same number, perhaps")
@@ -402,8 +408,23 @@ def test_what_is_forgotten_meanwhile_is_said_to_be(nodes, partial, monkeypatch):
     nodes.calls.get(timeout=DEADLINE_S)()  # the thread has filled files that are nobody's
     assert os.fstat(other).st_size == 0
     os.close(other)
+    nodes.keeper.bring(known, answers.append)
+    assert answers == [keeper.FORGOTTEN] * 2
+
+
+def test_a_rank_that_has_an_older_copy_open_is_not_told_of_a_newer_one(nodes, partial):
+    """The numbers of files are used again, so the newer one may lie at the same path."""
+    dump, answers = HeldDump.at(str(partial)), []
+    nodes.told.clear()
+    places = ranks(1, 2)
+    newer = nodes.sender.begin(2, MEMORY, in_memory(LARGE), nodes.done.append, places, [2], [2])
+    nodes.keeper.take(newer[1])
+    nodes.run_until(lambda: nodes.told)
+    now = Path(nodes.keeper.as_here(protocol.Rejoin(2, MEMORY, "why")).path)
+    nodes.keeper.bring(dump.inode, answers.append)
     assert answers == [keeper.FORGOTTEN]
-    assert brought(nodes, partial) == keeper.FORGOTTEN
+    assert brought(nodes, now) == ""
+    dump.close()
 
 
 def test_heads_of_other_files_are_refused(nodes):

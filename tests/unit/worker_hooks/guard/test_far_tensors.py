@@ -11,7 +11,7 @@ from worker_hooks.guard.far_tensors import FarTensors
 from worker_hooks.guard.gate import EjectedError
 
 DEADLINE_S = 60
-PATH = "/proc/7/fd/8"
+INODE = 77
 
 
 class Rank:
@@ -20,40 +20,40 @@ class Rank:
     def __init__(self, *answers):
         self.asked, self.is_guarding, self._answers = [], True, list(answers)
         self.far = FarTensors(self._ask, lambda: self.is_guarding, self._look)
-        self.dump = SimpleNamespace(path=PATH, completed=0)
+        self.dump = SimpleNamespace(inode=INODE, completed=0)
         self.dump.complete = lambda: vars(self.dump).update(completed=1)
 
     def _look(self):
         """No other order has come."""
 
-    def _ask(self, path):
-        self.asked.append(path)
+    def _ask(self, inode):
+        self.asked.append(inode)
         if self._answers:
-            answer = MemoryBrought(path, self._answers.pop(0))
+            answer = MemoryBrought(inode, self._answers.pop(0))
             threading.Thread(target=self.far.hear, args=(answer, self.dump)).start()
 
 
-def test_a_path_may_soon_be_that_of_another_dump_so_no_answer_counts_twice():
+def test_no_answer_counts_twice():
     rank = Rank("", "no room")
-    rank.far.bring(PATH)
-    assert (rank.asked, rank.dump.completed) == ([PATH], 1)
+    rank.far.bring(INODE)
+    assert (rank.asked, rank.dump.completed) == ([INODE], 1)
     with pytest.raises(OSError, match="no room"):
-        rank.far.bring(PATH)
+        rank.far.bring(INODE)
 
 
 def test_why_it_cannot_be_brought_is_an_error_and_it_may_be_asked_for_again():
     rank = Rank("no room", "")
     with pytest.raises(OSError, match="from the controller's node: no room"):
-        rank.far.bring(PATH)
+        rank.far.bring(INODE)
     assert not rank.dump.completed
-    rank.far.bring(PATH)
-    assert (rank.asked, rank.dump.completed) == ([PATH] * 2, 1)
+    rank.far.bring(INODE)
+    assert (rank.asked, rank.dump.completed) == ([INODE] * 2, 1)
 
 
 def test_an_answer_about_an_earlier_dump_completes_no_other():
     rank = Rank("")
-    rank.dump.path = "/proc/7/fd/9"  # another order to rejoin has come meanwhile
-    rank.far.bring(PATH)
+    rank.dump.inode = 78  # another order to rejoin has come meanwhile
+    rank.far.bring(INODE)
     assert not rank.dump.completed
 
 
@@ -62,7 +62,7 @@ def test_nobody_waits_once_msrun_is_gone(monkeypatch):
     rank = Rank()
     rank.is_guarding = False
     with pytest.raises(OSError, match="msrun cannot be asked"):
-        rank.far.bring(PATH)
+        rank.far.bring(INODE)
 
 
 def test_another_order_to_rejoin_ends_the_wait(monkeypatch):
@@ -75,4 +75,4 @@ def test_another_order_to_rejoin_ends_the_wait(monkeypatch):
 
     rank.far._look = look
     with pytest.raises(EjectedError):
-        rank.far.bring(PATH)
+        rank.far.bring(INODE)
