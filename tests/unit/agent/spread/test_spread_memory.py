@@ -10,6 +10,7 @@ import pytest
 
 from agent.dump.memory import MemoryTarget
 from agent.nodes.run_messages import TakeMemory
+from agent.nodes.transfer import MemoryServer
 from agent.spread import far_writes, keeper, parts, sender
 from agent.spread.far_writes import MemoryGiver, MemoryInboxes
 from agent.spread.keeper import MemoryKeeper
@@ -291,16 +292,19 @@ def test_tensors_go_to_nodes_that_start_ranks_and_to_one_where_ranks_live_on(
 
 
 def test_a_sender_without_descriptors_fails_as_a_node_without_room_does(nodes, monkeypatch):
-    before = len(os.listdir("/proc/self/fd"))
     manifest = in_memory(LARGE)
+    closed, close = [], MemoryServer.close
     with monkeypatch.context() as changed:
+        changed.setattr(
+            MemoryServer, "close", lambda server: (closed.append(server), close(server))
+        )
         changed.setattr(os, "dup", lambda _: os.open("/nowhere", os.O_RDONLY))
         done = nodes.done.append
         assert nodes.sender.begin(1, MEMORY, manifest, done, ranks(1, 2), [2], [2]) == {}
     assert nodes.done == ["No such file or directory: /nowhere"]
     nodes.sender.hear(1, "", "")  # that node is lost
     assert len(nodes.done) == 1
-    assert len(os.listdir("/proc/self/fd")) == before + len(LARGE)
+    assert len(closed) == 1
 
 
 def test_few_tensors_go_to_all(nodes):
@@ -556,15 +560,21 @@ def test_a_node_without_room_says_so(far, monkeypatch):
         far.giver.place(far.order(), 1 << 30)
 
 
+def join_threads():
+    """They close what they have open, those of earlier tests as well."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("msrun-"):
+            thread.join(DEADLINE_S)
+
+
 def test_no_file_stays_open(far):
+    join_threads()
     before = len(os.listdir("/proc/self/fd"))
     written = far.write(far.order())
     far.give(written)
     far.run_until(lambda: far.told)
     far.write(far.order(1))
     far.close()
-    threads = [each for each in threading.enumerate() if each.name.startswith("msrun-")]
-    for thread in threads:
-        thread.join(DEADLINE_S)
+    join_threads()
     far.target.close()
     assert len(os.listdir("/proc/self/fd")) == before
