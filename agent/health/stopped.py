@@ -83,9 +83,7 @@ class StoppedRanks:
         is_late = self._loop.time() - self._due_s > LATE_S
         self._set_timer()
         workers = [self._worker(rank) for rank in self._ranks]
-        alive = {
-            (each.rank, each.pid): each for each in workers if each.pid and each.exit_code is None
-        }
+        alive = {(each.rank, each.pid): each for each in workers if each.is_alive}
         stopped = [each for each in alive if self._processes.use(*each)[0] == STOPPED]
         is_late = is_late or not self._processes.are_known(rank for rank, _ in stopped)
         if is_late or len(stopped) == len(self._ranks):  # if all are, a person did that

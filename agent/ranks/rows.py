@@ -19,9 +19,10 @@ def due_in(
 
     Args:
         row: the answers.
-        number: the rank or seat whose an answer is.
+        number: of an answer, the rank or seat that gives it.
         due: those that may answer.
-        owing: those of which one has to be left, so that more is awaited; ``None``: none has to.
+        owing: those that are awaited; not all of them are taken, as the last one is decided on by
+            itself. ``None``: all may be.
     """
     answers = list(row)
     numbers = list(map(number, answers))

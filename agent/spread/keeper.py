@@ -51,6 +51,8 @@ class _Copy:
         self._described: list[int] = []  # files of the manifest
         try:
             fetch(host, order.port, bytes.fromhex(order.key), self._here(now), security)
+            if not later:
+                seal(self._files)
             self._describe()
         except BaseException:
             self.close()
@@ -113,23 +115,20 @@ class _Copy:
 
     def _here(self, spans: Iterable[Span], files: Sequence[int] = ()) -> Iterator[Span]:
         """Where parts of the controller's files are here; ``files``: other numbers of the same."""
-        for span in spans:
-            number = self._number(*span[:2])
-            file = (files or self._files)[number]
-            yield Span(file, span.at - self._spans[number].at, span.nbytes)
+        for file, begin, nbytes in spans:
+            number, at = self._place(file, begin)
+            yield Span((files or self._files)[number], at, nbytes)
 
-    def _number(self, file: int, at: int) -> int:
-        """Which of the files has what the controller has there."""
-        return bisect(self._begins, (file, at)) - 1
+    def _place(self, file: int, at: int) -> tuple[int, int]:
+        """Which of the files has what the controller has there, and from where on."""
+        number = bisect(self._begins, (file, at)) - 1
+        return number, at - self._spans[number].at
 
     def _describe(self) -> None:
         """Write the manifest with the numbers of this process."""
-        if not self.is_partial:
-            seal(self._files)
 
         def here(shard: Shard) -> Shard:
-            number = self._number(int(shard.file), shard.at)
-            at = shard.at - self._spans[number].at
+            number, at = self._place(int(shard.file), shard.at)
             return shard._replace(file=str(self._files[number]), at=at)
 
         shards = tuple(map(here, self._manifest.shards))

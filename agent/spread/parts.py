@@ -24,7 +24,7 @@ class NodeParts:
         """``manifest``: of the whole."""
         self._manifest = manifest
         self._private = {each.rank: each for each in manifest.shards if each.kind == PRIVATE}
-        self._shared = tuple(each for each in manifest.shards if each.kind != PRIVATE)
+        self._shared = _shared(manifest)
 
     def of(self, ranks: range) -> Manifest:
         """The part for a node with these ranks."""
@@ -38,7 +38,7 @@ class NodeParts:
 def heads_of(manifest: Manifest) -> tuple[int, ...]:
     """Of each file that is not private how many bytes precede its tensors; none: they are few."""
     shared = _shared(manifest)
-    heads = tuple(head_size(int(each.file), each.at) for each in shared)
+    heads = tuple(min(each.nbytes, head_size(int(each.file), each.at)) for each in shared)
     return heads if sum(each.nbytes for each in shared) - sum(heads) >= LARGE else ()
 
 

@@ -8,7 +8,7 @@ the rest, and fetch the tensors if one of these ranks has to read them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from agent.machine.loop_calls import CallSoon
@@ -80,7 +80,7 @@ class MemorySender:
             server = MemoryServer(tell, self._security)
             try:
                 heads = heads_of(manifest)
-                whole = sorted(_whole({*nodes}, {*starting}, {*living}) if heads else nodes)
+                whole = _whole({*nodes}, {*starting}, {*living}) if heads else {*nodes}
                 orders = _orders(server, path, manifest, nodes, whole, heads)
             except BaseException:
                 server.close()
@@ -142,7 +142,7 @@ def _orders(
     path: str,
     manifest: Manifest,
     nodes: Mapping[int, range],
-    whole: Sequence[int],
+    whole: set[int],
     heads: tuple[int, ...],
 ) -> dict[int, TakeMemory]:
     """What to order the nodes, of which ``whole`` get the tensors.
@@ -150,20 +150,18 @@ def _orders(
     Raises:
         OSError: no descriptor is left.
     """
-    parts, first = NodeParts(manifest), whole[:MOST_WHOLE]
+    parts, first = NodeParts(manifest), sorted(whole)[:MOST_WHOLE]
     encoded = manifests.QuickEncoder(manifest)
     orders = {node: _order(server, path, manifest) for node in first[:1]}
     for node in first[1:]:  # to say it again for each would take longer than to send it
         orders[node] = orders[first[0]]._replace(key=_key(server, spans_of(manifest)))
     for node in nodes.keys() - orders.keys():
         part = parts.of(nodes[node])
-        if node in whole:
-            told = {"key": _key(server, spans_of(part))}
-        else:
-            now, later = split(part, heads)
-            told = {"key": _key(server, now), "rest": _key(server, later)}
-        has = () if node in whole else heads
-        orders[node] = TakeMemory(path, encoded(part.shards), server.port, heads=has, **told)
+        now, later = (spans_of(part), None) if node in whole else split(part, heads)
+        order = TakeMemory(path, encoded(part.shards), server.port, _key(server, now))
+        if later is not None:
+            order = order._replace(heads=heads, rest=_key(server, later))
+        orders[node] = order
     return orders
 
 

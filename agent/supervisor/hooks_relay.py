@@ -436,7 +436,7 @@ class HooksRelay:
             # a device writes whenever it comes to it
             if rank in moved or self._pages.has_device_areas(rank):
                 self._show(rank)
-        alive = [each for each in self._agent.workers() if each.pid and each.exit_code is None]
+        alive = [each for each in self._agent.workers() if each.is_alive]
         if not (beats or alive):
             return
         self._send(

@@ -15,7 +15,6 @@ from agent.spread.sender import MemorySender
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.remote_node import RemoteNode
-from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.storage import manifest as manifests
@@ -96,7 +95,8 @@ class NodesMemory:
         for node in (node for node in there.values() if node.is_here):
             node.share_memory(path)
         ranks = {rank: node.ranks for rank, node in there.items() if not node.is_here}
-        alive = {node: list(map(_is_alive, there[node].workers.values())) for node in ranks}
+        workers = {node: there[node].workers.values() for node in ranks}
+        alive = {node: [each.is_alive for each in found] for node, found in workers.items()}
         starting = [node for node, are_alive in alive.items() if not all(are_alive)]
         living = [node for node, are_alive in alive.items() if any(are_alive)]
         orders = self._sender.begin(dump_id, path, manifest, done, ranks, starting, living)
@@ -156,8 +156,3 @@ class NodesMemory:
 
     def _progressed(self, dump_id: int) -> None:
         self._controller.post(ev.DumpProgressed(dump_id))
-
-
-def _is_alive(worker: Worker) -> bool:
-    """Whether a rank lives on, as far as is known."""
-    return bool(worker.pid) and worker.exit_code is None

@@ -136,7 +136,7 @@ class Replacements:
 
     def _dismiss(self) -> None:
         for worker in self._workers.values():
-            if worker.pid and worker.exit_code is None:
+            if worker.is_alive:
                 processes.signal_group(worker.pid, signal.SIGKILL)
         self._output.discard(tuple(self._ordered.values()))
         self._workers, self._ordered = {}, {}

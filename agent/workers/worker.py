@@ -48,6 +48,11 @@ class Worker:
         self.why = ""  # why it could not be started
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it has begun, and has not ended as far as is known."""
+        return bool(self.pid) and self.exit_code is None
+
+    @property
     def amid(self) -> str:
         """Where in a step it exited with 0, such as ``in forward of step 14``; empty: nowhere."""
         beat = self.beat

@@ -48,7 +48,7 @@ class FarTensors:
                     raise OSError("the state is on another node, and msrun cannot be asked for it")
                 self._answered.wait(LOOK_S)
                 self._look()
-            if why := self._answers[inode]:
+            if why := self._answers.pop(inode):
                 raise OSError(f"the state cannot be brought from the controller's node: {why}")
 
     def hear(self, answer: protocol.MemoryBrought, present: HeldDump | None) -> None:

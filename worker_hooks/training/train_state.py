@@ -124,11 +124,8 @@ class TrainState:
         if folder is not None:
             pieces, welcome = self._committed.pieces, self._guard.welcome
             saved_in = "" if welcome is None else welcome.folder
-            bring = self._guard.far_tensors.bring
             self._resume_at(
-                resume.restore_replicated(
-                    pieces, folder, env, bring=bring, is_new=True, saved_in=saved_in
-                )
+                resume.restore_replicated(pieces, folder, env, is_new=True, saved_in=saved_in)
             )
         self._callbacks.tell("begin", self)
 
