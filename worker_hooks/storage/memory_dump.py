@@ -82,7 +82,9 @@ class HeldDump:
             raise OSError(errno.ENODATA, "its tensors are on another node", f"{HERE}/{file}")
         name = DumpLayout.private(shard.rank)
         if shard.kind != PRIVATE:
-            name = DumpLayout.shard(shard.rank, about.epoch + 1, about.batch)
+            before = about.shards[:number]  # of ranks that have written several parts of the state
+            share = sum((each.rank, each.kind) == (shard.rank, shard.kind) for each in before)
+            name = DumpLayout.shard(shard.rank, about.epoch + 1, about.batch, share)
         size = head_size(file, at)
         if size > shard.nbytes:
             raise OSError(errno.EIO, "it ends before its header does", f"{HERE}/{file}")

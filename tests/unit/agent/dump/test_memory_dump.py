@@ -212,6 +212,20 @@ def test_it_is_written_to_disk_as_any_dump(pages, tmp_path):
     assert os.listdir(tmp_path / "ckpt") == [layout.folder.name]
 
 
+def test_two_parts_that_a_rank_wrote_are_two_files_on_disk(pages, tmp_path):
+    memory, draft, _ = complete(pages, variants=((0,), (1,)))
+    shards = (each._replace(rank=0) for each in draft.manifest.shards if each.kind != "private")
+    told = draft.manifest._replace(shards=tuple(shards), holders=((0, 1), (0,)), world_size=2)
+    layout = DumpLayout.of_step(tmp_path, STEP, "rec")
+    flush = MemoryFlush(told, FolderTarget(layout))
+    memory.close()
+    flushed(flush, lambda _: None)
+    found = manifest.read(layout.folder)
+    contents = {shard.variant: content_of(layout.folder, shard)[-4:] for shard in found.shards}
+    assert contents == {0: b"\0\0\0\0", 1: b"\1\1\1\1"}
+    assert len({shard.file for shard in found.shards}) == 2
+
+
 def test_a_flush_that_is_given_up_leaves_nothing(pages, tmp_path):
     memory, draft, _ = complete(pages)
     folder = FolderTarget(DumpLayout.of_step(tmp_path, STEP, "rec"))
