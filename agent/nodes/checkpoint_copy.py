@@ -25,7 +25,7 @@ from typing import NamedTuple, Self
 
 from agent.machine.loop_calls import CallSoon
 from agent.nodes.tls import PLAIN, Security
-from agent.nodes.transfer import MemoryServer, dialled, fill, received
+from agent.nodes.transfer import MemoryServer, asked, fill, received
 from agent.spec.job_spec import UsageError
 from worker_hooks.contract.atomic_file import FOLDER_MODE, describe_os_error
 from worker_hooks.contract.layout import DUMP, MANIFEST, DumpLayout
@@ -294,8 +294,7 @@ def _fetch(place: CheckpointPlace, host: str, security: Security) -> Manifest:
     """
     if not 0 < place.nbytes < MOST_BYTES:
         raise OSError(f"its manifest would have {place.nbytes} bytes")
-    with dialled(host, place.port, security) as connection:
-        connection.sendall(bytes.fromhex(place.key))
+    with asked(host, place.port, bytes.fromhex(place.key), security) as connection:
         content = received(connection, place.nbytes)
         if hashlib.sha256(content).hexdigest() != place.sha256:
             raise OSError("what came is another checkpoint")

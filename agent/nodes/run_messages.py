@@ -3,9 +3,9 @@
 To the controller's node: Fact, FromRank, FromRanks, PageSeen, PageNews, UpdatesReady, RankUnlinked,
 FolderMarked, Beats, SweptNode, MemoryTaken, CopyProgressed, CopyWritten, ToldAgain, TermHeard; from
 the next one also PagesKept.
-To the others: JobKnown, NodesKnown, TermKnown, Order, ToRank, ToRanks, SaveFar, UpdatesCleared,
-Wake, TakeMemory, WriteCopy, ShownStatus, Ended; to the next one also WordKept, PageSeen, PageNews,
-PagesTold and, if it is the next one no more, PagesLeft.
+To the others: JobKnown, NodesKnown, TermKnown, Order, ToRank, ToRanks, SaveFar, SaveHere,
+UpdatesCleared, Wake, TakeMemory, WriteCopy, ShownStatus, Ended; to the next one also WordKept,
+PageSeen, PageNews, PagesTold and, if it is the next one no more, PagesLeft.
 """
 
 from __future__ import annotations
@@ -215,6 +215,18 @@ class SaveFar(NamedTuple):
     message: dict[str, object]  # protocol.Save, as the rank would get it on the controller's node
     port: int  # of that node
     key: str  # in hexadecimal: it lets the file in
+    is_kept: bool = False  # there, too: ranks will be started there
+
+
+class SaveHere(NamedTuple):
+    """Ranks are to say what they hold: have them write it to their node's memory as well.
+
+    Each group holds the same, and shares it out. A checkpoint with the digests that they say is not
+    fetched then, see TakeMemory.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    message: dict[str, object]  # protocol.Save, as ranks get it that write nothing
 
 
 class Wake(NamedTuple):
@@ -232,7 +244,7 @@ class TakeMemory(NamedTuple):
 
     With ``heads`` it is partial: of the files that are not private, in the manifest's order, only
     as many bytes from their beginnings. Another key, ``rest``, is for the others, if a rank needs
-    them.
+    them; or at once if the copy ``is_whole``, of files whose state ranks there have not written.
     """
 
     path: str  # its manifest's, on the controller's node
@@ -241,6 +253,7 @@ class TakeMemory(NamedTuple):
     key: str  # hexadecimal
     heads: tuple[int, ...] = ()
     rest: str = ""
+    is_whole: bool = False
 
 
 class MemoryTaken(NamedTuple):
@@ -301,13 +314,14 @@ class Ended(NamedTuple):
 RunMessage = (
     Fact | FromRank | FromRanks | WordKept | PageSeen | PageNews | PagesTold | PagesKept | PagesLeft
     | UpdatesReady | UpdatesCleared | RankUnlinked | FolderMarked | Beats | SweptNode | MemoryTaken
-    | JobKnown | NodesKnown | Order | ToRank | ToRanks | SaveFar | Wake | TakeMemory | WriteCopy
-    | CopyProgressed | CopyWritten | ShownStatus | Ended | ToldAgain | ResumeFrom | TermKnown
-    | TermHeard
+    | JobKnown | NodesKnown | Order | ToRank | ToRanks | SaveFar | SaveHere | Wake | TakeMemory
+    | WriteCopy | CopyProgressed | CopyWritten | ShownStatus | Ended | ToldAgain | ResumeFrom
+    | TermKnown | TermHeard
 )
 ForCopies = PageSeen | PageNews | WordKept
 ForHooks = (
-    ToRank | ToRanks | SaveFar | WriteCopy | UpdatesCleared | ForCopies | PagesTold | PagesLeft
+    ToRank | ToRanks | SaveFar | SaveHere | WriteCopy | UpdatesCleared | ForCopies | PagesTold
+    | PagesLeft
 )
 # fmt: on
 

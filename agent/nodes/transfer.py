@@ -30,6 +30,8 @@ SILENCE_S = 20.0  # without a byte
 _PIECE = 64 << 20  # bytes between two signs of progress
 _BUFFER = 4 << 20
 _SIZE = struct.Struct("!Q")
+_COUNT = struct.Struct("!I")
+_ALL = (1 << 32) - 1  # of an offer: no numbers follow
 _HAS_ALL = b"+"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -143,11 +145,12 @@ class MemoryServer:
             connection.settimeout(SILENCE_S)
             connection = stack.enter_context(self._security.accepted(connection))
             # nobody learns a key from how long it takes to look it up: it is a number by chance
-            offers = self._offers.get(received(connection, KEY_BYTES))
+            asked_for = received(connection, KEY_BYTES + _COUNT.size)
+            offers = self._offers.get(asked_for[:KEY_BYTES])
             if offers is None:
                 return
-            for offer in offers:
-                if not self._send_offer(connection, offer):
+            for number in _wanted(connection, asked_for[KEY_BYTES:], len(offers)):
+                if not self._send_offer(connection, offers[number]):
                     return
             if isinstance(connection, ssl.SSLSocket):
                 connection.shutdown(socket.SHUT_WR)
@@ -295,7 +298,12 @@ def _sent_piece(connection: socket.socket, file: int, at: int, count: int) -> in
 
 
 def fetch(
-    host: str, port: int, key: bytes, spans: Iterable[Span], security: Security = PLAIN
+    host: str,
+    port: int,
+    key: bytes,
+    spans: Iterable[Span],
+    security: Security = PLAIN,
+    only: Sequence[int] | None = None,
 ) -> None:
     """Fetch parts of files into files of this process.
 
@@ -305,15 +313,30 @@ def fetch(
         key: the server's.
         spans: where they belong here, in the order in which they are sent.
         security: of the connection.
+        only: which of those that the key is to; ``None``: all.
 
     Raises:
         OSError: they cannot be fetched whole; there is no memory.
     """
-    with dialled(host, port, security) as connection:
-        connection.sendall(key)
+    with asked(host, port, key, security, only) as connection:
         for file, at, nbytes in spans:
             assert nbytes is not None
             fill(file, connection, nbytes, lambda _: None, at)
+
+
+def _wanted(connection: socket.socket, told: bytes, count: int) -> Iterable[int]:
+    """The numbers of what somebody wants of an offer of ``count``; none: of what is not there."""
+    if len(told) < _COUNT.size:
+        return ()
+    (wanted,) = _COUNT.unpack(told)
+    if wanted == _ALL:
+        return range(count)
+    if wanted > count:
+        return ()
+    numbers = received(connection, _COUNT.size * wanted)
+    whole = len(numbers) // _COUNT.size * _COUNT.size
+    found = [number for (number,) in _COUNT.iter_unpack(numbers[:whole])]
+    return found if len(found) == wanted and max(found, default=0) < count else ()
 
 
 def memory_files(sizes: Iterable[int], name: str) -> list[int]:
@@ -346,6 +369,26 @@ def close_all(files: Iterable[int]) -> None:
     """Close files by their descriptors."""
     for file in files:
         os.close(file)
+
+
+def asked(
+    host: str, port: int, key: bytes, security: Security, only: Sequence[int] | None = None
+) -> socket.socket:
+    """A connection on which a :class:`MemoryServer` sends what the key is to.
+
+    ``only``: these of it, by their numbers; ``None``: all.
+
+    Raises:
+        OSError: there is none, or that node is not to be trusted.
+    """
+    connection = dialled(host, port, security)
+    try:
+        numbers = b"".join(map(_COUNT.pack, only or ()))
+        connection.sendall(key + _COUNT.pack(_ALL if only is None else len(only)) + numbers)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def dialled(host: str, port: int, security: Security) -> socket.socket:

@@ -24,7 +24,7 @@ class NodeParts:
         """``manifest``: of the whole."""
         self._manifest = manifest
         self._private = {each.rank: each for each in manifest.shards if each.kind == PRIVATE}
-        self._shared = _shared(manifest)
+        self._shared = shared(manifest)
 
     def of(self, ranks: range) -> Manifest:
         """The part for a node with these ranks."""
@@ -37,12 +37,13 @@ class NodeParts:
 
 def heads_of(manifest: Manifest) -> tuple[int, ...]:
     """Of each file that is not private how many bytes precede its tensors; none: they are few."""
-    shared = _shared(manifest)
-    heads = tuple(min(each.nbytes, head_size(int(each.file), each.at)) for each in shared)
-    return heads if sum(each.nbytes for each in shared) - sum(heads) >= LARGE else ()
+    files = shared(manifest)
+    heads = tuple(min(each.nbytes, head_size(int(each.file), each.at)) for each in files)
+    return heads if sum(each.nbytes for each in files) - sum(heads) >= LARGE else ()
 
 
-def _shared(manifest: Manifest) -> list[Shard]:
+def shared(manifest: Manifest) -> list[Shard]:
+    """The files that are not private, in the order in which they are sent."""
     return sorted(each for each in manifest.shards if each.kind != PRIVATE)
 
 
@@ -52,19 +53,27 @@ def spans_of(manifest: Manifest) -> list[Span]:
 
 
 def split(manifest: Manifest, heads: Sequence[int]) -> tuple[list[Span], list[Span]]:
-    """All but the tensors of files that are not private, and these; ``heads``: as of the order.
+    """All but the tensors of files that are not private, and these, file by file.
+
+    ``heads``: as of the order.
 
     Raises:
         ValueError: heads of other files.
     """
     now = [(int(s.file), s.at, s.nbytes) for s in manifest.shards if s.kind == PRIVATE]
     later = []
-    for shard, head in zip(_shared(manifest), heads, strict=True):
+    for shard, head in zip(shared(manifest), heads, strict=True):
         if not 0 <= head <= shard.nbytes:
             raise ValueError(f"the head of {shard} cannot have {head} bytes")
         now.append((int(shard.file), shard.at, head))
-        later.append((int(shard.file), shard.at + head, shard.nbytes - head))
-    return _joined(now), _joined(later)
+        later.append(Span(int(shard.file), shard.at + head, shard.nbytes - head))
+    return _joined(now), later
+
+
+def digest_of(manifest: Manifest, variant: int) -> str:
+    """What tells whether other files have the same state as those of a variant."""
+    digests = manifest.digest.split(",") if manifest.holders else [manifest.digest]
+    return digests[variant] if variant < len(digests) else ""
 
 
 def _joined(pieces: Iterable[tuple[int, int, int]]) -> list[Span]:

@@ -1,9 +1,10 @@
 """The controller's node sends a checkpoint in memory to the other nodes.
 
-The tensors of a large one go to nodes that start ranks. If no rank lives on there, they go to
+The tensors of a large one are for nodes that start ranks. If no rank lives on there, they are for
 one more node: until all train again that dump is the state, and a rank that lives on saves it if
-the controller's node is lost. Other ranks that live on hold the tensors already: their nodes get
-the rest, and fetch the tensors if one of these ranks has to read them.
+the controller's node is lost. What ranks that live on have written there themselves is not sent.
+Other ranks that live on hold the tensors already: their nodes get the rest, and fetch the tensors
+if one of these ranks has to read them.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class MemorySender:
             try:
                 heads = heads_of(manifest)
                 whole = _whole({*nodes}, {*starting}, {*living}) if heads else {*nodes}
-                orders = _orders(server, path, manifest, nodes, whole, heads)
+                writing = {*starting} & {*living} if heads else set[int]()
+                orders = _orders(server, path, manifest, nodes, whole, writing, heads)
             except BaseException:
                 server.close()
                 raise
@@ -143,25 +145,30 @@ def _orders(
     manifest: Manifest,
     nodes: Mapping[int, range],
     whole: set[int],
+    writing: set[int],
     heads: tuple[int, ...],
 ) -> dict[int, TakeMemory]:
-    """What to order the nodes, of which ``whole`` get the tensors.
+    """What to order the nodes, of which ``whole`` get the tensors, unless they have written them.
 
     Raises:
         OSError: no descriptor is left.
     """
     parts, first = NodeParts(manifest), sorted(whole)[:MOST_WHOLE]
     encoded = manifests.QuickEncoder(manifest)
-    orders = {node: _order(server, path, manifest) for node in first[:1]}
-    for node in first[1:]:  # to say it again for each would take longer than to send it
-        orders[node] = orders[first[0]]._replace(key=_key(server, spans_of(manifest)))
-    for node in nodes.keys() - orders.keys():
-        part = parts.of(nodes[node])
-        now, later = (spans_of(part), None) if node in whole else split(part, heads)
-        order = TakeMemory(path, encoded(part.shards), server.port, _key(server, now))
-        if later is not None:
-            order = order._replace(heads=heads, rest=_key(server, later))
-        orders[node] = order
+    orders = dict[int, TakeMemory]()
+    for node in (*first, *nodes.keys() - {*first}):
+        if node not in first:
+            part = parts.of(nodes[node])
+            text = encoded(part.shards)
+        elif not orders:  # to say it again for each would take longer than to send it
+            part, text = manifest, manifests.encode(manifest, is_for_people=False).decode()
+        if node in whole - writing:
+            key = _key(server, spans_of(part))
+            orders[node] = TakeMemory(path, text, server.port, key)
+        else:
+            now, later = split(part, heads)
+            about = path, text, server.port, _key(server, now), heads, _key(server, later)
+            orders[node] = TakeMemory(*about, is_whole=node in whole)
     return orders
 
 

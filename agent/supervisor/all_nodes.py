@@ -37,6 +37,7 @@ from agent.nodes.run_messages import (
     Ended,
     NodeFacts,
     SaveFar,
+    SaveHere,
     pack_said,
 )
 from agent.ranks.homes import Homes
@@ -351,6 +352,10 @@ class AllNodes:
     def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to this node's memory; may raise OSError."""
         return self._memory.far_order(rank, save)
+
+    def here_order(self, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere:
+        """How ranks of another node write to that node's memory as well."""
+        return self._memory.here_order(ranks, save)
 
     def offer(self, path: str, told: Callable[[CheckpointPlace | None], object]) -> None:
         """``told`` takes where a checkpoint on this node's disk is to be had."""

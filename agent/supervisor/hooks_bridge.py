@@ -226,7 +226,7 @@ class HooksBridge:
             self._holders = holders
             self._alike = {rank: each for each in told for rank in each.alike}
             for rank in self._steps:
-                self._links.send(rank, self._replicated(rank))
+                self._links.send(rank, self.replicated(rank))
         if self._guarding is not None:
             self._guarding.dumps.copies.decided(state, holders.to_copy)
             if state in {JobState.RUNNING, JobState.REPLACING}:  # others hold it, or msrun does
@@ -527,7 +527,7 @@ class HooksBridge:
             message._replace(not_replaceable_why=encodable(message.not_replaceable_why))
         )
         told: tuple[protocol.Message, ...] = (
-            self._replicated(rank),
+            self.replicated(rank),
             *self._not_shared.values(),
         )
         for each in told if known is None else ():  # who lives on knows it
@@ -551,9 +551,9 @@ class HooksBridge:
             self._say(NOT_KEPT.format(message.rank, why))
         return message._replace(not_kept_why=why)
 
-    def _replicated(self, rank: int) -> protocol.Replicated:
-        known = self._alike.get(rank)
-        return protocol.Replicated(_why_not_alone(self._holders)) if known is None else known
+    def replicated(self, rank: int) -> protocol.Replicated:
+        """What a rank knows of who holds its state."""
+        return self._alike.get(rank, protocol.Replicated(_why_not_alone(self._holders)))
 
     def _leave(self, rank: int, *, is_done: bool) -> None:
         self._training.discard(rank)

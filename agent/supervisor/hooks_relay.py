@@ -40,6 +40,7 @@ from agent.nodes.run_messages import (
     RankUnlinked,
     RunMessage,
     SaveFar,
+    SaveHere,
     ToRank,
     ToRanks,
     UpdatesCleared,
@@ -51,14 +52,13 @@ from agent.nodes.run_messages import (
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import JobSpec
-from agent.spread.far_writes import MemoryGiver, not_written
+from agent.spread.node_writes import NodeWrites
 from agent.supervisor.hooks_bridge import CLOSE_S, WRAPPER_S
 from agent.supervisor.job_view import Action, AgentPort, Holders
 from agent.text.wording import sized
 from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
-from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.left_pages import leave_page, notes_folder
 from worker_hooks.contract.status_page import Phase
 from worker_hooks.storage.manifest import is_in_memory
@@ -81,16 +81,18 @@ class HooksRelay:
         journal: Journal,
         kept: KeptRecord,
         send: Callable[[RunMessage], None],
-        giver: MemoryGiver,
+        writes: NodeWrites,
     ) -> None:
         """Take the parts; nothing is heard before :meth:`attach`.
 
         Args:
             journal: what is written about the run.
             kept: remembers where the run saves, for a resume that is begun on this node.
-            giver: brings it what ranks write to memory.
+            writes: what ranks write to memory.
         """
-        self._giver = giver
+        self._writes = writes
+        self.written_here = writes.here
+        """What ranks have written to memory, and a checkpoint may have."""
         self._copied = NodeCopies(spec.ranks_here)
         self._frozen: dict[int, int] = {}  # rank -> bytes of its state
         self._ranks_here = spec.ranks_here
@@ -153,7 +155,7 @@ class HooksRelay:
         self._pages.clear()
         self._copies.clear()
         self._clearance.close()
-        self._giver.close()
+        self._writes.close()
         self._copied.close()
 
     def close(self) -> None:
@@ -208,8 +210,8 @@ class HooksRelay:
                 said = self.as_here(unpack_said(message.message))
                 for rank in message.ranks or self._ranks:
                     self.tell(rank, said)
-            case SaveFar():
-                self._save_far(message)
+            case SaveFar() | SaveHere():
+                self._save_to_memory(message)
             case UpdatesCleared():
                 if message.attempt == self._attempt and not self._is_brief:
                     self._clearance.take(message)
@@ -267,24 +269,21 @@ class HooksRelay:
         if attempt == self._attempt and not self._clearance.hand(rank, order):
             self._loop.call_later(RESEND_S, self._hand_board, rank, order, attempt)
 
-    def _save_far(self, order: SaveFar) -> None:
-        """Have a rank write for the controller's memory; what it writes is brought there."""
-        try:
-            save = self._giver.place(order, self._frozen.get(order.rank, 0))
-        except OSError as error:
-            refused = unpack_said(order.message)
-            assert isinstance(refused, protocol.Save)
-            self._say(not_written(order.rank, self._attempt, refused, describe_os_error(error)))
-        else:
-            self.tell(order.rank, save)
+    def _save_to_memory(self, order: SaveFar | SaveHere) -> None:
+        """Have ranks write to this node's memory."""
+        for rank, said in self._writes.orders(order, self._attempt, self._frozen):
+            if isinstance(said, protocol.Save):
+                self.tell(rank, said)
+            else:
+                self._say(said)
 
     def move_memory(self, host: str) -> None:
         """The controller's memory is on another machine."""
-        self._giver.move(host)
+        self._writes.move(host)
 
     def forget_memory(self) -> None:
         """No rank writes for the controller's memory any more."""
-        self._giver.close()
+        self._writes.close()
 
     @property
     def are_calm(self) -> bool:
@@ -537,9 +536,9 @@ class HooksRelay:
                 self._learn(message)
             case protocol.Frozen():
                 self._frozen[message.rank] = message.nbytes
-            case protocol.Written():
-                if self._giver.take(message, self._files.tell, self._say):
-                    return  # told once the controller's node has it
+            case protocol.Written() | protocol.SaveFailed():
+                if self._writes.take(message, self._files.tell, self._say, self.tell):
+                    return
             case protocol.Copied() if why := self._copied.why_unsound(message):
                 self._links.drop(message.rank, why)
                 return

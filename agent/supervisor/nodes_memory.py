@@ -8,7 +8,7 @@ from agent.controller import events as ev
 from agent.dump.flush import Written
 from agent.dump.node_copies import CopyGatherer
 from agent.nodes.checkpoint_copy import CheckpointOffers, CheckpointPlace
-from agent.nodes.run_messages import CopyWritten, SaveFar, WriteCopy
+from agent.nodes.run_messages import CopyWritten, SaveFar, SaveHere, WriteCopy, pack_said
 from agent.nodes.tls import Security
 from agent.spread.far_writes import MemoryInboxes
 from agent.spread.sender import MemorySender
@@ -46,6 +46,7 @@ class NodesMemory:
         self._others = others
         self._by_rank = {node.facts.rank: node for node in others}
         self._controller = controller
+        self._hooks = hooks
         self._say = say
         self._newest: tuple[str, Manifest] | None = None  # the newest checkpoint in memory
         self._gatherer = CopyGatherer()
@@ -95,10 +96,8 @@ class NodesMemory:
         for node in (node for node in there.values() if node.is_here):
             node.share_memory(path)
         ranks = {rank: node.ranks for rank, node in there.items() if not node.is_here}
-        workers = {node: there[node].workers.values() for node in ranks}
-        alive = {node: [each.is_alive for each in found] for node, found in workers.items()}
-        starting = [node for node, are_alive in alive.items() if not all(are_alive)]
-        living = [node for node, are_alive in alive.items() if any(are_alive)]
+        starting = [node for node in ranks if there[node].starts_ranks]
+        living = [node for node in ranks if there[node].has_living_ranks]
         orders = self._sender.begin(dump_id, path, manifest, done, ranks, starting, living)
         for rank, order in orders.items():
             there[rank].take_memory(order)
@@ -149,6 +148,14 @@ class NodesMemory:
             OSError: no socket can be opened.
         """
         return self._inboxes.order(rank, save)
+
+    def here_order(self, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere:
+        """How ranks of another node write to that node's memory what they are to say they hold."""
+        groups = dict[int, list[int]]()
+        for rank in ranks:
+            alike = self._hooks.replicated(rank).alike
+            groups.setdefault(alike[0] if alike else rank, []).append(rank)
+        return SaveHere(tuple(map(tuple, groups.values())), pack_said(save))
 
     def offer(self, path: str, told: Callable[[CheckpointPlace | None], object]) -> None:
         """``told`` takes where a checkpoint on this node's disk is to be had."""

@@ -162,7 +162,8 @@ class RemoteController:
         self._loop = loop
         self._node = node
         call_soon = until_closed(loop.call_soon_threadsafe)
-        self._memory = MemoryKeeper(self._host, call_soon, self._link.send, self._security)
+        written = self._hooks.written_here
+        self._memory = MemoryKeeper(self._host, call_soon, self._link.send, written, self._security)
         self._hooks.as_here = self._memory.as_here
         self._hooks.bring_memory = self._memory.bring
         self._checkpoints = CheckpointFetcher(call_soon, self._security, self._say, self._keep)

@@ -41,6 +41,7 @@ from agent.nodes.run_messages import (
     RankUnlinked,
     ResumeFrom,
     SaveFar,
+    SaveHere,
     ShownStatus,
     SweptNode,
     TakeMemory,
@@ -56,7 +57,7 @@ from agent.nodes.run_messages import (
     unpack_said,
 )
 from agent.seat.rights import TellTerm
-from agent.spread.far_writes import not_written
+from agent.spread.node_writes import not_written
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_view import JobView
 from agent.text.wording import ranged, worker_named
@@ -84,6 +85,9 @@ class JobPort(Protocol):
 
     def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to the controller's memory; may raise OSError."""
+
+    def here_order(self, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere:
+        """How ranks of another node write to that node's memory as well."""
 
     @property
     def rank(self) -> int:
@@ -346,6 +350,9 @@ class RemoteNode:
                 for rank in ranks:
                     self._save_far(rank, message)
                 return
+            case protocol.Save(is_quick=True) if self.starts_ranks:
+                self._link.send(self._job.here_order(ranks, message))
+                return
             case protocol.Rejoin(path=path) | protocol.Welcome(resume=path):
                 if self._is_elsewhere(ranks, message, path):
                     return
@@ -358,6 +365,16 @@ class RemoteNode:
             self._link.send(ToRanks(ranks, packed))
         else:
             self._link.send(ToRank(ranks[0], packed))
+
+    @property
+    def starts_ranks(self) -> bool:
+        """Whether some have died."""
+        return not all(worker.is_alive for worker in self.workers.values())
+
+    @property
+    def has_living_ranks(self) -> bool:
+        """Whether some have not."""
+        return any(worker.is_alive for worker in self.workers.values())
 
     def _is_elsewhere(
         self, ranks: tuple[int, ...], message: protocol.Rejoin | protocol.Welcome, path: str
@@ -392,7 +409,8 @@ class RemoteNode:
     def _save_far(self, rank: int, save: protocol.Save) -> None:
         """The controller's memory is here, the rank is not."""
         try:
-            self._link.send(self._job.far_order(rank, save))
+            order = self._job.far_order(rank, save)
+            self._link.send(order._replace(is_kept=self.starts_ranks))
         except OSError as error:  # no descriptor is left
             attempt, why = self.workers[rank].attempt, describe_os_error(error)
             self._job.post(not_written(rank, attempt, save, why))

@@ -24,7 +24,7 @@ from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import NodeFacts
 from agent.spec.console import Console
 from agent.spec.job_spec import JobSpec, UsageError
-from agent.spread.far_writes import MemoryGiver
+from agent.spread.node_writes import NodeWrites
 from agent.supervisor.head import Deputy
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.remote_controller import FAILED_EXIT, RemoteController
@@ -53,8 +53,8 @@ def run_controlled(
     nexts = NextJob(met, environ, console, parts.starter, ignited)
     host = met.lines[0].connection.getpeername()[0]
     link = NodeLink(met.lines[0], met.prepared.spec.ranks_here)
-    giver = MemoryGiver(host, met.security)
-    hooks = HooksRelay(spec, ignited.hooks_listener, parts.journal, parts.kept, link.send, giver)
+    writes = NodeWrites(host, met.security)
+    hooks = HooksRelay(spec, ignited.hooks_listener, parts.journal, parts.kept, link.send, writes)
 
     def evidence(workers: Sequence[Worker]) -> list[dict[str, object]]:
         return [as_json(each) for each in parts.post_mortem().evidence(workers)]

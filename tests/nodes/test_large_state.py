@@ -58,7 +58,7 @@ def test_survivors_get_the_tensors_that_they_read(
     came = [received(cluster, node) - before[node] for node in range(3)]
     assert weights(job.logs().values()) == undisturbed
     assert "training resumes at step 6, no step is lost" in job.head.errors
-    assert came[1] > TABLE * MIB
+    assert came[1] < MIB  # the rank that lives on beside the new one has written it there
     assert (came[2] > TABLE * MIB) == bool(words)
     assert max(came) < 2 * TABLE * MIB
 

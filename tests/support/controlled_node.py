@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from agent.nodes.line import CLOSED
+from agent.spread.written_here import WrittenHere
 from agent.supervisor.remote_controller import RemoteController
 
 
@@ -80,7 +81,7 @@ class FakeNode:
 
 class FakeHooks:
     def __init__(self):
-        self.log, self.saving = [], ()
+        self.log, self.saving, self.written_here = [], (), WrittenHere()
 
     def watch(self, is_in_doubt):
         self.is_in_doubt = is_in_doubt

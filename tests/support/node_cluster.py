@@ -17,6 +17,7 @@ from agent.supervisor.all_nodes import AllNodes
 from agent.supervisor.job_view import JobView
 from agent.supervisor.remote_node import RemoteNode
 from agent.workers.worker import Worker
+from worker_hooks.contract import protocol
 
 PROGRAM = Program("train.py", (), ProgramKind.SCRIPT, "python")
 START = do.StartAttempt(0, "the job begins")
@@ -82,6 +83,7 @@ class FakeHooks:
 
     def __init__(self):
         self.heard, self.finished, self.newest = [], set(), 0
+        self.alike = ()  # replica groups
 
     def relay(self, send):
         self.send_all = send
@@ -114,6 +116,10 @@ class FakeHooks:
 
     def updates_ready(self, node, told):
         self.heard.append(("ready", node, told))
+
+    def replicated(self, rank):
+        alike = next((group for group in self.alike if rank in group), ())
+        return protocol.Replicated("", [*alike])
 
     def spread_memory(self, spread, gather):
         self.gather = gather

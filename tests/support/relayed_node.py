@@ -8,7 +8,7 @@ import socket
 from types import SimpleNamespace
 
 from agent.hooks.listener import name_of, open_listener
-from agent.spread.far_writes import MemoryGiver
+from agent.spread.node_writes import NodeWrites
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.workers.worker import Worker
 from support.status_pages import make, write
@@ -32,8 +32,8 @@ class RelayedNode:
             ranks_here=RANKS, job_id="job", node_rank=2, dump=SimpleNamespace(ttp=True)
         )
         kept = SimpleNamespace(add_place=lambda _: None)
-        self.giver = MemoryGiver("127.0.0.1")
-        self.relay = HooksRelay(spec, self.door, journal, kept, self._send, self.giver)
+        self.writes = NodeWrites("127.0.0.1")
+        self.relay = HooksRelay(spec, self.door, journal, kept, self._send, self.writes)
         agent = SimpleNamespace(
             announce=lambda: self.order.append("announce"),
             settle=lambda: self.order.append("settle"),

@@ -38,7 +38,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.shadows": "shadows",
     "agent.health": "monitor step_times stopped unheard",
     "agent.dump": "beside draft executor flush memory node_copies room target",
-    "agent.spread": "far_writes keeper sender",
+    "agent.spread": "far_writes keeper node_writes sender",
     "agent.failure": "ending evidence evidence_json own_end post_mortem resume_advice",
     "agent.notify": "notice notifier",
     "agent.supervisor": "run",

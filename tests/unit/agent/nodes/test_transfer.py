@@ -104,6 +104,28 @@ def test_a_file_that_is_shorter_than_said_is_an_error(sent):
         server.close()
 
 
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [((), b""), ((1,), b"b"), ((0, 2), b"ac"), (None, b"abc")],
+)
+def test_of_what_a_key_is_to_only_some_comes(only, expected):
+    (one,) = memory_files((3,), "offered")
+    os.pwrite(one, b"abc", 0)
+    (copy,) = memory_files((len(expected),), "taken")
+    server = MemoryServer(lambda _: None)
+    key = server.offer([Span(one, at, 1) for at in range(3)])
+    try:
+        spans = [Span(copy, at, 1) for at in range(len(expected))]
+        fetch("127.0.0.1", server.port, key, spans, only=only)
+        assert content_of(copy) == expected
+        for wrong in ((3,), (0, 1, 2, 0), (1 << 31,)):
+            with pytest.raises(OSError, match=r"before all had come|reset by peer"):
+                fetch("127.0.0.1", server.port, key, [Span(copy, 0, 1)], only=wrong)
+    finally:
+        close_all((one, copy))
+        server.close()
+
+
 def test_parts_come_where_they_belong(sent):
     contents, files = sent
     server = MemoryServer(lambda _: None)

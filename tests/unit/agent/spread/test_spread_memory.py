@@ -4,84 +4,25 @@ import errno
 import os
 import threading
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 import pytest
+from support.memory_nodes import DEADLINE_S, MEMORY, Nodes, in_memory, ranks, state_file
 
-from agent.dump.memory import MemoryTarget
 from agent.nodes.run_messages import TakeMemory
 from agent.nodes.transfer import MemoryServer
-from agent.spread import far_writes, keeper, parts, sender
-from agent.spread.far_writes import MemoryGiver, MemoryInboxes
-from agent.spread.keeper import MemoryKeeper
+from agent.spread import keeper, memory_copy, parts, room, sender
 from agent.spread.parts import spans_of
-from agent.spread.sender import MemorySender
 from worker_hooks.contract import protocol
 from worker_hooks.storage import manifest as manifests
-from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Shard
+from worker_hooks.storage.manifest import PRIVATE, REPLICATED
 from worker_hooks.storage.memory_dump import HeldDump
-
-DEADLINE_S = 60
-
-
-OPENED = []
-
-
-def in_memory(contents):
-    """A checkpoint in memory with these files, of ranks in falling order: manifests sort them."""
-    shards = []
-    for rank, content in reversed(list(enumerate(contents))):
-        file = os.memfd_create(f"rank-{rank}")
-        OPENED.append(file)
-        os.write(file, content)
-        kind = PRIVATE if rank else REPLICATED
-        shards.append(Shard(str(file), rank, kind, len(content), ""))
-    return manifests.Manifest(
-        MEMORY_KIND,
-        step=7,
-        epoch=0,
-        batch=7,
-        world_size=len(contents),
-        attempt=0,
-        record_id="r",
-        reason="test",
-        shards=tuple(shards),
-        digest="d",
-    ).completed()
-
-
-MEMORY = "/proc/1/fd/9"
-
-
-def ranks(*nodes):
-    """Each of these nodes has one."""
-    return {node: range(node, node + 1) for node in nodes}
-
-
-class Nodes:
-    """A sender and one keeper, whose loops are a queue."""
-
-    def __init__(self):
-        self.calls, self.told, self.done = SimpleQueue(), [], []
-        self.sender = MemorySender(self._soon, lambda _: None)
-        self.keeper = MemoryKeeper("127.0.0.1", self._soon, self.told.append)
-
-    def _soon(self, call, *args):
-        self.calls.put(lambda: call(*args))
-
-    def run_until(self, holds):
-        while not holds():
-            self.calls.get(timeout=DEADLINE_S)()
 
 
 @pytest.fixture
 def nodes():
     made = Nodes()
     yield made
-    made.sender.close()
-    made.keeper.forget()
-    while OPENED:
-        os.close(OPENED.pop())
+    made.close()
 
 
 def test_the_copy_has_every_file_under_its_own_number(nodes):
@@ -222,11 +163,6 @@ def test_ranks_are_told_of_the_copy_here_or_of_no_file(nodes):
 # --- tensors that stay where they are -------------------------------------------------------------
 
 
-def state_file(header, tensors):
-    """A file as ranks write them: the length of its header, that, and the tensors."""
-    return len(header).to_bytes(8, "little") + header + tensors
-
-
 LARGE = [
     state_file(b"{head}", bytes(range(256)) * 8192),
     *(state_file(b"{}", b"own of %d" % rank) for rank in (1, 2, 3)),
@@ -239,7 +175,7 @@ def partial(nodes):
     orders = nodes.sender.begin(
         1, MEMORY, in_memory(LARGE), nodes.done.append, ranks(1, 2), [2], [2]
     )
-    assert not orders[2].heads
+    assert orders[2].is_whole > orders[1].is_whole
     nodes.keeper.take(orders[1])
     nodes.run_until(lambda: nodes.told)
     assert nodes.told[0].why_not == ""
@@ -283,12 +219,14 @@ def test_tensors_go_to_nodes_that_start_ranks_and_to_one_where_ranks_live_on(
 ):
     places, done = ranks(1, 2, 3), nodes.done.append
     orders = nodes.sender.begin(1, MEMORY, in_memory(LARGE), done, places, starting, living)
-    assert {node for node, order in orders.items() if not order.heads} == whole
+    found = {node for node, order in orders.items() if order.is_whole or not order.heads}
+    assert found == whole
     partial = [order for order in orders.values() if order.heads]
     assert all(order.heads == (14,) and order.rest for order in partial)
-    assert len(
-        {order.key for order in orders.values()} | {each.rest for each in partial}
-    ) == 6 - len(whole)
+    # where ranks live on beside new ones, these have written them
+    assert {node for node, order in orders.items() if order.is_whole} == {*starting} & {*living}
+    keys = {order.key for order in orders.values()} | {each.rest for each in partial}
+    assert len(keys) == 3 + len(partial)
 
 
 def test_a_sender_without_descriptors_fails_as_a_node_without_room_does(nodes, monkeypatch):
@@ -364,7 +302,7 @@ def test_nothing_is_sent_of_what_has_failed(nodes, partial):
 
 def test_a_rank_is_told_why_the_tensors_cannot_be_brought(nodes, partial, monkeypatch):
     with monkeypatch.context() as changed:
-        changed.setattr(keeper, "free_bytes", lambda: 1 << 20)
+        changed.setattr(room, "free_bytes", lambda: 1 << 20)
         assert "no room for the state" in brought(nodes, partial)
     assert manifests.read(partial).is_partial
     assert brought(nodes, partial) == ""  # there is room again
@@ -380,14 +318,16 @@ def test_a_rank_is_told_that_no_descriptor_is_left(nodes, partial, monkeypatch):
         made.append(dup(file))
         return made[0]
 
-    closed, close_all = [], keeper.close_all
+    closed, close_all = [], memory_copy.close_all
     with monkeypatch.context() as changed:
         changed.setattr(os, "dup", scarce)
-        changed.setattr(keeper, "close_all", lambda files: (closed.extend(files), close_all(files)))
+        changed.setattr(
+            memory_copy, "close_all", lambda files: (closed.extend(files), close_all(files))
+        )
         assert "Too many open files" in brought(nodes, partial)
     assert closed == made != []
     with monkeypatch.context() as changed:
-        changed.setattr(keeper, "manifest_file", lambda *_: os.open("/nowhere", os.O_RDONLY))
+        changed.setattr(memory_copy, "manifest_file", lambda *_: os.open("/nowhere", os.O_RDONLY))
         assert "No such file" in brought(nodes, partial)
     assert contents_at(partial)[0] == LARGE[0]
     assert brought(nodes, partial) == ""  # the tensors had come
@@ -400,9 +340,9 @@ def test_tensors_of_a_controller_that_is_gone_do_not_come(nodes, partial):
 
 def test_what_is_forgotten_meanwhile_is_said_to_be(nodes, partial, monkeypatch):
     answers, is_forgotten = [], threading.Event()
-    fetch = keeper.fetch
+    fetch = memory_copy.fetch
     monkeypatch.setattr(
-        keeper, "fetch", lambda *args: is_forgotten.wait(DEADLINE_S) and fetch(*args)
+        memory_copy, "fetch", lambda *args: is_forgotten.wait(DEADLINE_S) and fetch(*args)
     )
     known = inode(partial)
     nodes.keeper.bring(known, answers.append)
@@ -441,140 +381,3 @@ def test_heads_of_other_files_are_refused(nodes):
         nodes.keeper.take(order._replace(heads=heads or (-1,)))
         nodes.run_until(lambda: nodes.told)
         assert "ValueError" in nodes.told[0].why_not
-
-
-# --- what a rank of another node writes for the controller's --------------------------------------
-
-
-class Far:
-    """Rank 4 of another node writes into a target on the controller's."""
-
-    def __init__(self):
-        self.calls, self.told, self.progressed = SimpleQueue(), [], []
-        self.target = MemoryTarget(7, 0, 0)
-        self.inboxes = MemoryInboxes(self._soon, self.progressed.append, self._taken)
-        self.giver = MemoryGiver("127.0.0.1")
-        self.refused = []
-
-    def _soon(self, call, *args):
-        self.calls.put(lambda: call(*args))
-
-    def _taken(self, _dump_id, path, file):
-        if not self.target.take(path, file):
-            os.close(file)
-            self.refused.append(path)
-
-    def order(self, number=0):
-        save = protocol.Save(1, 7, self.target.place_of(4), 0, 1, is_quick=True, round=number)
-        return self.inboxes.order(4, save)
-
-    def write(self, order, content=b"state" * 1000, wanted=0):
-        save = self.giver.place(order, wanted)
-        Path(save.folder).write_bytes(content)
-        return protocol.Written(4, 0, 1, "", len(content), "", "d", save.round)
-
-    def give(self, written):
-        return self.giver.take(written, self._soon, self.told.append)
-
-    def run_until(self, holds):
-        while not holds():
-            self.calls.get(timeout=DEADLINE_S)()
-
-    def close(self):
-        self.inboxes.close()
-        self.giver.close()
-        self.target.close()
-
-
-@pytest.fixture
-def far():
-    one = Far()
-    yield one
-    one.close()
-
-
-def test_what_a_rank_writes_elsewhere_is_here_before_it_is_told(far):
-    written = far.write(far.order())
-    assert far.give(written)
-    far.run_until(lambda: far.told)
-    assert far.told == [written]
-    shard = far.target.accept(written, 0)
-    assert os.pread(int(shard.file), 10, 0) == b"statestate"
-
-
-def test_its_sender_hears_nothing_before_the_loop_has_taken_the_file(far):
-    """What it says then may be read by a turn that is queued already: ahead of a queued call."""
-    written = far.write(far.order())
-    far.give(written)
-    take = far.calls.get(timeout=DEADLINE_S)
-    with pytest.raises(Empty):
-        far.calls.get(timeout=0.2)()  # a faulty sender is slow at worst: then this proves nothing
-    take()
-    far.run_until(lambda: far.told)
-    assert far.told == [written]
-
-
-def test_a_loop_that_stands_still_is_a_place_that_fails(far, monkeypatch):
-    monkeypatch.setattr(far_writes, "SILENCE_S", 0.01)
-    far.give(far.write(far.order()))
-    take = far.calls.get(timeout=DEADLINE_S)
-    far.inboxes.close()
-    far.run_until(lambda: far.told)
-    (failed,) = far.told
-    assert isinstance(failed, protocol.SaveFailed)
-    take()
-
-
-def test_of_two_orders_to_a_rank_the_newer_one_counts(far):
-    old = far.order()
-    first = far.write(old, b"old")
-    second = far.write(far.order(1), b"newer")
-    assert not far.give(first)  # it is handed on, and is no answer to what was asked last
-    assert far.give(second)
-    far.run_until(lambda: far.told)
-    assert far.told == [second]
-    assert far.target.accept(second, 0).nbytes == 5
-
-
-def test_what_comes_to_an_abandoned_dump_is_closed(far):
-    order = far.order()
-    far.target.abandon()
-    far.give(far.write(order))
-    far.run_until(lambda: far.told)
-    assert len(far.refused) == 1
-
-
-def test_a_controller_that_takes_nothing_is_a_place_that_fails(far):
-    order = far.order()
-    far.inboxes.close()
-    far.give(far.write(order))
-    far.run_until(lambda: far.told)
-    (failed,) = far.told
-    assert (failed.rank, failed.dump_id, failed.is_place, failed.round) == (4, 1, True, 0)
-    assert "cannot be brought to the controller: " in failed.why
-
-
-def test_a_node_without_room_says_so(far, monkeypatch):
-    monkeypatch.setattr(far_writes, "free_bytes", lambda: 1 << 20)
-    with pytest.raises(OSError, match="no room for the state"):
-        far.giver.place(far.order(), 1 << 30)
-
-
-def join_threads():
-    """They close what they have open, those of earlier tests as well."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("msrun-"):
-            thread.join(DEADLINE_S)
-
-
-def test_no_file_stays_open(far):
-    join_threads()
-    before = len(os.listdir("/proc/self/fd"))
-    written = far.write(far.order())
-    far.give(written)
-    far.run_until(lambda: far.told)
-    far.write(far.order(1))
-    far.close()
-    join_threads()
-    far.target.close()
-    assert len(os.listdir("/proc/self/fd")) == before

@@ -22,6 +22,7 @@ from agent.nodes.run_messages import (
     PagesKept,
     PagesTold,
     RankUnlinked,
+    SaveHere,
     ToRank,
     ToRanks,
     UpdatesCleared,
@@ -339,6 +340,27 @@ def test_a_rank_gets_no_order_where_there_is_no_room_for_what_it_would_write(nod
     (failed,) = (unpack_said(each.message) for each in node.said if isinstance(each, FromRank))
     assert (failed.rank, failed.dump_id, failed.is_place, failed.round) == (4, 3, True, 2)
     inboxes.close()
+
+
+def test_a_rank_that_is_to_say_what_it_holds_writes_it_to_its_node_as_well(node):
+    client, _ = node.registered()
+    node.say(client, protocol.Frozen(4, 0, 3, 6, True, nbytes=1 << 20))
+    digest = protocol.Save(3, 6, "", is_quick=True, round=2)
+    node.relay.hear(SaveHere(((4,),), pack_said(digest)))
+    got, _ = wire.receive(client)
+    assert got == digest._replace(folder=got.folder, part=0, parts=1)
+    Path(got.folder).write_bytes(b"state")
+    node.said.clear()
+    node.say(client, protocol.Written(4, 0, 3, "", 5, "", "d", 2))
+    told = [unpack_said(each.message) for each in node.said if isinstance(each, FromRank)]
+    assert told == [protocol.Digested(4, 0, 3, "d", 2)]
+    node.relay.hear(SaveHere(((4,),), pack_said(digest._replace(round=3))))
+    wire.receive(client)
+    node.say(client, protocol.SaveFailed(4, 0, 3, "no room", is_place=True, round=3))
+    assert wire.receive(client)[0] == digest._replace(round=3)
+    ((part,),) = node.relay.written_here.take().parts.values()
+    assert os.pread(part.file, 9, 0) == b"state"
+    os.close(part.file)
 
 
 # --- without a scheduler --------------------------------------------------------------------------

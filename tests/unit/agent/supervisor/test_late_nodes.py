@@ -17,7 +17,17 @@ from agent.controller.states import JobState
 from agent.launch.meeting import program_digest
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import LivingRanks, Refused, Spare, SurvivedStep
-from agent.nodes.run_messages import Ended, NodeFacts, PageSeen, ToldAgain, unpack_said
+from agent.nodes.run_messages import (
+    Ended,
+    NodeFacts,
+    PageSeen,
+    SaveFar,
+    SaveHere,
+    ToldAgain,
+    ToRanks,
+    pack_said,
+    unpack_said,
+)
 from agent.spec.job_spec import ClusterSpec, HandSpec
 from agent.supervisor import all_nodes as module
 from agent.supervisor.job_view import Holders, JobView
@@ -102,6 +112,37 @@ def test_a_controller_that_could_replace_nobody_resigns(cluster):
     assert cluster.told == ["retired", "finish"]
     assert not cluster.links[1].is_open
     assert "no rank can be replaced (rank 3 registered no state): " in cluster.said[-1]
+
+
+# --- what ranks write to memory -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alike", "groups"),
+    [((), ((2,), (4,))), (((0, 1, 2, 3, 4, 5),), ((2, 4),)), (((0, 2), (1, 4)), ((2,), (4,)))],
+)
+def test_where_ranks_have_died_the_others_write_what_they_hold(cluster, alike, groups):
+    cluster.start(2, 3, 4)
+    cluster.hear(ev.WorkerStarted(5, 0, 105))
+    cluster.hooks.alike = alike
+    cluster.hear(ev.WorkerExited(3, 0, -9))
+    save = protocol.Save(1, 5, "", is_quick=True)
+    cluster.hooks.send_all((2, 4), save)
+    assert cluster.links[0].said.pop() == SaveHere(groups, pack_said(save))
+    disk = save._replace(is_quick=False)
+    cluster.hooks.send_all((2, 4), disk)
+    assert cluster.links[0].said.pop() == ToRanks((2, 4), pack_said(disk))
+
+
+@pytest.mark.parametrize("dead", [(), (3,)])
+def test_what_ranks_write_for_the_controller_stays_where_ranks_are_started(cluster, dead):
+    cluster.start(2, 3, 4)
+    for rank in dead:
+        cluster.hear(ev.WorkerExited(rank, 0, -9))
+    cluster.hooks.send_all((2,), protocol.Save(1, 5, "/proc/1/fd/9", is_quick=True, parts=1))
+    order = cluster.links[0].said.pop()
+    assert (type(order), order.rank, order.is_kept) == (SaveFar, 2, bool(dead))
+    cluster.all._memory.close()
 
 
 # --- the node of this process, which has taken the part of node 0 ---------------------------------

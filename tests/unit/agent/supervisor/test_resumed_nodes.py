@@ -81,7 +81,10 @@ def node():
     """Another node, in attempt 4."""
     loop, link, told, said = asyncio.new_event_loop(), FakeLink(), [], []
     hooks = SimpleNamespace(
-        tell=lambda *about: told.append(about), tell_beats=lambda: None, watch=lambda _: None
+        tell=lambda *about: told.append(about),
+        tell_beats=lambda: None,
+        watch=lambda _: None,
+        written_here=None,
     )
     here = SimpleNamespace(decided=lambda *_: None)
     controller = RemoteController(

@@ -1,0 +1,75 @@
+"""A checkpoint in memory of the controller's node, and another node that gets it."""
+
+from __future__ import annotations
+
+import os
+from queue import SimpleQueue
+
+from agent.spread.keeper import MemoryKeeper
+from agent.spread.sender import MemorySender
+from agent.spread.written_here import WrittenHere
+from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Shard
+
+DEADLINE_S = 60
+OPENED = []
+
+
+def in_memory(contents):
+    """A checkpoint in memory with these files, of ranks in falling order: manifests sort them."""
+    shards = []
+    for rank, content in reversed(list(enumerate(contents))):
+        file = os.memfd_create(f"rank-{rank}")
+        OPENED.append(file)
+        os.write(file, content)
+        kind = PRIVATE if rank else REPLICATED
+        shards.append(Shard(str(file), rank, kind, len(content), ""))
+    return manifests.Manifest(
+        MEMORY_KIND,
+        step=7,
+        epoch=0,
+        batch=7,
+        world_size=len(contents),
+        attempt=0,
+        record_id="r",
+        reason="test",
+        shards=tuple(shards),
+        digest="d",
+    ).completed()
+
+
+MEMORY = "/proc/1/fd/9"
+
+
+def ranks(*nodes):
+    """Each of these nodes has one."""
+    return {node: range(node, node + 1) for node in nodes}
+
+
+class Nodes:
+    """A sender and one keeper, whose loops are a queue."""
+
+    def __init__(self):
+        self.calls, self.told, self.done = SimpleQueue(), [], []
+        self.sender = MemorySender(self._soon, lambda _: None)
+        self.written = WrittenHere()
+        self.keeper = MemoryKeeper("127.0.0.1", self._soon, self.told.append, self.written)
+
+    def _soon(self, call, *args):
+        self.calls.put(lambda: call(*args))
+
+    def run_until(self, holds):
+        while not holds():
+            self.calls.get(timeout=DEADLINE_S)()
+
+    def close(self):
+        self.sender.close()
+        self.keeper.forget()
+        self.written.forget()
+        while OPENED:
+            os.close(OPENED.pop())
+
+
+def state_file(header, tensors):
+    """A file as ranks write them: the length of its header, that, and the tensors."""
+    return len(header).to_bytes(8, "little") + header + tensors

@@ -1,0 +1,186 @@
+"""What ranks of a node have written of a checkpoint in memory does not come from the controller's."""
+
+import os
+from pathlib import Path
+
+import pytest
+from support.memory_nodes import MEMORY, OPENED, Nodes, state_file
+
+from agent.spread import memory_copy, room
+from worker_hooks.contract import protocol
+from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Shard
+from worker_hooks.storage.memory_dump import HeldDump
+
+STATES = {"first": b"1" * (1 << 20), "second": b"2" * (1 << 20)}
+SAVE = protocol.Save(1, 7, "", is_quick=True)
+
+
+def written_file(content):
+    file = os.memfd_create("msrun-memory-7-rank", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(file, content)
+    return file
+
+
+def two_states():
+    """The checkpoint of two replica groups: ranks 0 and 2, and 1 and 3; ranks 0 and 1 wrote it."""
+    shards = []
+    for rank, tensors in enumerate(STATES.values()):
+        content = state_file(b"{}", tensors)
+        OPENED.append(written_file(content))
+        kind = REPLICATED
+        shards.append(Shard(str(OPENED[-1]), rank, kind, len(content), "", variant=rank))
+    OPENED.append(written_file(b"own"))
+    shards.append(Shard(str(OPENED[-1]), 2, PRIVATE, 3, ""))
+    return manifests.Manifest(
+        MEMORY_KIND,
+        step=7,
+        epoch=0,
+        batch=7,
+        world_size=4,
+        attempt=0,
+        record_id="r",
+        reason="test",
+        shards=tuple(shards),
+        digest=",".join(STATES),
+        holders=((0, 2), (1, 3)),
+    ).completed()
+
+
+class Node(Nodes):
+    """Node 1 has the ranks 2, 3 and more; those that live on have written what ``write`` was told."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.fetched, fetch = [], memory_copy.fetch
+
+        def noted(host, port, key, spans, security, only=None):
+            self.fetched.append(only)
+            fetch(host, port, key, spans, security, only)
+
+        monkeypatch.setattr(memory_copy, "fetch", noted)
+
+    def write(self, digest, rank=2, content=b"", part=0, parts=1, step=7):
+        """The rank's file has a header of its own, and lies in as many parts as ranks share it."""
+        file = written_file(content or state_file(b"{ }", STATES[digest]))
+        size = os.fstat(file).st_size
+        written = protocol.Written(rank, 0, 1, "", size, "", digest)
+        self.written.add(SAVE._replace(part=part, parts=parts, step=step), written, file)
+
+    def take(self, is_starting=True):
+        """What a rank there reads, by variant and writer; what was said of it."""
+        nodes, about = {1: range(2, 4)}, ([1], [1]) if is_starting else ([], [1])
+        self.told.clear()
+        orders = self.sender.begin(1, MEMORY, two_states(), self.done.append, nodes, *about)
+        self.keeper.take(orders[1])
+        self.run_until(lambda: self.told)
+        if self.told[0].why_not:
+            return self.told[0].why_not
+        path = Path(self.keeper.as_here(protocol.Rejoin(1, MEMORY, "why")).path)
+        found = manifests.read(path)
+        assert not found.is_partial
+        return {
+            (one.kind, one.variant, one.rank): (path.parent / one.file).read_bytes()[one.at :][
+                : one.nbytes
+            ]
+            for one in found.shards
+        }
+
+
+@pytest.fixture
+def node(monkeypatch):
+    made = Node(monkeypatch)
+    yield made
+    made.close()
+
+
+OWN = {(PRIVATE, 0, 2): b"own"}
+SENT = {
+    (REPLICATED, rank, rank): state_file(b"{}", tensors)
+    for rank, tensors in enumerate(STATES.values())
+}
+HERE = {
+    (REPLICATED, variant, 2 + variant): state_file(b"{ }", tensors)
+    for variant, tensors in enumerate(STATES.values())
+}
+
+
+def test_what_was_written_there_does_not_come(node):
+    node.write("first")
+    node.write("second", rank=3)
+    assert node.take() == HERE | OWN
+    assert node.fetched == [None]  # the headers, and what ranks alone have
+
+
+def test_of_several_states_those_come_that_were_not(node):
+    node.write("second", rank=3)
+    wanted = {(REPLICATED, 0, 0), (REPLICATED, 1, 3)}
+    assert node.take() == {key: (SENT | HERE)[key] for key in wanted} | OWN
+    assert node.fetched == [None, (0,)]
+
+
+def test_ranks_that_share_it_out_have_written_it_together(node):
+    halves = {0: b"half", 1: b"other half"}
+    node.write("first")
+    for part in (1, 0):
+        node.write("second", 5 - part, halves[part], part, 2)
+    expected = {(REPLICATED, 1, 5 - part): content for part, content in halves.items()}
+    found = node.take()
+    assert found == {(REPLICATED, 0, 2): HERE[REPLICATED, 0, 2]} | expected | OWN
+
+
+@pytest.mark.parametrize("lack", ["nothing", "a part", "the digest", "the step"])
+def test_what_is_no_whole_state_of_that_step_is_fetched_and_freed(node, lack):
+    if lack == "a part":
+        node.write("first", parts=2)
+    if lack == "the digest":
+        node.write("third", content=b"of a rank whose memory is broken")
+    if lack == "the step":
+        node.write("first", step=6)
+    assert node.take() == SENT | OWN
+    assert node.fetched == [None, (0, 1)]
+    assert node.written.take().parts == {}
+
+
+def test_nobody_changes_what_was_written(node):
+    node.write("first")
+    node.write("second", rank=3)
+    node.take()
+    path = node.keeper.as_here(protocol.Rejoin(1, MEMORY, "why")).path
+    dump = HeldDump.at(path)
+    for shard in manifests.read(Path(path)).shards:
+        with pytest.raises(PermissionError):
+            os.pwrite(int(shard.file), b"x", 0)
+    answers = []
+    node.keeper.bring(dump.inode, answers.append)
+    assert answers == [""]
+    dump.close()
+
+
+def test_without_room_for_the_rest_the_node_has_nothing(node, monkeypatch):
+    node.write("first")
+    monkeypatch.setattr(room, "free_bytes", lambda: room.SPARE + (1 << 19))
+    assert "no room for the state" in node.take()
+
+
+def test_where_no_rank_dies_what_was_written_is_freed(node):
+    """The order was for a node that gets all of it, as the only one with ranks that live on."""
+    node.write("first")
+    assert node.take(is_starting=False) == SENT | OWN
+
+
+def test_a_copy_that_is_forgotten_frees_it(node):
+    node.write("first")
+    node.write("second", rank=3)
+    node.take()
+    dump = HeldDump.at(node.keeper.as_here(protocol.Rejoin(1, MEMORY, "why")).path)
+    inode = dump.inode
+    dump.close()
+    node.keeper.forget()
+    left = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            left.append(os.stat(f"/proc/self/fd/{fd}").st_ino)
+        except OSError:
+            continue
+    assert inode not in left
