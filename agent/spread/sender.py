@@ -2,7 +2,7 @@
 
 The tensors of a large one are for nodes that start ranks. If no rank lives on there, they are for
 one more node: until all train again that dump is the state, and a rank that lives on saves it if
-the controller's node is lost. What ranks that live on have written there themselves is not sent.
+the controller's node is lost. What ranks that live on there have written themselves is not sent.
 Other ranks that live on hold the tensors already: their nodes get the rest, and fetch the tensors
 if one of these ranks has to read them.
 """
@@ -81,8 +81,8 @@ class MemorySender:
             server = MemoryServer(tell, self._security)
             try:
                 heads = heads_of(manifest)
-                whole = _whole({*nodes}, {*starting}, {*living}) if heads else {*nodes}
-                writing = {*starting} & {*living} if heads else set[int]()
+                whole = holders(nodes, starting, living) if heads else {*nodes}
+                writing = whole & {*living} if heads else set[int]()
                 orders = _orders(server, path, manifest, nodes, whole, writing, heads)
             except BaseException:
                 server.close()
@@ -131,11 +131,11 @@ class MemorySender:
         self._present = None
 
 
-def _whole(nodes: set[int], starting: set[int], living: set[int]) -> set[int]:
-    """The nodes that get the tensors."""
-    found = nodes & starting
-    if not found & living:
-        found.add(min(nodes & living or nodes))
+def holders(nodes: Collection[int], starting: Collection[int], living: Collection[int]) -> set[int]:
+    """The nodes that are to have the tensors; arguments as of :meth:`MemorySender.begin`."""
+    found = {*nodes} & {*starting}
+    if nodes and not found & {*living}:
+        found.add(min({*nodes} & {*living} or nodes))
     return found
 
 

@@ -11,7 +11,7 @@ from agent.nodes.checkpoint_copy import CheckpointOffers, CheckpointPlace
 from agent.nodes.run_messages import CopyWritten, SaveFar, SaveHere, WriteCopy, pack_said
 from agent.nodes.tls import Security
 from agent.spread.far_writes import MemoryInboxes
-from agent.spread.sender import MemorySender
+from agent.spread.sender import MemorySender, holders
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.remote_node import RemoteNode
@@ -49,6 +49,7 @@ class NodesMemory:
         self._hooks = hooks
         self._say = say
         self._newest: tuple[str, Manifest] | None = None  # the newest checkpoint in memory
+        self._holders = -1, set[int]()  # of a dump: nodes that are to have all of it
         self._gatherer = CopyGatherer()
         self._sender = MemorySender(call_soon, self._progressed, security)
         self._offers = CheckpointOffers(call_soon, security)
@@ -96,9 +97,8 @@ class NodesMemory:
         for node in (node for node in there.values() if node.is_here):
             node.share_memory(path)
         ranks = {rank: node.ranks for rank, node in there.items() if not node.is_here}
-        starting = [node for node in ranks if there[node].starts_ranks]
-        living = [node for node in ranks if there[node].has_living_ranks]
-        orders = self._sender.begin(dump_id, path, manifest, done, ranks, starting, living)
+        alive = self._alive()
+        orders = self._sender.begin(dump_id, path, manifest, done, ranks, *alive)
         for rank, order in orders.items():
             there[rank].take_memory(order)
 
@@ -141,16 +141,39 @@ class NodesMemory:
         """A node has written what its ranks had copied, or has not."""
         self._gatherer.hear(node, answer)
 
-    def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
+    def _alive(self) -> tuple[list[int], list[int]]:
+        """The other nodes of which ranks have died, and those of which ranks live."""
+        alive = {
+            node.facts.rank: [worker.is_alive for worker in node.workers.values()]
+            for node in self._others
+            if node.is_there and not node.is_here
+        }
+        starting = [node for node, are_alive in alive.items() if not all(are_alive)]
+        return starting, [node for node, are_alive in alive.items() if any(are_alive)]
+
+    def _holds(self, node: int, dump_id: int) -> bool:
+        """Whether a node is to have the tensors of a dump, as far as is known while it is made."""
+        if dump_id != self._holders[0]:
+            starting, living = self._alive()
+            self._holders = dump_id, holders({*starting, *living}, starting, living)
+        return node in self._holders[1]
+
+    def far_order(self, node: int, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to this node's memory.
 
         Raises:
             OSError: no socket can be opened.
         """
-        return self._inboxes.order(rank, save)
+        order = self._inboxes.order(rank, save)
+        return order._replace(is_kept=self._holds(node, save.dump_id))
 
-    def here_order(self, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere:
-        """How ranks of another node write to that node's memory what they are to say they hold."""
+    def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:
+        """How ranks of another node write what they are to say they hold to that node's memory.
+
+        ``None``: it is not to have it.
+        """
+        if not self._holds(node, save.dump_id):
+            return None
         groups = dict[int, list[int]]()
         for rank in ranks:
             alike = self._hooks.replicated(rank).alike

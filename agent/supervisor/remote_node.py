@@ -83,11 +83,11 @@ class JobPort(Protocol):
     def next_end(self) -> int:
         """The number of one more worker's end, among those of all nodes."""
 
-    def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
+    def far_order(self, node: int, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to the controller's memory; may raise OSError."""
 
-    def here_order(self, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere:
-        """How ranks of another node write to that node's memory as well."""
+    def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:
+        """How ranks of another node write to that node's memory as well, if they are to."""
 
     @property
     def rank(self) -> int:
@@ -346,13 +346,9 @@ class RemoteNode:
                 return
             case _ if self.is_here:
                 pass
-            case protocol.Save(is_quick=True, parts=parts) if parts:
-                for rank in ranks:
-                    self._save_far(rank, message)
-                return
-            case protocol.Save(is_quick=True) if self.starts_ranks:
-                self._link.send(self._job.here_order(ranks, message))
-                return
+            case protocol.Save(is_quick=True):
+                if self._is_to_memory(ranks, message):
+                    return
             case protocol.Rejoin(path=path) | protocol.Welcome(resume=path):
                 if self._is_elsewhere(ranks, message, path):
                     return
@@ -365,16 +361,6 @@ class RemoteNode:
             self._link.send(ToRanks(ranks, packed))
         else:
             self._link.send(ToRank(ranks[0], packed))
-
-    @property
-    def starts_ranks(self) -> bool:
-        """Whether some have died."""
-        return not all(worker.is_alive for worker in self.workers.values())
-
-    @property
-    def has_living_ranks(self) -> bool:
-        """Whether some have not."""
-        return any(worker.is_alive for worker in self.workers.values())
 
     def _is_elsewhere(
         self, ranks: tuple[int, ...], message: protocol.Rejoin | protocol.Welcome, path: str
@@ -406,14 +392,20 @@ class RemoteNode:
         else:
             self._link.send(ResumeFrom(rank, attempt, packed, place.told(), self._job.seen_s))
 
-    def _save_far(self, rank: int, save: protocol.Save) -> None:
-        """The controller's memory is here, the rank is not."""
-        try:
-            order = self._job.far_order(rank, save)
-            self._link.send(order._replace(is_kept=self.starts_ranks))
-        except OSError as error:  # no descriptor is left
-            attempt, why = self.workers[rank].attempt, describe_os_error(error)
-            self._job.post(not_written(rank, attempt, save, why))
+    def _is_to_memory(self, ranks: tuple[int, ...], save: protocol.Save) -> bool:
+        """Whether these ranks write to memory: the controller's is here, the ranks are not."""
+        if not save.parts:
+            order = self._job.here_order(self.facts.rank, ranks, save)
+            if order is not None:
+                self._link.send(order)
+            return order is not None
+        for rank in ranks:
+            try:
+                self._link.send(self._job.far_order(self.facts.rank, rank, save))
+            except OSError as error:  # no descriptor is left
+                attempt, why = self.workers[rank].attempt, describe_os_error(error)
+                self._job.post(not_written(rank, attempt, save, why))
+        return True
 
     def show(self, status: dict[str, object], step: int) -> None:
         """Tell it the state of the whole job, and the newest step of any rank."""

@@ -63,6 +63,37 @@ def test_survivors_get_the_tensors_that_they_read(
     assert max(came) < 2 * TABLE * MIB
 
 
+@pytest.mark.parametrize(("nproc", "dead"), [((2, 1, 1), 0), ((1, 1, 1), 1)])
+def test_what_one_more_node_has_is_written_by_its_ranks(
+    nodes: Callable[[int], Cluster],
+    warm_python: WarmPython,
+    tmp_path: Path,
+    nproc: tuple[int, ...],
+    dead: int,
+) -> None:
+    """Where no rank lives on beside the new one, another node has the state besides node 0."""
+    count = sum(nproc)
+    undisturbed = alone(warm_python, tmp_path, count, [])
+    jobs = NodeJobs(cluster := nodes(3))
+    others = [rank for rank in range(count) if rank != dead]
+    words = [f"--table={TABLE}", f"--wait=6:{','.join(map(str, others))}"]
+    job = train(jobs, "/", *words, nodes=(0, 1, 2), nproc=nproc)
+    job.await_lines("waits in step 6", len(others))
+    job.head.await_error("protected")
+    before = [received(cluster, node) for node in range(3)]
+    job.kill_rank(dead)
+    job.head.await_error("keep running")
+    go(jobs)
+    job.succeed()
+    assert weights(job.logs().values()) == undisturbed
+    assert "training resumes at step 6, no step is lost" in job.head.errors
+    came = [received(cluster, node) - before[node] for node in range(3)]
+    # node 0 has its ranks' memory, node 1 the new rank alone in the other case
+    wanted = [False, dead > 0, False]
+    assert [each > TABLE * MIB for each in came] == wanted, came
+    assert sum(came) < (sum(wanted) * 1.2 + 1) * TABLE * MIB
+
+
 def await_fetch(jobs: NodeJobs, job: NodesJob) -> None:
     """Return while node 2 fetches tensors that its rank has changed, from a slow node 0."""
     limit(jobs.cluster, 0, "40mbit")

@@ -67,9 +67,9 @@ class Node(Nodes):
         written = protocol.Written(rank, 0, 1, "", size, "", digest)
         self.written.add(SAVE._replace(part=part, parts=parts, step=step), written, file)
 
-    def take(self, is_starting=True):
+    def take(self, starting=(1,), living=(1,)):
         """What a rank there reads, by variant and writer; what was said of it."""
-        nodes, about = {1: range(2, 4)}, ([1], [1]) if is_starting else ([], [1])
+        nodes, about = {1: range(2, 4)}, (starting, living)
         self.told.clear()
         orders = self.sender.begin(1, MEMORY, two_states(), self.done.append, nodes, *about)
         self.keeper.take(orders[1])
@@ -163,10 +163,17 @@ def test_without_room_for_the_rest_the_node_has_nothing(node, monkeypatch):
     assert "no room for the state" in node.take()
 
 
-def test_where_no_rank_dies_what_was_written_is_freed(node):
-    """The order was for a node that gets all of it, as the only one with ranks that live on."""
+def test_a_node_whose_ranks_have_died_meanwhile_gets_all_of_it(node):
     node.write("first")
-    assert node.take(is_starting=False) == SENT | OWN
+    assert node.take(living=()) == SENT | OWN
+    assert node.fetched == [None]
+
+
+def test_where_no_rank_dies_one_node_has_it_as_well(node):
+    """Until all train again ranks there save it if the controller's node is lost."""
+    node.write("first")
+    node.write("second", rank=3)
+    assert node.take(starting=()) == HERE | OWN
 
 
 def test_a_copy_that_is_forgotten_frees_it(node):

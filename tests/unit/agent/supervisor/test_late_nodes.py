@@ -15,13 +15,14 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
 from agent.launch.meeting import program_digest
+from agent.nodes.codec import pack_event
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import LivingRanks, Refused, Spare, SurvivedStep
 from agent.nodes.run_messages import (
     Ended,
+    Fact,
     NodeFacts,
     PageSeen,
-    SaveFar,
     SaveHere,
     ToldAgain,
     ToRanks,
@@ -117,32 +118,47 @@ def test_a_controller_that_could_replace_nobody_resigns(cluster):
 # --- what ranks write to memory -------------------------------------------------------------------
 
 
+SAVE = protocol.Save(1, 5, "", is_quick=True)
+
+
 @pytest.mark.parametrize(
     ("alike", "groups"),
     [((), ((2,), (4,))), (((0, 1, 2, 3, 4, 5),), ((2, 4),)), (((0, 2), (1, 4)), ((2,), (4,)))],
 )
 def test_where_ranks_have_died_the_others_write_what_they_hold(cluster, alike, groups):
     cluster.start(2, 3, 4)
-    cluster.hear(ev.WorkerStarted(5, 0, 105))
     cluster.hooks.alike = alike
     cluster.hear(ev.WorkerExited(3, 0, -9))
-    save = protocol.Save(1, 5, "", is_quick=True)
-    cluster.hooks.send_all((2, 4), save)
-    assert cluster.links[0].said.pop() == SaveHere(groups, pack_said(save))
-    disk = save._replace(is_quick=False)
+    cluster.hooks.send_all((2, 4), SAVE)
+    assert cluster.links[0].said.pop() == SaveHere(groups, pack_said(SAVE))
+    disk = SAVE._replace(is_quick=False)
     cluster.hooks.send_all((2, 4), disk)
     assert cluster.links[0].said.pop() == ToRanks((2, 4), pack_said(disk))
 
 
-@pytest.mark.parametrize("dead", [(), (3,)])
-def test_what_ranks_write_for_the_controller_stays_where_ranks_are_started(cluster, dead):
+@pytest.mark.parametrize(
+    ("dead", "holder"), [((), 2), ((3,), 2), ((2, 3, 4), 5)], ids=["on node 0", "on 1", "all of 1"]
+)
+def test_one_node_with_ranks_that_live_on_has_what_they_write(cluster, dead, holder):
+    """Besides node 0, and only in this dump."""
     cluster.start(2, 3, 4)
+    cluster.links[1].hear(Fact(pack_event(ev.WorkerStarted(5, 0, 105))))
     for rank in dead:
         cluster.hear(ev.WorkerExited(rank, 0, -9))
-    cluster.hooks.send_all((2,), protocol.Save(1, 5, "/proc/1/fd/9", is_quick=True, parts=1))
-    order = cluster.links[0].said.pop()
-    assert (type(order), order.rank, order.is_kept) == (SaveFar, 2, bool(dead))
-    cluster.all._memory.close()
+    living = {
+        rank: link for rank, link in zip((2, 5), cluster.links, strict=True) if rank not in dead
+    }
+    for rank, link in living.items():
+        cluster.hooks.send_all((rank,), SAVE)
+        assert isinstance(link.said[-1], SaveHere) == (rank == holder)
+        cluster.hooks.send_all((rank,), SAVE._replace(folder="/proc/1/fd/9", parts=1))
+        assert link.said[-1].is_kept == (rank == holder)
+    if len(living) > 1:  # in the next dump another node has it
+        for rank in {2, 3, 4}.difference(dead):
+            cluster.hear(ev.WorkerExited(rank, 0, -9))
+        cluster.hooks.send_all((5,), SAVE._replace(dump_id=2))
+        assert isinstance(cluster.links[1].said[-1], SaveHere)
+    cluster.all.finish()
 
 
 # --- the node of this process, which has taken the part of node 0 ---------------------------------
