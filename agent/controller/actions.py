@@ -125,7 +125,8 @@ class SaveRanks:
     say what they hold. ``place``: 0 the script's folder, 1 the fallback, MEMORY the agent's. A
     higher ``round`` of the same dump replaces the orders to write before it: what was written for
     those no longer counts, unless it is complete and named by ``CommitDump``. ``is_raised``: the
-    failure is an exception, as far as is known.
+    failure is an exception, as far as is known. ``gone``: ranks in whose place others will be
+    started from it, if it is in memory.
     """
 
     dump_id: int
@@ -138,6 +139,7 @@ class SaveRanks:
     is_raised: bool = False
     groups: Groups = ()
     parts: tuple[Part, ...] = ()
+    gone: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

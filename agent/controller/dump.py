@@ -403,6 +403,7 @@ def order(
         is_raised=job.now.is_failure_raised,
         groups=groups if len(groups) > 1 else (),
         parts=parts_in(job).every * parts_in(job).are_shared,
+        gone=ranks_to_replace(job) if dump.place == do.MEMORY else (),
     )
     begun = job._replace(dump=dump, remembers=job.remembers or dump.place == do.MEMORY)
     return Turn(begun, Condition.ANSWERS_AWAITED, (save, extend_deadline(job)))

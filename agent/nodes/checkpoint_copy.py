@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from agent.machine.loop_calls import CallSoon
+from agent.machine.threads import begin_thread
 from agent.nodes.tls import PLAIN, Security
 from agent.nodes.transfer import MemoryServer, asked, fill, received
 from agent.spec.job_spec import UsageError
@@ -144,7 +145,10 @@ class CheckpointOffers:
                     server = None
                 self._call_soon(self._known, path, waiting, server)
 
-            threading.Thread(target=read, name="msrun-offer", daemon=True).start()
+            try:
+                begin_thread("msrun-offer", read)
+            except OSError:
+                self._known(path, waiting, None)
 
     def _known(
         self,
@@ -215,7 +219,10 @@ class CheckpointFetcher:
                 why = f"the checkpoint {place.path} cannot be copied: {error!r}"
             self._call_soon(self._end, place, why)
 
-        threading.Thread(target=bring, name="msrun-checkpoint", daemon=True).start()
+        try:
+            begin_thread("msrun-checkpoint", bring)
+        except OSError as error:
+            self._end(place, f"the checkpoint {place.path} cannot be copied: {error.strerror}")
 
     def _end(self, place: CheckpointPlace, why: str) -> None:
         for done in self._waiting.pop(place):

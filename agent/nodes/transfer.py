@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from weakref import finalize
 
+from agent.machine.threads import begin_thread
 from agent.nodes.tls import PLAIN, Security, UntrustedError
 
 KEY_BYTES = 32
@@ -73,7 +74,7 @@ class MemoryServer:
             security: of the connections.
 
         Raises:
-            OSError: no socket can be opened.
+            OSError: no socket can be opened, or no thread be begun.
         """
         self._progress = progress
         self._security = security
@@ -85,7 +86,11 @@ class MemoryServer:
         self._free = 0  # threads that wait for somebody
         self._counting = threading.Lock()
         with self._counting:
-            self._begin_thread()
+            try:
+                self._begin_thread()
+            except OSError:
+                self._listener.close()
+                raise
 
     def offer(self, spans: Iterable[Span]) -> bytes:
         """A key to these; they are sent in this order.
@@ -117,7 +122,7 @@ class MemoryServer:
         self._offers, self._held = {}, {}
 
     def _begin_thread(self) -> None:
-        threading.Thread(target=self._serve, name="msrun-memory", daemon=True).start()
+        begin_thread("msrun-memory", self._serve)
         self._free += 1
 
     def _serve(self) -> None:
@@ -133,7 +138,7 @@ class MemoryServer:
             with self._counting:
                 self._free -= 1
                 if not self._free:
-                    with contextlib.suppress(RuntimeError):  # no thread is left: others wait
+                    with contextlib.suppress(OSError):  # no thread is left: others wait
                         self._begin_thread()
             self._send(connection)
             with self._counting:
@@ -187,7 +192,7 @@ class MemoryInbox:
             security: of the connection.
 
         Raises:
-            OSError: no socket can be opened.
+            OSError: no socket can be opened, or no thread be begun.
         """
         self.key = os.urandom(KEY_BYTES)
         self._name = name
@@ -196,7 +201,11 @@ class MemoryInbox:
         self._security = security
         self._listener = _listening()
         self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._serve, name="msrun-inbox", daemon=True).start()
+        try:
+            begin_thread("msrun-inbox", self._serve)
+        except OSError:
+            self._listener.close()
+            raise
 
     def close(self) -> None:
         """Take nothing any more, unless it is on its way."""

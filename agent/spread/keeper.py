@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from agent.machine.loop_calls import CallSoon
+from agent.machine.threads import begin_thread
 from agent.nodes.run_messages import MemoryTaken, TakeMemory
 from agent.nodes.tls import PLAIN, Security
 from agent.nodes.transfer import close_all
@@ -46,7 +46,7 @@ class MemoryKeeper:
         self._call_soon = call_soon
         self._tell = tell
         self._copy: MemoryCopy | None = None
-        self._wanted = ""
+        self._order: TakeMemory | None = None  # the newest
         self._waiting: list[Callable[[str], object]] = []  # for its tensors
         self.is_controllers = False
         """Whether the controller is in this process: its memory is this one's."""
@@ -65,13 +65,18 @@ class MemoryKeeper:
         """The same number of a process here would be another file, if that process is not this."""
         if self.is_controllers:
             return path
-        return self._copy.path if self._copy is not None and path == self._wanted else NOWHERE
+        order, copy = self._order, self._copy
+        return NOWHERE if copy is None or order is None or path != order.path else copy.path
 
     def take(self, order: TakeMemory) -> None:
         """Fetch a checkpoint, in a thread; the one before is forgotten."""
         self.forget()
-        self._wanted, about = order.path, (order, self._written.take())
-        threading.Thread(target=self._fetch, args=about, name="msrun-fetch", daemon=True).start()
+        self._order, written = order, self._written.take()
+        try:
+            begin_thread("msrun-fetch", self._fetch, order, written)
+        except OSError as error:
+            written.close()
+            self._keep(order, None, describe_os_error(error))
 
     def move(self, host: str) -> None:
         """The controller's node is another machine, which knows nothing of what is kept here."""
@@ -80,7 +85,7 @@ class MemoryKeeper:
 
     def forget(self) -> None:
         """Free the memory."""
-        self._wanted = ""
+        self._order = None
         copy, self._copy = self._copy, None
         if copy is not None:
             copy.close()
@@ -119,9 +124,11 @@ class MemoryKeeper:
                 done(describe_os_error(error))
                 return
             self._waiting.append(done)
-            threading.Thread(
-                target=self._bring, args=(copy, files), name="msrun-bring", daemon=True
-            ).start()
+            try:
+                begin_thread("msrun-bring", self._bring, copy, files)
+            except OSError as error:
+                close_all(files)
+                self._answer(describe_os_error(error))
 
     def _bring(self, copy: MemoryCopy, files: list[int]) -> None:
         why = ""
@@ -152,12 +159,14 @@ class MemoryKeeper:
         copy, why = None, ""
         try:
             copy = MemoryCopy(order, self._host, self._security, written)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            why = describe_os_error(error) if isinstance(error, OSError) else repr(error)
+        except OSError as error:
+            why = describe_os_error(error)
+        except Exception as error:  # noqa: BLE001  the controller waits for the answer
+            why = repr(error)
         self._call_soon(self._keep, order, copy, why)
 
     def _keep(self, order: TakeMemory, copy: MemoryCopy | None, why_not: str) -> None:
-        if order.path != self._wanted:  # another one was ordered meanwhile, or none any more
+        if order is not self._order:  # another one was ordered meanwhile, or none any more
             if copy is not None:
                 copy.close()
             return

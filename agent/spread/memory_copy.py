@@ -91,7 +91,7 @@ class MemoryCopy:
 
     def has(self, inode: int) -> bool:
         """Whether one of its files has this inode."""
-        return any(os.fstat(file).st_ino == inode for file in (*self._files, *self._here_files()))
+        return any(os.fstat(file).st_ino == inode for file in (*self._files, *self._written.files))
 
     def opened(self) -> list[int]:
         """Its files by descriptors of their own, which whoever fills them closes.
@@ -135,13 +135,9 @@ class MemoryCopy:
 
     def close(self) -> None:
         """Free the memory, once no rank has it open."""
-        close_all((*self._files, *self._here_files(), *self._described))
+        close_all((*self._files, *self._described))
         self._files, self._described = [], []
-        self._written.parts.clear()
-
-    def _here_files(self) -> list[int]:
-        """Those that ranks of this node have written."""
-        return [part.file for parts in self._written.parts.values() for part in parts]
+        self._written.close()
 
     def _here(self, spans: Iterable[Span], files: Sequence[int] = ()) -> Iterator[Span]:
         """Where parts of the controller's files are here; ``files``: other numbers of the same."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from agent.machine.loop_calls import CallSoon
+from agent.machine.threads import begin_thread
 from agent.nodes.run_messages import SaveFar, SaveHere, unpack_said
 from agent.nodes.tls import PLAIN, Security
 from agent.nodes.transfer import give
@@ -181,7 +181,12 @@ class NodeWrites:
             else:
                 call_soon(tell, answer)
 
-        threading.Thread(target=give_it, name="msrun-give", daemon=True).start()
+        try:
+            begin_thread("msrun-give", give_it)
+        except OSError as error:
+            os.close(owed.file)
+            why = describe_os_error(error)
+            tell(not_written(written.rank, written.attempt, owed.save, why))
 
     def _forget(self, about: tuple[int, int, int]) -> None:
         os.close(self._owed.pop(about).file)

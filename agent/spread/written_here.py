@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from agent.nodes.transfer import close_all
 from worker_hooks.contract import protocol
 
 
@@ -25,6 +26,16 @@ class WrittenStates(NamedTuple):
 
     step: int
     parts: dict[str, tuple[WrittenPart, ...]]  # by the state's digest
+
+    @property
+    def files(self) -> list[int]:
+        """All, by their descriptors."""
+        return [part.file for parts in self.parts.values() for part in parts]
+
+    def close(self) -> None:
+        """Free the memory."""
+        close_all(self.files)
+        self.parts.clear()
 
 
 class WrittenHere:

@@ -149,19 +149,18 @@ class AllNodes:
                 for node, ranks in elsewhere.items():
                     node.act(replace(action, ranks=ranks), self._controller.view)
                 self._own.act(replace(action, ranks=here))
-            case do.Sweep():
+            case do.Sweep() | do.ForgetMemory():
                 self._memory.forget()  # it is freed with the attempt
                 self._order_all(action)
-                if not self.is_swept:
+                if isinstance(action, do.Sweep) and not self.is_swept:
                     self._late = self._loop.call_later(SWEEP_S, self._give_up_sweeps)
                 self._own.act(action)
             case do.CancelStarts():
                 self._order_all(action)
                 self._cancel(action)
                 self._own.act(action)
-            case do.ForgetMemory():
-                self._memory.forget()
-                self._order_all(action)
+            case do.SaveRanks():
+                self._memory.save(action)
                 self._own.act(action)
             case do.StartAttempt() | do.RefuseRanks() | do.WarmUp():
                 self._order_all(action)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.dump.flush import Written
 from agent.dump.node_copies import CopyGatherer
@@ -49,7 +50,8 @@ class NodesMemory:
         self._hooks = hooks
         self._say = say
         self._newest: tuple[str, Manifest] | None = None  # the newest checkpoint in memory
-        self._holders = -1, set[int]()  # of a dump: nodes that are to have all of it
+        self._gone = frozenset[int]()  # ranks that are to be replaced
+        self._holders = set[int]()  # nodes that are to have all of the dump that is being made
         self._gatherer = CopyGatherer()
         self._sender = MemorySender(call_soon, self._progressed, security)
         self._offers = CheckpointOffers(call_soon, security)
@@ -141,22 +143,24 @@ class NodesMemory:
         """A node has written what its ranks had copied, or has not."""
         self._gatherer.hear(node, answer)
 
+    def save(self, action: do.SaveRanks) -> None:
+        """A dump is made: note which nodes are to have all of it, as far as is known by now."""
+        self._gone = frozenset(action.gone)
+        starting, living = self._alive()
+        self._holders = holders({*starting, *living}, starting, living)
+
     def _alive(self) -> tuple[list[int], list[int]]:
-        """The other nodes of which ranks have died, and those of which ranks live."""
+        """The other nodes that will start ranks, and those of which ranks live on."""
         alive = {
-            node.facts.rank: [worker.is_alive for worker in node.workers.values()]
+            node.facts.rank: [
+                worker.is_alive and worker.rank not in self._gone
+                for worker in node.workers.values()
+            ]
             for node in self._others
             if node.is_there and not node.is_here
         }
         starting = [node for node, are_alive in alive.items() if not all(are_alive)]
         return starting, [node for node, are_alive in alive.items() if any(are_alive)]
-
-    def _holds(self, node: int, dump_id: int) -> bool:
-        """Whether a node is to have the tensors of a dump, as far as is known while it is made."""
-        if dump_id != self._holders[0]:
-            starting, living = self._alive()
-            self._holders = dump_id, holders({*starting, *living}, starting, living)
-        return node in self._holders[1]
 
     def far_order(self, node: int, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to this node's memory.
@@ -164,15 +168,14 @@ class NodesMemory:
         Raises:
             OSError: no socket can be opened.
         """
-        order = self._inboxes.order(rank, save)
-        return order._replace(is_kept=self._holds(node, save.dump_id))
+        return self._inboxes.order(rank, save)._replace(is_kept=node in self._holders)
 
     def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:
         """How ranks of another node write what they are to say they hold to that node's memory.
 
         ``None``: it is not to have it.
         """
-        if not self._holds(node, save.dump_id):
+        if node not in self._holders:
             return None
         groups = dict[int, list[int]]()
         for rank in ranks:

@@ -312,3 +312,14 @@ def test_what_goes_to_the_controllers_node_may_stay_here_too(far, is_kept):
     found = {digest: contents(parts) for digest, parts in states.items()}
     assert found == ({"d": [(4, 5000, b"state" * 19 + b"stat")]} if is_kept else {})
     assert step == (7 if is_kept else 0)
+
+
+def test_without_a_thread_what_a_rank_wrote_is_not_brought(far, request):
+    order = far.order()
+    request.getfixturevalue("no_threads")
+    assert far.give(far.write(order))
+    (failed,) = far.told
+    assert failed.is_place
+    assert "Resource temporarily unavailable" in failed.why
+    with pytest.raises(OSError, match="Resource temporarily unavailable"):
+        far.order()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support.memory_nodes import MEMORY, OPENED, Nodes, state_file
 
+from agent.nodes.run_messages import TakeMemory
 from agent.spread import memory_copy, room
 from worker_hooks.contract import protocol
 from worker_hooks.storage import manifest as manifests
@@ -191,3 +192,31 @@ def test_a_copy_that_is_forgotten_frees_it(node):
         except OSError:
             continue
     assert inode not in left
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_where_no_thread_can_be_begun_that_is_said(node):
+    """An error that nobody takes would end msrun, and with it all ranks of the node."""
+    orders = node.sender.begin(1, MEMORY, two_states(), node.done.append, {1: range(2, 4)}, [1], [])
+    assert orders == {}
+    assert "Resource temporarily unavailable" in node.done.pop()
+    node.write("first")
+    node.keeper.take(TakeMemory(MEMORY, "{}", 1, ""))
+    assert "Resource temporarily unavailable" in node.told[0].why_not
+    assert node.written.take().parts == {}
+
+
+def test_a_rank_is_told_that_no_thread_can_be_begun(node, request):
+    node.write("first")
+    nodes = {1: range(2, 4), 2: range(4, 6)}
+    orders = node.sender.begin(1, MEMORY, two_states(), node.done.append, nodes, [2], [2])
+    node.keeper.take(orders[1])
+    node.run_until(lambda: node.told)
+    path = node.keeper.as_here(protocol.Rejoin(1, MEMORY, "why")).path
+    dump, answers = HeldDump.at(path), []
+    request.getfixturevalue("no_threads")
+    for _ in range(2):
+        node.keeper.bring(dump.inode, answers.append)
+    assert len(answers) == 2
+    assert all("Resource temporarily unavailable" in each for each in answers)
+    dump.close()

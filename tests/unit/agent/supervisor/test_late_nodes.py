@@ -121,6 +121,11 @@ def test_a_controller_that_could_replace_nobody_resigns(cluster):
 SAVE = protocol.Save(1, 5, "", is_quick=True)
 
 
+def to_memory(cluster, *gone):
+    """The state is written to memory, to replace these ranks and those that are dead."""
+    cluster.all.act(do.SaveRanks(1, 5, (0,), (1,), do.MEMORY, "why", gone=gone))
+
+
 @pytest.mark.parametrize(
     ("alike", "groups"),
     [((), ((2,), (4,))), (((0, 1, 2, 3, 4, 5),), ((2, 4),)), (((0, 2), (1, 4)), ((2,), (4,)))],
@@ -128,7 +133,7 @@ SAVE = protocol.Save(1, 5, "", is_quick=True)
 def test_where_ranks_have_died_the_others_write_what_they_hold(cluster, alike, groups):
     cluster.start(2, 3, 4)
     cluster.hooks.alike = alike
-    cluster.hear(ev.WorkerExited(3, 0, -9))
+    to_memory(cluster, 3)  # it hangs
     cluster.hooks.send_all((2, 4), SAVE)
     assert cluster.links[0].said.pop() == SaveHere(groups, pack_said(SAVE))
     disk = SAVE._replace(is_quick=False)
@@ -145,6 +150,7 @@ def test_one_node_with_ranks_that_live_on_has_what_they_write(cluster, dead, hol
     cluster.links[1].hear(Fact(pack_event(ev.WorkerStarted(5, 0, 105))))
     for rank in dead:
         cluster.hear(ev.WorkerExited(rank, 0, -9))
+    to_memory(cluster)
     living = {
         rank: link for rank, link in zip((2, 5), cluster.links, strict=True) if rank not in dead
     }
@@ -156,6 +162,7 @@ def test_one_node_with_ranks_that_live_on_has_what_they_write(cluster, dead, hol
     if len(living) > 1:  # in the next dump another node has it
         for rank in {2, 3, 4}.difference(dead):
             cluster.hear(ev.WorkerExited(rank, 0, -9))
+        to_memory(cluster)
         cluster.hooks.send_all((5,), SAVE._replace(dump_id=2))
         assert isinstance(cluster.links[1].said[-1], SaveHere)
     cluster.all.finish()
