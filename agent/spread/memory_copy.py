@@ -10,7 +10,7 @@ from agent.dump.beside import manifest_file
 from agent.nodes.run_messages import TakeMemory
 from agent.nodes.tls import Security
 from agent.nodes.transfer import Span, close_all, fetch, memory_files, seal
-from agent.spread.parts import digest_of, shared, spans_of, split
+from agent.spread.parts import digests_of, shared, spans_of, split
 from agent.spread.room import check_room
 from agent.spread.written_here import WrittenPart, WrittenStates
 from worker_hooks.contract.layout import held
@@ -39,7 +39,9 @@ class MemoryCopy:
         self._files: list[int] = []
         self._described: list[int] = []  # files of the manifest
         self._written = written
+        self._states: dict[int, Sequence[WrittenPart]] = {}  # by variant, of what was written
         try:
+            written.keep({*written.parts} if order.heads else set())
             self._manifest = manifests.decode(order.manifest)
             self._spans = spans_of(self._manifest)
             now, later = self._spans, list[Span]()
@@ -66,18 +68,17 @@ class MemoryCopy:
 
     def _use_written(self) -> None:
         """Have no tensors come that ranks here have written; free what they wrote besides."""
-        numbers = dict[str, list[int]]()  # of files, by the digest of their state
-        for number, shard in enumerate(shared(self._manifest)):
-            numbers.setdefault(digest_of(self._manifest, shard.variant), []).append(number)
-        is_of_it = self._rest and self._written.step == self._manifest.step
-        for digest, parts in tuple(self._written.parts.items()):
-            files = [part.file for part in parts]
-            if is_of_it and digest in numbers and _is_sealed(files):
-                for number in numbers[digest]:
-                    del self._rest[number]
-            else:
-                del self._written.parts[digest]
-                close_all(files)
+        found = self._written.parts
+        digests = digests_of(self._manifest) if found else []
+        is_of_it = self._written.step == self._manifest.step
+        usable = found.keys() & digests if is_of_it else set[str]()
+        files = {digest: [part.file for part in found[digest]] for digest in usable}
+        self._written.keep([digest for digest in usable if _is_sealed(files[digest])])
+        for number, shard in enumerate(shared(self._manifest)) if found else ():
+            digest = digests[shard.variant] if shard.variant < len(digests) else ""
+            if digest in found:
+                self._states[shard.variant] = found[digest]
+                del self._rest[number]
 
     @property
     def path(self) -> str:
@@ -152,25 +153,28 @@ class MemoryCopy:
 
     def _describe(self) -> None:
         """Write the manifest with the numbers of this process."""
-        here_all = self._manifest._replace(shards=tuple(self._shards()), is_partial=self.is_partial)
+        heads = (each for each in shared(self._manifest) if each.variant in self._states)
+        here_all = self._manifest._replace(
+            shards=tuple(self._shards()),
+            is_partial=self.is_partial,
+            heads=tuple(map(self._fetched, heads)),
+        )
         name = f"msrun-memory-{self._manifest.step}-manifest"
         self._described.append(manifest_file(here_all, name))
 
     def _shards(self) -> Iterator[Shard]:
         """The files as they are here."""
-        written = dict[int, Sequence[WrittenPart]]()  # by the variant of the state
         for shard in self._manifest.shards:
-            parts = None
-            if shard.kind != PRIVATE:
-                parts = self._written.parts.get(digest_of(self._manifest, shard.variant))
-            if parts is None:
-                number, at = self._place(int(shard.file), shard.at)
-                yield shard._replace(file=str(self._files[number]), at=at)
-            else:
-                written[shard.variant] = parts
-        for variant, files in written.items():
-            for rank, file, nbytes in files:
+            if shard.kind == PRIVATE or shard.variant not in self._states:
+                yield self._fetched(shard)
+        for variant, parts in self._states.items():
+            for rank, file, nbytes in parts:
                 yield Shard(str(file), rank, REPLICATED, nbytes, "", variant)
+
+    def _fetched(self, shard: Shard) -> Shard:
+        """Where a file is here, or its header at least."""
+        number, at = self._place(int(shard.file), shard.at)
+        return shard._replace(file=str(self._files[number]), at=at)
 
 
 def _size(spans: Iterable[Span]) -> int:

@@ -7,15 +7,16 @@ stays here.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from agent.machine.loop_calls import CallSoon
 from agent.machine.threads import begin_thread
 from agent.nodes.run_messages import SaveFar, SaveHere, unpack_said
 from agent.nodes.tls import PLAIN, Security
-from agent.nodes.transfer import give
+from agent.nodes.transfer import close_all, give
 from agent.spread.parts import LARGE
 from agent.spread.room import check_room
 from agent.spread.written_here import WrittenHere
@@ -37,6 +38,7 @@ class _Owed(NamedTuple):
 
     save: protocol.Save  # as the rank is told
     file: int
+    nbytes: int  # as much as that will be at most
     far: SaveFar | None  # the order to bring it to the controller's node; None: it stays here
 
 
@@ -54,6 +56,7 @@ class NodeWrites:
         self._security = security
         self._dump_id = -1
         self._owed: dict[tuple[int, int, int], _Owed] = {}  # by rank, share and round
+        self._given_up: list[int] = []  # files whose numbers late ranks may still write to
         self.here = WrittenHere()
         """What is written, and stays."""
 
@@ -75,48 +78,64 @@ class NodeWrites:
         save = unpack_said(order.message)
         assert isinstance(save, protocol.Save)
         if save.dump_id != self._dump_id:
-            self.close()
             self._dump_id = save.dump_id
+            self.here.forget()
+            self._give_up(tuple(self._owed))
         if isinstance(order, SaveHere):
             return self._orders_here(save, order.groups, sizes)
+        rank, share, nbytes = order.rank, save.share, sizes.get(order.rank, 0)
+        of_rank = [each for each in self._owed if each[:2] == (rank, share)]
+        self._give_up(each for each in of_rank if self._owed[each].far is not None)
         try:
-            check_room(sizes.get(order.rank, 0))
-            return [(order.rank, self._place(order.rank, save, order))]
+            self._check_room(nbytes)
+        except OSError:
+            self.free()  # what would save time must not cost the replacement
+        try:
+            self._check_room(nbytes)
+            return [(rank, self._place(rank, save, nbytes, order))]
         except OSError as error:
-            why = describe_os_error(error)
-            return [(order.rank, not_written(order.rank, attempt, save, why))]
+            return [(rank, not_written(rank, attempt, save, describe_os_error(error)))]
 
     def _orders_here(
         self, save: protocol.Save, groups: tuple[tuple[int, ...], ...], sizes: Mapping[int, int]
     ) -> list[tuple[int, protocol.Save | protocol.SaveFailed]]:
         """Without room, or for what is sent to all nodes, ranks only say what they hold."""
-        state = sum(max(sizes.get(rank, 0) for rank in group) for group in groups)
+        largest = [max(sizes.get(rank, 0) for rank in group) for group in groups]
+        before, found = {*self._owed}, list[tuple[int, protocol.Save | protocol.SaveFailed]]()
         try:
-            if state >= LARGE:
-                check_room(state)
-                return [
-                    (rank, self._place(rank, save._replace(part=part, parts=len(group))))
-                    for group in groups
-                    for part, rank in enumerate(group)
-                ]
+            if sum(largest) >= LARGE:
+                self._check_room(sum(largest))
+                for group, nbytes in zip(groups, largest, strict=True):
+                    for part, rank in enumerate(group):
+                        share = save._replace(part=part, parts=len(group))
+                        found.append((rank, self._place(rank, share, nbytes // len(group))))
+                return found
         except OSError:
-            pass  # what was placed is freed with what is written
+            self._give_up(self._owed.keys() - before)
         return [(rank, save) for group in groups for rank in group]
 
-    def _place(self, rank: int, save: protocol.Save, far: SaveFar | None = None) -> protocol.Save:
+    def _check_room(self, nbytes: int) -> None:
+        """Whether there is room for so much besides what is being written.
+
+        Raises:
+            OSError: there is not.
+        """
+        written = (each.nbytes - os.fstat(each.file).st_size for each in self._owed.values())
+        check_room(nbytes + sum(max(0, to_come) for to_come in written))
+
+    def _place(
+        self, rank: int, save: protocol.Save, nbytes: int, far: SaveFar | None = None
+    ) -> protocol.Save:
         """The order to a rank, with a file for it in the memory of this process.
 
         Raises:
             OSError: no descriptor is left.
         """
-        if far is not None:  # what was ordered before counts no more
-            for known, owed in tuple(self._owed.items()):
-                if known[:2] == (rank, save.share) and owed.far is not None:
-                    self._forget(known)
         name = f"msrun-memory-{save.step}-rank-{rank}"
         file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         save = save._replace(folder=held(file))
-        self._owed[rank, save.share, save.round] = _Owed(save, file, far)
+        self._give_up({(rank, save.share, save.round)} & self._owed.keys())
+        self._owed[rank, save.share, save.round] = _Owed(save, file, nbytes, far)
         return save
 
     def take(
@@ -188,14 +207,38 @@ class NodeWrites:
             why = describe_os_error(error)
             tell(not_written(written.rank, written.attempt, owed.save, why))
 
-    def _forget(self, about: tuple[int, int, int]) -> None:
-        os.close(self._owed.pop(about).file)
+    def _give_up(self, owed: Iterable[tuple[int, int, int]]) -> None:
+        """Nothing is awaited of these orders: free the memory."""
+        for about in tuple(owed):
+            file = self._owed.pop(about).file
+            _empty(file)
+            self._given_up.append(file)
+
+    def free(self) -> None:
+        """Free what would stay here. Who writes it fails, and says what it holds."""
+        self.here.forget()
+        for about, owed in self._owed.items():
+            if owed.far is None:
+                _empty(owed.file)
+                self._owed[about] = owed._replace(nbytes=0)
+
+    def forget(self, rank: int) -> None:
+        """A rank is dead: it writes nothing any more."""
+        for about in [about for about in self._owed if about[0] == rank]:
+            os.close(self._owed.pop(about).file)
 
     def close(self) -> None:
         """Nothing is to be written any more, and nothing of it is needed."""
-        for about in tuple(self._owed):
-            self._forget(about)
+        self._give_up(tuple(self._owed))
+        close_all(self._given_up)
+        self._given_up = []
         self.here.forget()
+
+
+def _empty(file: int) -> None:
+    """Let nothing be written any more; its number is not another file's meanwhile."""
+    os.ftruncate(file, 0)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
 
 
 def _digested(written: protocol.Written) -> protocol.Digested:

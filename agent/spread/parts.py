@@ -70,10 +70,9 @@ def split(manifest: Manifest, heads: Sequence[int]) -> tuple[list[Span], list[Sp
     return _joined(now), later
 
 
-def digest_of(manifest: Manifest, variant: int) -> str:
-    """What tells whether other files have the same state as those of a variant."""
-    digests = manifest.digest.split(",") if manifest.holders else [manifest.digest]
-    return digests[variant] if variant < len(digests) else ""
+def digests_of(manifest: Manifest) -> list[str]:
+    """By variant what tells whether other files have the same state."""
+    return manifest.digest.split(",") if manifest.holders else [manifest.digest]
 
 
 def _joined(pieces: Iterable[tuple[int, int, int]]) -> list[Span]:

@@ -7,6 +7,7 @@ node.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import NamedTuple
 
 from agent.nodes.transfer import close_all
@@ -26,16 +27,23 @@ class WrittenStates(NamedTuple):
 
     step: int
     parts: dict[str, tuple[WrittenPart, ...]]  # by the state's digest
+    spare: list[int]  # files of others, which are not whole; to free large ones takes long
 
     @property
     def files(self) -> list[int]:
-        """All, by their descriptors."""
+        """Those of the states, by their descriptors."""
         return [part.file for parts in self.parts.values() for part in parts]
+
+    def keep(self, digests: Collection[str]) -> None:
+        """Free all that is not of these states."""
+        while self.spare:
+            os.close(self.spare.pop())
+        for digest in self.parts.keys() - digests:
+            close_all(part.file for part in self.parts.pop(digest))
 
     def close(self) -> None:
         """Free the memory."""
-        close_all(self.files)
-        self.parts.clear()
+        self.keep(())
 
 
 class WrittenHere:
@@ -63,18 +71,16 @@ class WrittenHere:
         parts[save.part] = WrittenPart(written.rank, file, written.nbytes)
 
     def take(self) -> WrittenStates:
-        """Those of which every part is here; they are the caller's. Free what is left."""
-        found = WrittenStates(self._step, {})
-        for (digest, count), parts in tuple(self._states.items()):
+        """Those of which every part is here, and all else; it is the caller's."""
+        found = WrittenStates(self._step, {}, [])
+        for (digest, count), parts in self._states.items():
             if len(parts) == count and digest not in found.parts:
                 found.parts[digest] = tuple(parts[part] for part in sorted(parts))
-                del self._states[digest, count]
-        self.forget()
+            else:
+                found.spare.extend(part.file for part in parts.values())
+        self._states.clear()
         return found
 
     def forget(self) -> None:
         """Free the memory."""
-        for parts in self._states.values():
-            for part in parts.values():
-                os.close(part.file)
-        self._states.clear()
+        self.take().close()

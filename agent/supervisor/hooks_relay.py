@@ -90,9 +90,8 @@ class HooksRelay:
             kept: remembers where the run saves, for a resume that is begun on this node.
             writes: what ranks write to memory.
         """
-        self._writes = writes
-        self.written_here = writes.here
-        """What ranks have written to memory, and a checkpoint may have."""
+        self.writes = writes
+        """What ranks write to memory."""
         self._copied = NodeCopies(spec.ranks_here)
         self._frozen: dict[int, int] = {}  # rank -> bytes of its state
         self._ranks_here = spec.ranks_here
@@ -155,11 +154,12 @@ class HooksRelay:
         self._pages.clear()
         self._copies.clear()
         self._clearance.close()
-        self._writes.close()
+        self.writes.close()
         self._copied.close()
 
     def close(self) -> None:
         """The job is over."""
+        self.writes.close()
         self._clearance.close()
         self._copied.close()
         self._links.close()
@@ -240,6 +240,8 @@ class HooksRelay:
                     self._say(placed)
                     return
                 message = placed
+            case protocol.Save(is_quick=False):
+                self.writes.free()  # nobody takes it from memory
             case protocol.Freeze():
                 self._halted.add(rank)
                 self._show(rank)
@@ -271,19 +273,11 @@ class HooksRelay:
 
     def _save_to_memory(self, order: SaveFar | SaveHere) -> None:
         """Have ranks write to this node's memory."""
-        for rank, said in self._writes.orders(order, self._attempt, self._frozen):
+        for rank, said in self.writes.orders(order, self._attempt, self._frozen):
             if isinstance(said, protocol.Save):
                 self.tell(rank, said)
             else:
                 self._say(said)
-
-    def move_memory(self, host: str) -> None:
-        """The controller's memory is on another machine."""
-        self._writes.move(host)
-
-    def forget_memory(self) -> None:
-        """No rank writes for the controller's memory any more."""
-        self._writes.close()
 
     @property
     def are_calm(self) -> bool:
@@ -379,6 +373,7 @@ class HooksRelay:
             is_proven: its msrun has ended.
         """
         self._forsaken, self._alone = why, None
+        self.writes.free()
         saving = self._pages.all().keys() if self._may_save else set()
         for rank in self._ranks:
             alone = protocol.SaveAlone(why, is_proven)
@@ -407,6 +402,7 @@ class HooksRelay:
         """Hand on the last messages of a dead rank, and its page; its commit is read there."""
         self._links.hear_out(rank)
         self._show(rank)
+        self.writes.forget(rank)
         return None
 
     def has_finished(self, rank: int) -> bool:  # noqa: ARG002
@@ -537,7 +533,7 @@ class HooksRelay:
             case protocol.Frozen():
                 self._frozen[message.rank] = message.nbytes
             case protocol.Written() | protocol.SaveFailed():
-                if self._writes.take(message, self._files.tell, self._say, self.tell):
+                if self.writes.take(message, self._files.tell, self._say, self.tell):
                     return
             case protocol.Copied() if why := self._copied.why_unsound(message):
                 self._links.drop(message.rank, why)

@@ -162,7 +162,7 @@ class RemoteController:
         self._loop = loop
         self._node = node
         call_soon = until_closed(loop.call_soon_threadsafe)
-        written = self._hooks.written_here
+        written = self._hooks.writes.here
         self._memory = MemoryKeeper(self._host, call_soon, self._link.send, written, self._security)
         self._hooks.as_here = self._memory.as_here
         self._hooks.bring_memory = self._memory.bring
@@ -250,7 +250,7 @@ class RemoteController:
             action = self._of_here(action)
         if isinstance(action, do.ForgetMemory):
             self._memory.forget()
-            self._hooks.forget_memory()
+            self._hooks.writes.close()
         else:
             self._node.act(action)
 
@@ -415,7 +415,7 @@ class RemoteController:
             host = plain_address(joined.line.connection.getpeername()[0])
             self._host = host
             self._memory.move(host)
-            self._hooks.move_memory(host)
+            self._hooks.writes.move(host)
         self.begin()
         if HEAD in joined.settings:
             self._follow(loss, int(str(joined.settings[HEAD])), joined)

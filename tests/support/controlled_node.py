@@ -81,7 +81,12 @@ class FakeNode:
 
 class FakeHooks:
     def __init__(self):
-        self.log, self.saving, self.written_here = [], (), WrittenHere()
+        self.log, self.saving = [], ()
+        self.writes = SimpleNamespace(
+            here=WrittenHere(),
+            move=lambda host: self.log.append(("memory at", host)),
+            close=lambda: self.log.append("memory is forgotten"),
+        )
 
     def watch(self, is_in_doubt):
         self.is_in_doubt = is_in_doubt
@@ -91,9 +96,6 @@ class FakeHooks:
 
     def hear(self, message):
         self.log.append(message)
-
-    def forget_memory(self):
-        self.log.append("memory is forgotten")
 
     are_calm = True
     may_wait = True
@@ -109,9 +111,6 @@ class FakeHooks:
 
     def say_again(self):
         self.log.append("said again")
-
-    def move_memory(self, host):
-        self.log.append(("memory at", host))
 
     def leave_pages(self, ranks):
         self.log.append(("pages", *ranks))

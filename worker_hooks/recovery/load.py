@@ -208,7 +208,7 @@ def open_dump(folder: Path, manifest: Manifest, variants: tuple[int, ...] = (0,)
         OSError: a file cannot be read.
         ValueError: the files do not make up a state; the message says why.
     """
-    most, metadata, files, others = -1, dict[str, str](), [], set[Path]()
+    files, others = [], set[Path]()
     has = dict[int, frozenset[str] | None]()
     for shard in manifest.shards:
         if shard.kind != "replicated":
@@ -222,14 +222,11 @@ def open_dump(folder: Path, manifest: Manifest, variants: tuple[int, ...] = (0,)
             others.add(path)
             continue
         try:
-            named = state_json.names_in(_json(header.metadata, OBJECTS))
             known = header.metadata.get(HAS)
             has[shard.variant] = None if known is None else frozenset(json.loads(known))
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{path} was not written by msrun: {error}") from error
-        count = len(named & {entry.name for entry in header.entries})
-        if count > most:
-            most, metadata = count, header.metadata
+    metadata = _metadata(folder, manifest, variants)
     try:
         stored = joined(files, has_replicas=True, others=others)
     except ValueError as error:
@@ -240,6 +237,35 @@ def open_dump(folder: Path, manifest: Manifest, variants: tuple[int, ...] = (0,)
         raise ValueError(f"{folder} holds no state that msrun wrote: {error!r}") from error
     names = tuple(has.get(variant) for variant in variants)
     return LoadedState(folder, manifest, Tensors(stored), values, metadata, names=names)
+
+
+def _metadata(folder: Path, manifest: Manifest, variants: tuple[int, ...]) -> dict[str, str]:
+    """Those of the file that has the most of what it names.
+
+    Ranks of all nodes that resume from the same have the same: their orders of DDP's gradients, for
+    one, decide whether they meet in a collective. So what counts on a node whose ranks have written
+    files of their own are the headers of the others'.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: one was not written by msrun.
+    """
+    most, found = -1, dict[str, str]()
+    replaced = {shard.variant for shard in manifest.heads}
+    shards = (each for each in manifest.shards if each.variant not in replaced)
+    # not by their names: in memory these are numbers, others on each node
+    for shard in sorted((*shards, *manifest.heads), key=lambda each: (each.variant, each.rank)):
+        if shard.kind != "replicated" or shard.variant not in variants:
+            continue
+        header = safetensors_file.read_header(folder / shard.file)
+        try:
+            named = state_json.names_in(_json(header.metadata, OBJECTS))
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{shard.file} was not written by msrun: {error}") from error
+        count = len(named & {entry.name for entry in header.entries})
+        if count > most:
+            most, found = count, header.metadata
+    return found
 
 
 def variants_for(folder: Path, manifest: Manifest, rank: int, world_size: int) -> tuple[int, ...]:

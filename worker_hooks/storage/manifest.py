@@ -70,6 +70,7 @@ class Manifest(NamedTuple):
     is_disputed: bool = False  # replicas disagreed without a majority: which one is right?
     lineage: tuple[str, ...] = ()  # record ids of the runs that the run resumed, newest first
     is_partial: bool = False  # in memory: tensors of files that are not private are elsewhere
+    heads: tuple[Shard, ...] = ()  # in memory: files whose headers count in place of the shards'
     format: int = FORMAT
 
     def completed(self, ranks: Iterable[int] | None = None) -> Manifest:
@@ -104,9 +105,11 @@ def encode(manifest: Manifest, *, is_for_people: bool = True) -> bytes:
     json's quick encoder does not indent: of thousands of ranks it takes a tenth of the time.
     """
     fields = manifest._asdict()
-    if not manifest.is_partial:
-        del fields["is_partial"]  # as nothing is on a disk
-    fields["shards"] = list(map(_fields, sorted(manifest.shards)))
+    for name in ("is_partial", "heads"):
+        if not fields[name]:
+            del fields[name]  # as of all that is on a disk
+    for name in ("shards", "heads") if manifest.heads else ("shards",):
+        fields[name] = list(map(_fields, sorted(fields[name])))
     indent = 1 if is_for_people else None
     return (json.dumps(fields, indent=indent, sort_keys=True) + "\n").encode()
 
@@ -186,7 +189,7 @@ def decode(text: str | bytes) -> Manifest:
         manifest = _built(fields)
     except (TypeError, KeyError):
         raise ValueError(f"its {MANIFEST} is damaged: it lacks fields, or has unknown") from None
-    if manifest.is_partial and manifest.kind != MEMORY_KIND:
+    if (manifest.is_partial or manifest.heads) and manifest.kind != MEMORY_KIND:
         raise ValueError(f"its {MANIFEST} is damaged: it is partial, which none on a disk is")
     odd = _odd_field(manifest)
     if odd:
@@ -195,10 +198,14 @@ def decode(text: str | bytes) -> Manifest:
 
 
 def _built(fields: dict[str, Any]) -> Manifest:
-    shards = tuple(Shard(**shard) for shard in fields["shards"])
+    shards, heads = (
+        tuple(Shard(**shard) for shard in found)
+        for found in (fields["shards"], fields.get("heads", ()))
+    )
     ranks = {name: tuple(fields[name]) for name in _RANKS}
     holders = tuple(map(tuple, fields.get("holders", ())))
-    built = Manifest(**{**fields, "shards": shards, "holders": holders, **ranks})
+    told = {"shards": shards, "heads": heads, "holders": holders}
+    built = Manifest(**{**fields, **told, **ranks})
     return built._replace(lineage=tuple(built.lineage))
 
 
@@ -223,7 +230,8 @@ def _odd_field(manifest: Manifest) -> str | None:
     if not all(_is_number(rank) for ranks in manifest.holders for rank in ranks):
         return f"holders={manifest.holders!r}"
     is_quick = manifest.kind == MEMORY_KIND
-    return next((repr(one) for one in manifest.shards if not _is_sound(one, is_quick)), None)
+    files = (*manifest.shards, *manifest.heads)
+    return next((repr(one) for one in files if not _is_sound(one, is_quick)), None)
 
 
 def _is_number(value: Any) -> bool:

@@ -45,14 +45,15 @@ class HeldDump:
         self._opened: list[int] = []
         finalize(self, _close_all, self._opened)
         here: dict[str, str] = {}  # the name of a file -> that of the same one here
-        for shard in manifest.shards:
+        for shard in (*manifest.shards, *manifest.heads):
             if shard.file not in here:
                 self._opened.append(os.open(folder / shard.file, os.O_RDONLY | os.O_CLOEXEC))
                 here[shard.file] = str(self._opened[-1])
         self.inode = os.fstat(self._opened[0]).st_ino if self._opened else 0
         """Of the first of them, which no other file has as long as this one is open."""
         self.manifest = manifest._replace(
-            shards=tuple(shard._replace(file=here[shard.file]) for shard in manifest.shards)
+            shards=tuple(shard._replace(file=here[shard.file]) for shard in manifest.shards),
+            heads=tuple(shard._replace(file=here[shard.file]) for shard in manifest.heads),
         )
         """With the numbers by which this process has the files open."""
 
@@ -105,6 +106,7 @@ class HeldDump:
             shards=there,
             without_private=tuple(rank for rank in world if rank not in private),
             digest="",  # what replicas in memory are compared by is no checksum
+            heads=(),
         )
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.memory_nodes import DEADLINE_S
 
 from agent.dump.memory import MemoryTarget
-from agent.nodes.run_messages import SaveHere, pack_said
+from agent.nodes.run_messages import SaveFar, SaveHere, pack_said
 from agent.spread import far_writes, room
 from agent.spread.far_writes import MemoryInboxes
 from agent.spread.node_writes import NodeWrites
@@ -223,9 +223,9 @@ def test_those_that_hold_the_same_share_it_out_and_say_what_they_hold(here):
     assert here.told == [
         protocol.Digested(rank, 0, 3, digests[rank], round=2) for rank in (5, 4, 6)
     ]
-    step, states = here.writes.here.take()
-    assert step == 7
-    assert {digest: contents(parts) for digest, parts in states.items()} == {
+    states = here.writes.here.take()
+    assert (states.step, states.spare) == (7, [])
+    assert {digest: contents(parts) for digest, parts in states.parts.items()} == {
         "d": [(4, 5, b"first"), (5, 6, b"second")],
         "other": [(6, 3, b"all")],
     }
@@ -236,7 +236,10 @@ def test_a_state_that_is_not_whole_is_none(here):
     orders = here.order()
     here.write(orders[4], 4)
     here.write(orders[5], 5, digest="of a rank whose memory is broken")
-    assert here.writes.here.take().parts == {}
+    states = here.writes.here.take()
+    assert states.parts == {}
+    assert len(states.spare) == 2
+    states.close()
 
 
 def test_a_file_that_is_not_as_long_as_was_said_is_none(here):
@@ -272,7 +275,9 @@ def test_a_rank_that_cannot_write_only_says_what_it_holds(here):
     assert here.hear(failed)
     assert (here.ordered, here.told) == ([(4, ASKED)], [])
     here.write(orders[5], 5)
-    assert here.writes.here.take().parts == {}
+    states = here.writes.here.take()
+    assert states.parts == {}
+    states.close()
 
 
 def test_a_rank_that_cannot_say_what_it_holds_is_heard_by_the_controller(here):
@@ -287,11 +292,14 @@ def test_what_is_ordered_of_another_dump_frees_what_was_written(here):
     here.write(orders[6], 6)
     here.write(orders[4], 4)
     again = here.order(ASKED._replace(dump_id=4, step=8))
-    assert not here.write(orders[5], 5)  # late: it is handed on, and counts for nothing there
+    with pytest.raises(PermissionError):  # the number of its file is no other one's
+        here.write(orders[5], 5)
+    late = protocol.SaveFailed(5, 0, 3, "Operation not permitted", is_place=True, round=2)
+    assert not here.hear(late)  # it is handed on, and counts for nothing there
     here.write(again[6], 6, digest="new")
-    step, states = here.writes.here.take()
-    assert (step, *states) == (8, "new")
-    contents(states["new"])
+    states = here.writes.here.take()
+    assert (states.step, *states.parts) == (8, "new")
+    states.close()
 
 
 def test_an_order_that_is_given_again_counts_as_well(here):
@@ -308,10 +316,91 @@ def test_what_goes_to_the_controllers_node_may_stay_here_too(far, is_kept):
     far.give(written)
     far.run_until(lambda: far.told)
     assert far.told == [written]
-    step, states = far.writes.here.take()
-    found = {digest: contents(parts) for digest, parts in states.items()}
+    states = far.writes.here.take()
+    found = {digest: contents(parts) for digest, parts in states.parts.items()}
     assert found == ({"d": [(4, 5000, b"state" * 19 + b"stat")]} if is_kept else {})
-    assert step == (7 if is_kept else 0)
+    assert states.step == (7 if is_kept else 0)
+
+
+def has_room_for(monkeypatch, nbytes):
+    """Besides what is written to files that are there."""
+
+    def free():
+        sizes = [0]
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # what lists them
+                if "msrun-memory-7-rank-" in os.readlink(f"/proc/self/fd/{fd}"):
+                    sizes.append(os.fstat(int(fd)).st_size)
+        return room.SPARE + nbytes - sum(sizes)
+
+    monkeypatch.setattr(room, "free_bytes", free)
+
+
+def test_what_others_have_yet_to_write_takes_room_too(here, monkeypatch):
+    has_room_for(monkeypatch, 3 * LARGE // 2)
+    orders = here.order()
+    assert all(save.parts for save in orders.values())
+    assert here.order(ASKED._replace(round=3))[4].parts == 0
+    for rank in (4, 5):
+        here.write(orders[rank], rank, content=b"x" * (LARGE // 2))
+    assert here.order(ASKED._replace(round=4))[4].parts == 0
+
+
+def far_order(here, rank=5):
+    """What is ordered to a rank that writes for the controller's memory."""
+    save = protocol.Save(3, 7, "/proc/1/fd/9", 0, 1, is_quick=True, round=9)
+    order = SaveFar(rank, pack_said(save), 1, "00")
+    return dict(here.writes.orders(order, 0, SIZES))[rank]
+
+
+def test_what_would_save_time_makes_room_for_what_is_needed(here, monkeypatch):
+    has_room_for(monkeypatch, 3 * LARGE // 2)
+    orders = here.order()
+    here.write(orders[4], 4, content=b"x" * (LARGE // 2))
+    with open(orders[5].folder, "wb") as half:
+        half.write(b"x" * 10)
+    assert isinstance(far_order(here), protocol.Save)
+    assert here.writes.here.take().parts == {}
+    with pytest.raises(PermissionError):
+        here.write(orders[6], 6)
+    failed = protocol.SaveFailed(6, 0, 3, "Operation not permitted", is_place=True, round=2)
+    assert here.hear(failed)
+    assert here.ordered == [(6, ASKED)]
+    about = protocol.Written(5, 0, 3, "", LARGE // 2, "", "d", 2)  # it had written all of it
+    assert here.hear(about)
+    assert here.told[-1] == protocol.Digested(5, 0, 3, "d", 2)
+    assert here.writes.here.take().parts == {}
+
+
+def test_where_there_is_no_room_for_what_is_needed_that_is_said(here, monkeypatch):
+    has_room_for(monkeypatch, LARGE // 2)
+    failed = far_order(here)
+    assert failed.is_place
+    assert "no room for the state" in failed.why
+
+
+def test_what_a_dead_rank_was_to_write_takes_no_room(here, monkeypatch):
+    has_room_for(monkeypatch, 5 * LARGE // 4)
+    here.order()
+    for rank in (4, 5, 6):
+        here.writes.forget(rank)
+    assert files_written() == []
+    assert all(save.parts for save in here.order().values())
+
+
+def test_of_what_could_not_be_placed_as_a_whole_nothing_is_left(here, monkeypatch):
+    made, create = [], os.memfd_create
+
+    def scarce(*about):
+        if len(made) == 2:
+            raise OSError(24, "Too many open files")
+        made.append(create(*about))
+        return made[-1]
+
+    with monkeypatch.context() as changed:
+        changed.setattr(os, "memfd_create", scarce)
+        assert here.order()[4].parts == 0
+    assert not here.hear(protocol.SaveFailed(4, 0, 3, "any", is_place=True, round=2))
 
 
 def test_without_a_thread_what_a_rank_wrote_is_not_brought(far, request):

@@ -80,6 +80,11 @@ class Node(Nodes):
         path = Path(self.keeper.as_here(protocol.Rejoin(1, MEMORY, "why")).path)
         found = manifests.read(path)
         assert not found.is_partial
+        assert {one.variant for one in found.heads} == {
+            one.variant for one in found.shards if one.kind == REPLICATED and one.rank > 1
+        }
+        for one in found.heads:  # as the controller's node has them
+            assert (path.parent / one.file).read_bytes()[one.at :][:10] == state_file(b"{}", b"")
         return {
             (one.kind, one.variant, one.rank): (path.parent / one.file).read_bytes()[one.at :][
                 : one.nbytes

@@ -22,7 +22,6 @@ from agent.nodes.run_messages import (
     PagesKept,
     PagesTold,
     RankUnlinked,
-    SaveHere,
     ToRank,
     ToRanks,
     UpdatesCleared,
@@ -32,7 +31,6 @@ from agent.nodes.run_messages import (
     pack_said,
     unpack_said,
 )
-from agent.spread.far_writes import MemoryInboxes
 from agent.supervisor import hooks_relay as module
 from msrun.top.status_pages import OpenPages
 from worker_hooks.contract import protocol, wire
@@ -295,72 +293,6 @@ def test_without_the_controller_nobody_saves_where_that_is_switched_off(node):
     assert node.relay.forsake("node 0 is gone", is_proven=False) == ()
     assert wire.receive(trains)[0] == protocol.Release("node 0 is gone")
     del page
-
-
-# --- what a rank writes for the controller's memory -----------------------------------------------
-
-
-def far_save(node, rank=4):
-    """The order, and what has come to the controller's node."""
-    taken = []
-    inboxes = MemoryInboxes(
-        node.loop.call_soon_threadsafe, lambda _: None, lambda *about: taken.append(about)
-    )
-    save = protocol.Save(3, 6, "/proc/1/fd/9", 0, 1, is_quick=True, round=2)
-    return inboxes, inboxes.order(rank, save), taken
-
-
-def test_what_a_rank_writes_to_memory_goes_to_the_controllers_node(node):
-    client, _ = node.registered()
-    inboxes, order, taken = far_save(node)
-    node.relay.hear(order)
-    got, _ = wire.receive(client)
-    assert got._replace(folder="") == protocol.Save(3, 6, "", 0, 1, is_quick=True, round=2)
-    assert got.folder.startswith(f"/proc/{os.getpid()}/fd/")
-    Path(got.folder).write_bytes(b"state")
-    node.said.clear()
-    written = protocol.Written(4, 0, 3, "", 5, "", "digest", 2)
-    node.say(client, written)
-    poll(lambda: node.turn() or any(isinstance(each, FromRank) for each in node.said))
-    told = [unpack_said(each.message) for each in node.said if isinstance(each, FromRank)]
-    assert told == [written]
-    ((dump_id, path, file),) = taken
-    assert dump_id == 3
-    assert (path, os.pread(file, 9, 0)) == ("/proc/1/fd/9", b"state")
-    os.close(file)
-    inboxes.close()
-
-
-def test_a_rank_gets_no_order_where_there_is_no_room_for_what_it_would_write(node):
-    client, _ = node.registered()
-    node.say(client, protocol.Frozen(4, 0, 3, 6, True, nbytes=1 << 40))
-    node.said.clear()
-    inboxes, order, _ = far_save(node)
-    node.relay.hear(order)
-    (failed,) = (unpack_said(each.message) for each in node.said if isinstance(each, FromRank))
-    assert (failed.rank, failed.dump_id, failed.is_place, failed.round) == (4, 3, True, 2)
-    inboxes.close()
-
-
-def test_a_rank_that_is_to_say_what_it_holds_writes_it_to_its_node_as_well(node):
-    client, _ = node.registered()
-    node.say(client, protocol.Frozen(4, 0, 3, 6, True, nbytes=1 << 20))
-    digest = protocol.Save(3, 6, "", is_quick=True, round=2)
-    node.relay.hear(SaveHere(((4,),), pack_said(digest)))
-    got, _ = wire.receive(client)
-    assert got == digest._replace(folder=got.folder, part=0, parts=1)
-    Path(got.folder).write_bytes(b"state")
-    node.said.clear()
-    node.say(client, protocol.Written(4, 0, 3, "", 5, "", "d", 2))
-    told = [unpack_said(each.message) for each in node.said if isinstance(each, FromRank)]
-    assert told == [protocol.Digested(4, 0, 3, "d", 2)]
-    node.relay.hear(SaveHere(((4,),), pack_said(digest._replace(round=3))))
-    wire.receive(client)
-    node.say(client, protocol.SaveFailed(4, 0, 3, "no room", is_place=True, round=3))
-    assert wire.receive(client)[0] == digest._replace(round=3)
-    ((part,),) = node.relay.written_here.take().parts.values()
-    assert os.pread(part.file, 9, 0) == b"state"
-    os.close(part.file)
 
 
 # --- without a scheduler --------------------------------------------------------------------------

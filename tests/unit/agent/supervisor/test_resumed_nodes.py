@@ -84,7 +84,7 @@ def node():
         tell=lambda *about: told.append(about),
         tell_beats=lambda: None,
         watch=lambda _: None,
-        written_here=None,
+        writes=SimpleNamespace(here=None),
     )
     here = SimpleNamespace(decided=lambda *_: None)
     controller = RemoteController(

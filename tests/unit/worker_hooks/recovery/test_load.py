@@ -96,6 +96,31 @@ def test_a_dump_is_put_back(tmp_path, parts):
     assert same(one["model"].state_dict(), two["model"].state_dict())
 
 
+def test_what_a_file_says_besides_is_the_same_on_all_nodes(tmp_path):
+    """What ranks do together depends on it, as on DDP's orders; in memory files have any number."""
+    manifest = write(tmp_path, pieces_of({"table": torch.randn(700, 500)}), 2)
+    found = [restores.open_dump(tmp_path, manifest).metadata["facts"]]
+    names = {each.file: f"{9 - each.rank}" for each in manifest.shards}
+    for file in [each.file for each in manifest.shards[:2]]:
+        (tmp_path / file).rename(tmp_path / names[file])
+    renamed = tuple(each._replace(file=names[each.file]) for each in manifest.shards)
+    found.append(restores.open_dump(tmp_path, manifest._replace(shards=renamed)).metadata["facts"])
+    assert found == ['{"part": 1}'] * 2
+
+
+def test_where_ranks_of_a_node_wrote_files_of_their_own_other_headers_count(tmp_path):
+    facts, found = {"there": {"loop": 1}, "here": {"loop": 2}}, {}
+    for place, value in (("there", 0.0), ("here", 1.0)):
+        folder = tmp_path / place
+        manifest = write(folder, pieces_of({"a": torch.full((3,), value)}), facts=facts[place])
+        shards = [each for each in manifest.shards if not each.variant]
+        found[place] = [each._replace(file=f"{place}/{each.file}") for each in shards]
+    manifest = MANIFEST._replace(shards=tuple(found["here"]), heads=tuple(found["there"]))
+    saved = restores.open_dump(tmp_path, manifest)
+    assert json.loads(saved.metadata["facts"]) == facts["there"]
+    assert saved.tensors["a"].tolist() == [1, 1, 1]
+
+
 def test_tensors_are_read_when_they_are_asked_for(tmp_path):
     manifest = write(tmp_path, pieces_of({"a": torch.ones(3), "b": torch.zeros(2)}))
     saved = restores.open_dump(tmp_path, manifest)
