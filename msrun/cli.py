@@ -211,6 +211,10 @@ def _run(request: Request) -> int:
     for warning in request.warnings:
         _say(f"warning: {warning}")
     os.environ.update(request.environ)
+    if request.resumed is not None:
+        from msrun.job.saving_ranks import await_ranks
+
+        await_ranks(request.resumed, _say)
     request = _with_origin(request)
     request = request._replace(job=recover_arg.decided(request.job))
     if request.verbose:

@@ -27,6 +27,7 @@ from msrun.options.table import BY_DEST
 from worker_hooks.contract import env
 
 if TYPE_CHECKING:
+    from agent.records.run_record import Record
     from msrun.options.engines import Engine
 
 _OF_ENGINES = frozenset(
@@ -57,6 +58,7 @@ class Request(NamedTuple):
     verbose: bool = False
     origin: ResumeOrigin | None = None  # None: the job starts from the beginning
     environ: Mapping[str, str] = {}  # of the resumed run: to be set before anything starts
+    resumed: Record | None = None  # that run, if it is known
     report: Path | None = None  # the file to write a report into at the end
     engine: Engine | None = None  # what has started msrun, beside others
 
@@ -113,7 +115,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     if not request.join and "join" not in line.given:
         warnings += (f"{DETACHED}: --join=True keeps it in the foreground",)
     return request._replace(
-        job=job, origin=resumed.origin, environ=resumed.environ, warnings=warnings
+        job=job,
+        origin=resumed.origin,
+        environ=resumed.environ,
+        resumed=resumed.record,
+        warnings=warnings,
     )
 
 

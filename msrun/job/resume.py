@@ -46,6 +46,7 @@ class ResumedCommand(NamedTuple):
     lacking: tuple[str, ...] = ()  # variables that were set at the run's start, and are not now
     other_args: str = ""  # the run's, if the script gets other arguments now
     failed_devices: tuple[str, ...] = ()  # of the run
+    record: Record | None = None  # of the run; None: it is not known
 
 
 def names_origin(words: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -106,13 +107,16 @@ def resumed_command(
     failed = () if record is None else record.failed_devices
     if script is not None:
         other_args = _other_args(record, line)
-        return ResumedCommand(typed, origin, other_args=other_args, failed_devices=failed)
+        return ResumedCommand(
+            typed, origin, other_args=other_args, failed_devices=failed, record=record
+        )
     if record is None:
         raise UsageError(
             f"no recorded run has saved into {folder}: give the script as well, as in "
             f"msrun --resume {name} train.py"
         )
-    return _recorded(record, typed, origin, environ)._replace(failed_devices=failed)
+    found = _recorded(record, typed, origin, environ)
+    return found._replace(failed_devices=failed, record=record)
 
 
 def newest_of(

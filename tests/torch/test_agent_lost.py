@@ -110,6 +110,25 @@ def test_what_is_saved_without_a_folder_of_the_scripts_is_resumed(msrun, undistu
     assert digests(resumed(msrun)) == undisturbed
 
 
+def test_a_resume_waits_for_ranks_that_still_save(msrun, tmp_path, undisturbed):
+    """A loop around `msrun --resume` comes sooner than a large state is on the disk."""
+    job = trained_for(msrun, 5, tmp_path / "ckpt", *SMALL)
+    pids = job.pids()
+    for pid in pids.values():
+        os.kill(pid, signal.SIGSTOP)
+    job.signal(signal.SIGKILL)
+    job.process.wait()
+    again = msrun.start("--resume", log_dir=msrun.tmp / "resumed")
+    said = iter(again.process.stderr.readline, b"")
+    assert any(b"has lost its msrun: waiting for ranks 0-3 to save and end" in x for x in said)
+    for pid in pids.values():
+        os.kill(pid, signal.SIGCONT)
+    ended = again.wait()
+    assert ended.code == 0, ended.err
+    assert "resuming step" in ended.err
+    assert digests(again) == undisturbed
+
+
 OWN_STATE = """
 import os, sys, time, torch, torch.distributed as dist
 from torch import nn

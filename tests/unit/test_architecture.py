@@ -43,7 +43,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.notify": "notice notifier",
     "agent.supervisor": "run",
     "msrun.checkpoints": "commands",
-    "msrun.job": "detach dry_run request resume_point",
+    "msrun.job": "detach dry_run request resume_point saving_ranks",
     "msrun.report": "report",
     "msrun.top": "watch",
     "msrun.bugreport": "command",
