@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -56,6 +57,7 @@ class HeldDump:
             heads=tuple(shard._replace(file=here[shard.file]) for shard in manifest.heads),
         )
         """With the numbers by which this process has the files open."""
+        self._shares = _shares(manifest.shards)
 
     @staticmethod
     def at(path: str) -> HeldDump | None:
@@ -83,9 +85,7 @@ class HeldDump:
             raise OSError(errno.ENODATA, "its tensors are on another node", f"{HERE}/{file}")
         name = DumpLayout.private(shard.rank)
         if shard.kind != PRIVATE:
-            before = about.shards[:number]  # of ranks that have written several parts of the state
-            share = sum((each.rank, each.kind) == (shard.rank, shard.kind) for each in before)
-            name = DumpLayout.shard(shard.rank, about.epoch + 1, about.batch, share)
+            name = DumpLayout.shard(shard.rank, about.epoch + 1, about.batch, self._shares[number])
         size = head_size(file, at)
         if size > shard.nbytes:
             raise OSError(errno.EIO, "it ends before its header does", f"{HERE}/{file}")
@@ -122,6 +122,16 @@ def head_size(file: int, at: int) -> int:
         at: where it begins there.
     """
     return _COUNT + int.from_bytes(os.pread(file, _COUNT, at), "little")
+
+
+def _shares(shards: Iterable[Shard]) -> list[int]:
+    """Of each file, how many of its kind the same rank has written before: parts of the state."""
+    written = Counter[tuple[int, str]]()
+    found = []
+    for shard in shards:
+        found.append(written[shard.rank, shard.kind])
+        written[shard.rank, shard.kind] += 1
+    return found
 
 
 def _close_all(opened: list[int]) -> None:
