@@ -220,11 +220,8 @@ class HooksBridge:
         self._state = state
         if state is JobState.RUNNING:
             self._votes.open(self._attempt, self._steps, is_cut=holders.is_cut)
-        known, why_not = self._holders, _why_not_alone(holders)
-        if (why_not, holders.alike) != (_why_not_alone(known), known.alike):
-            told = [protocol.Replicated(why_not, list(each)) for each in holders.alike]
-            self._holders = holders
-            self._alike = {rank: each for each in told for rank in each.alike}
+        if _told(holders) != _told(self._holders):
+            self._holders, self._alike = holders, holders.told()
             for rank in self._steps:
                 self._links.send(rank, self.replicated(rank))
         if self._guarding is not None:
@@ -553,7 +550,7 @@ class HooksBridge:
 
     def replicated(self, rank: int) -> protocol.Replicated:
         """What a rank knows of who holds its state."""
-        return self._alike.get(rank, protocol.Replicated(_why_not_alone(self._holders)))
+        return self._alike.get(rank, protocol.Replicated(self._holders.why_not_alone))
 
     def _leave(self, rank: int, *, is_done: bool) -> None:
         self._training.discard(rank)
@@ -592,9 +589,6 @@ def _encodable(said: protocol.Fingerprinted) -> protocol.Fingerprinted:
     return said._replace(texts=texts, problem=problem)
 
 
-def _why_not_alone(holders: Holders) -> str:
-    """Why the ranks do not save without a controller; empty: they do, each for its group.
-
-    Ranks agree by notes in the folder into which all save.
-    """
-    return holders.apart or ("" if holders.alike else holders.why_none)
+def _told(holders: Holders) -> tuple[object, ...]:
+    """What ranks are told of it."""
+    return holders.why_not_alone, holders.alike, holders.parts

@@ -30,6 +30,7 @@ from agent.failure.ending import RunEnding
 from agent.health.step_times import StepTimes
 from agent.notify.notice import notices
 from agent.notify.notifier import Notifier
+from agent.ranks.parts import Parts
 from agent.records.journal import Journal
 from agent.spec.job_spec import JobSpec
 from agent.supervisor.job_view import Holders, JobView
@@ -309,13 +310,15 @@ class JobController:
         return self._account.recent[-count:] if count else ()
 
     def _holders(self) -> Holders:
-        job = self._job
+        job, alike = self._job, known_groups(self._job)
+        known = job.since_restart.comparison
         return Holders(
             why_no_holder(job),
-            alike=known_groups(job),
+            alike=alike,
             apart=job.apart,
-            is_cut=bool(job.since_restart.comparison.groups),
+            is_cut=bool(known.groups),
             to_copy=groups_to_copy(job),
+            parts=known.parts if alike and known.parts.are_shared else Parts(),
         )
 
     # --- actions out ---------------------------------------------------------------------------

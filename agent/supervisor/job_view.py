@@ -9,9 +9,12 @@ from typing import NamedTuple, Protocol
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
-from agent.ranks.parts import Groups
+from agent.ranks.parts import Groups, Part, Parts
 from agent.workers.starter import Starter
 from agent.workers.worker import Worker
+from worker_hooks.contract import protocol
+
+MOST_NAMED = 16 << 20  # characters of names of tensors that all ranks together are told
 
 _SAVING = {JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING}  # alike for nodes
 
@@ -39,6 +42,35 @@ class Holders(NamedTuple):
     apart: str = ""  # why nodes save into different folders; empty: they do not, or unknown
     is_cut: bool = False  # ranks hold different parts of the state
     to_copy: Groups = ()  # the replica groups of which each keeps copies of its part in memory
+    parts: Parts = Parts()
+
+    @property
+    def why_not_alone(self) -> str:
+        """Why the ranks do not save without a controller; empty: they do, each for its group.
+
+        Ranks agree by notes in the folder into which all save.
+        """
+        return self.apart or ("" if self.alike else self.why_none)
+
+    def told(self) -> dict[int, protocol.Replicated]:
+        """What each rank of a group is told of it, and of its parts unless all of that is much."""
+        found: dict[int, protocol.Replicated] = {}
+        for ranks in self.alike:
+            found |= dict.fromkeys(ranks, protocol.Replicated(self.why_not_alone, list(ranks)))
+        every = self.parts.every
+        if sum(len(part.ranks) * sum(map(len, part.without)) for part in every) > MOST_NAMED:
+            return found
+        of_rank: dict[int, list[Part]] = {}
+        for part in every:
+            for rank in part.ranks:
+                of_rank.setdefault(rank, []).append(part)
+        for rank in found.keys() & of_rank.keys():
+            found[rank] = found[rank]._replace(
+                parts=[list(part.ranks) for part in of_rank[rank]],
+                without=[list(part.without) for part in of_rank[rank]],
+                total=len(every),
+            )
+        return found
 
 
 class ControllerPort(Protocol):

@@ -205,6 +205,24 @@ def test_a_sharded_state_is_saved_without_msrun(
     assert found == (tmp_path / "alone" / f"{style}.sha").read_text()
 
 
+@pytest.mark.parametrize("killed", [[1], [0, 3]], ids=["one", "all of whose parts others hold"])
+def test_what_others_hold_of_a_dead_rank_between_them_is_saved_without_msrun(
+    msrun: Launcher, warm_python: WarmPython, tmp_path: Path, killed: list[int]
+) -> None:
+    """Each tensor has another holder, but no rank is a replica; nothing is read in memory."""
+    warm_python.train(tmp_path / "alone", RANKS, SHARDED, "moe", 12)
+    words = f"--nproc-per-node={RANKS}", "--protect-memory=off", SHARDED, "moe", 12, "--pause=0.2"
+    job = msrun.start(*words, cwd=tmp_path)
+    job.await_lines("step 5\n", RANKS, LONG_S)
+    kill(job, msrun, *killed)
+    _, manifest = dump_of(tmp_path / "dumps")
+    assert manifest.step >= 5
+    assert manifest.holders == ((0, 1), (0, 2), (1, 3), (2, 3))
+    again = msrun.start("--resume", log_dir=msrun.tmp / "resumed", cwd=tmp_path)
+    assert (ended := again.wait()).code == 0, ended.err
+    assert (tmp_path / "moe.sha").read_text() == (tmp_path / "alone" / "moe.sha").read_text()
+
+
 def test_the_lowest_rank_killed_with_msrun_leads_nobody(msrun, tmp_path):
     job = trained_for(msrun, 5, tmp_path / "ckpt")
     kill(job, msrun, 0, 2)

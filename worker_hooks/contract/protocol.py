@@ -415,10 +415,17 @@ class Replicated(NamedTuple):
 
     ``why_not``: it may not, as nobody knows who does, or all would save into different folders;
     empty: it may. ``alike``: these ranks, with itself; none: nobody knows.
+
+    ``parts``: what it holds if it holds some of it alike with other ranks than the rest, by the
+    ranks that hold each part; ``without``: for each the names of what it holds besides; ``total``:
+    how many parts the state of all ranks has.
     """
 
     why_not: str
     alike: list[int] = []  # noqa: RUF012  never changed
+    parts: list[list[int]] = []  # noqa: RUF012
+    without: list[list[str]] = []  # noqa: RUF012
+    total: int = 0
 
 
 class NotShared(NamedTuple):

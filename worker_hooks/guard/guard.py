@@ -118,8 +118,8 @@ class Guard:
         self.is_loss_proven = False  # its msrun has ended: its ranks know as much as this one
         self.not_shared: dict[str, str] = {}
         """Folders that are others on other nodes, and how that was found."""
-        self.why_not_replicated = "msrun had not said whether the ranks hold the same"
-        self.alike: tuple[int, ...] = ()  # the ranks that hold what this one does; none: unknown
+        self.replicated = protocol.Replicated("msrun had not said whether the ranks hold the same")
+        """Who else holds what this rank does."""
         self._last_signal: int | None = None
         self._link: AgentLink | None = None
         self._listener: threading.Thread | None = None
@@ -416,7 +416,7 @@ class Guard:
     def _obey(self, message: protocol.Message, fds: list[int]) -> None:  # noqa: C901, PLR0912  a row each
         match message:
             case protocol.Replicated():
-                self.why_not_replicated, self.alike = message.why_not, tuple(message.alike)
+                self.replicated = message
                 group_info.tell(os.environ.get(GROUP_INFO_FILE, ""), self.env.rank, message.alike)
             case protocol.NotShared():
                 self.not_shared[message.folder] = message.why

@@ -33,7 +33,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import FOLDER_MODE
@@ -43,7 +43,7 @@ from worker_hooks.contract.status_page import Page
 from worker_hooks.guard.guard import Guard
 from worker_hooks.recovery import peer_answers
 from worker_hooks.recovery.attempt_claim import is_left
-from worker_hooks.recovery.left_state import LeftPlan, left_steps, plan_left, write_left
+from worker_hooks.recovery.left_state import Groups, LeftPlan, left_steps, plan_left, write_left
 from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes
 from worker_hooks.storage import commit, private_records, safetensors_file
 from worker_hooks.storage.late_entries import UnknownStateError
@@ -61,6 +61,9 @@ LATE_SILENT_S = (
 LAST_LOOK_S = 1.0  # at a main thread that may be blocked after a complete update
 LEAVE_S = 5.0  # for the others, to see that the dump is complete
 EXIT = 1
+
+_SILENT: Mapping[str, Any] = {"digest": "", "written": None, "shares": ()}
+"""What a note says that tells nothing of its rank's state."""
 
 OTHER_NODES = "msrun is gone on this node, and the job goes on elsewhere: nothing is saved here"
 
@@ -216,8 +219,16 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
             notes.tell(step=step, is_waiting=is_waiting)
         time.sleep(LOOK_S)
     step, is_whole, why = guard.freeze(max(LAST_LOOK_S, deadline - time.monotonic()))
-    alike = () if guard.why_not_replicated else guard.alike
-    notes.tell(step=step, is_settled=True, is_whole=is_whole, why=why, alike=alike)
+    known = guard.replicated if not guard.replicated.why_not else protocol.Replicated("")
+    notes.tell(
+        step=step,
+        is_settled=True,
+        is_whole=is_whole,
+        why=why,
+        alike=known.alike,
+        parts=tuple(map(tuple, known.parts)),
+        total=known.total,
+    )
 
 
 def _await_all(guard: Guard, notes: PeerNotes, began_s: float, grace_s: float) -> set[int]:
@@ -329,7 +340,8 @@ class _DumpWithoutAgent:
 
     def _lead(self, places: list[str]) -> None:
         self.leads = True
-        why, env, newest, plan = "", self._guard.env, self._notes.mine.step, self._plan()
+        why, env, newest, parts = "", self._guard.env, self._notes.mine.step, self._parts()
+        plan = None if parts else self._plan()
         step = newest if plan is None else plan.step
         for place in filter(None, places):
             # of its own: another leader may have died amid a file of its folder, or not quite
@@ -340,11 +352,13 @@ class _DumpWithoutAgent:
                 commit.make_folder(layout)
                 # then nobody else is to write
                 is_memory = self._notes.mine.is_memory or step < newest
-                self._notes.tell(leads=str(layout.unfinished), is_memory=is_memory)
+                self._notes.tell(
+                    leads=str(layout.unfinished), is_memory=is_memory, by_parts=bool(parts)
+                )
                 if self._guard.memory is not None:
                     self._write_memory(layout, self._guard.memory)
                 else:
-                    self._write(layout, step, plan)
+                    self._write(layout, step, plan, parts)
             except OSError as error:
                 why = f"{error.strerror}: {place}"
                 log.error("rank %d cannot save: %s", self._rank, why)  # noqa: TRY400
@@ -359,6 +373,12 @@ class _DumpWithoutAgent:
                     shutil.rmtree(layout.unfinished, ignore_errors=True)
                 return
         self._notes.tell(failed=why or "no folder to save to")
+
+    def _parts(self) -> Groups:
+        """The parts to write one by one, where no rank that lives holds all that a dead one did."""
+        if self._guard.memory is not None:
+            return ()
+        return peer_answers.parts_to_write(self._rank, self._notes.read())
 
     def _plan(self) -> LeftPlan | None:
         """What of the state is read in memory, as no rank that lives holds it."""
@@ -396,21 +416,24 @@ class _DumpWithoutAgent:
             shards.append(shard._replace(nbytes=done.nbytes, sha256=done.sha256))
         self._complete(layout, held.on_disk(DUMP_KIND, shards))
 
-    def _write(self, layout: DumpLayout, step: int, plan: LeftPlan | None) -> None:
+    def _write(self, layout: DumpLayout, step: int, plan: LeftPlan | None, parts: Groups) -> None:
         guard, env = self._guard, self._guard.env
         folder, others = str(layout.unfinished), dict[int, PeerNote]()
         if step == self._notes.mine.step:
-            written = guard.save(protocol.Save(0, step, folder, parts=1), self._advance)
+            answer = self._answer(folder, self._rank, self._notes.read())
             own = self._private(folder, step)
-            shard = peer_answers.shard_of(written)
-            self._notes.tell(digest=written.digest, written=shard, private=own, folder=folder)
+            self._notes.tell(**answer, private=own, folder=folder)
             others = self._await_answers(folder)
         pages = self._pages()
         for rank, alike in () if plan is None else plan.readers.items():
             place = layout.shard(rank, *guard.source.position(step))
             left = write_left(pages[rank], step, layout.unfinished, place, self._advance)
             others[rank] = left._replace(alike=alike)
-        state = peer_answers.joined(others, self._rank, env.world_size, guard.why_not_replicated)
+        if parts:
+            state = peer_answers.joined_parts(others, self._rank, parts)
+        else:
+            why = guard.replicated.why_not
+            state = peer_answers.joined(others, self._rank, env.world_size, why)
         if state.why_not:
             self._notes.tell(failed=state.why_not)
             log.error("step %d is not saved by rank %d: %s", step, self._rank, state.why_not)
@@ -502,14 +525,11 @@ class _DumpWithoutAgent:
         folder = leader.leads
         if not folder or mine.folder == folder:
             return
-        digest, written, private = "", None, None
+        answer, private = dict(_SILENT), None
         if not leader.is_memory:
             try:
                 if mine.is_whole and mine.step == leader.step and not mine.is_memory:
-                    writes = peer_answers.is_writer(self._rank, leads, notes)
-                    order = protocol.Save(0, leader.step, folder, parts=int(writes))
-                    answer = self._guard.save(order, self._advance)
-                    digest, written = answer.digest, peer_answers.shard_of(answer)
+                    answer = self._answer(folder, leads, notes)
                 private = self._private(folder, leader.step)
             except OSError as error:  # the leader's folder: the leader fails, too
                 log.error("rank %d cannot save its private state: %s", self._rank, error)  # noqa: TRY400
@@ -517,7 +537,23 @@ class _DumpWithoutAgent:
                 log.exception("rank %d cannot compare its state", self._rank)
         if leads in _elsewhere(self._guard):
             self._leave_pages(notes, () if private else (self._rank,))
-        self._notes.tell(folder=folder, digest=digest, written=written, private=private)
+        self._notes.tell(**answer, folder=folder, private=private)
+
+    def _answer(self, folder: str, leads: int, notes: Mapping[int, PeerNote]) -> dict[str, Any]:
+        """Write or digest what this rank holds; what its note says of that."""
+        leader, shares = notes[leads], list[tuple[str, dict[str, object] | None]]()
+        parts = notes[self._rank].parts if leader.by_parts else ((),)
+        for share, part in enumerate(parts):
+            writes = peer_answers.is_writer(self._rank, leads, notes, part)
+            order = protocol.Save(0, leader.step, folder, parts=int(writes), share=share)
+            if part:
+                order = order._replace(without=self._guard.replicated.without[share])
+            told = self._guard.save(order, self._advance)
+            shares.append((told.digest, peer_answers.shard_of(told)))
+        if leader.by_parts:
+            return {**_SILENT, "shares": shares}
+        ((digest, written),) = shares
+        return {**_SILENT, "digest": digest, "written": written}
 
     def _leave_pages(self, notes: Mapping[int, PeerNote], without: Collection[int]) -> None:
         """Leave a leader on another node the pages of ranks that write nothing, which are here.

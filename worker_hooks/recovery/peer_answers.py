@@ -1,13 +1,17 @@
 """What the ranks that save without msrun have written between them, and whether that is the state.
 
 Each rank knows the ranks that hold the same as itself: its replica group. Of each group one rank
-writes, all digest what they hold, and an odd replica is outvoted by its group. Pure.
+writes, all digest what they hold, and an odd replica is outvoted by its group.
+
+Where no rank is a replica of a dead one, others may hold all of it between them, each a part. Then
+each part of the state is written once, by one of those that hold it alike. Pure.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from worker_hooks.contract.protocol import Digested, Written
@@ -27,21 +31,41 @@ class JointState(NamedTuple):
     why_not: str = ""  # it is not the state of all ranks; the rest is empty then
 
 
-def is_writer(rank: int, leader: int, notes: Mapping[int, PeerNote]) -> bool:
+def is_writer(
+    rank: int, leader: int, notes: Mapping[int, PeerNote], part: tuple[int, ...] = ()
+) -> bool:
     """Whether a rank writes what its group holds: the leader's group has the leader for that.
 
-    ``notes``: of all ranks that are there.
+    Args:
+        notes: of all ranks that are there.
+        part: the ranks that hold what is to be written; none: the group.
     """
-    group = next((each for each in groups_of(notes) if rank in each), ())
+    group = part or next((each for each in groups_of(notes) if rank in each), ())
     if not group or leader in group:
         return rank == leader
+    return rank == min(_able(leader, notes).keys() & group, default=rank)
+
+
+def _able(leader: int, notes: Mapping[int, PeerNote]) -> dict[int, PeerNote]:
+    """The ranks that can write what the leader saves."""
     step = notes[leader].step
-    able = {
-        other
-        for other, note in notes.items()
+    return {
+        rank: note
+        for rank, note in notes.items()
         if note.is_whole and note.step == step and not note.is_memory
     }
-    return rank == min(able.intersection(group), default=rank)
+
+
+def parts_to_write(leader: int, notes: Mapping[int, PeerNote]) -> Groups:
+    """The parts of the state by who holds them, if ranks hold all parts, but not all groups' state.
+
+    None: no parts are known, or one has no holder left, or each group has one.
+    """
+    able = _able(leader, notes)
+    parts = sorted({part for note in able.values() for part in note.parts})
+    held = {rank for group in groups_of(notes) if able.keys() & group for rank in group}
+    is_all = bool(notes[leader].parts) and len(parts) == notes[leader].total
+    return tuple(parts) if is_all and not held.issuperset(chain(*parts)) else ()
 
 
 def joined(
@@ -67,16 +91,41 @@ def joined(
         return JointState(why_not=_nobody(lost, "no rank that holds the same has answered"))
     if sum(map(len, groups)) > count:
         return JointState(why_not="the ranks disagree about who holds the same")
-    if why := next(_problems(groups, told, leader), ""):
-        return JointState(why_not=why)
-    written = [next(_written(group, told, leader)) for group in groups]
-    pairs = zip(groups, written, strict=True)
-    right = {rank: told[shard.rank].digest for group, shard in pairs for rank in group}
+    return _made_up([(group, told) for group in groups], leader)
+
+
+def joined_parts(answers: Mapping[int, PeerNote], leader: int, parts: Groups) -> JointState:
+    """What the answers make up where each part was written once.
+
+    ``parts``: as :func:`parts_to_write` returned them.
+    """
+    found = []
+    for part in parts:
+        told = dict[int, PeerNote]()
+        for rank in part:
+            note = answers.get(rank)
+            if note is not None and note.shares and part in note.parts:
+                digest, written = note.shares[note.parts.index(part)]
+                told[rank] = note._replace(digest=digest, written=written)
+        found.append((part, told))
+    return _made_up(found, leader)
+
+
+def _made_up(
+    found: Sequence[tuple[tuple[int, ...], Mapping[int, PeerNote]]], leader: int
+) -> JointState:
+    """The state of all of these; each group with the notes that tell of what it holds."""
+    shards, odd, digests = list[Shard](), set[int](), list[str]()
+    for number, (group, told) in enumerate(found):
+        if why := next(_problems(group, told, leader), ""):
+            return JointState(why_not=why)
+        shard = next(_written(group, told, leader))
+        shards.append(shard._replace(variant=number))
+        digests.append(told[shard.rank].digest)
+        odd.update(rank for rank in group if rank in told and told[rank].digest != digests[-1])
+    holders = tuple(group for group, _ in found)
     return JointState(
-        tuple(shard._replace(variant=number) for number, shard in enumerate(written)),
-        tuple(groups) if len(groups) > 1 else (),
-        told[written[0].rank].digest,
-        tuple(rank for rank, note in sorted(told.items()) if note.digest != right[rank]),
+        tuple(shards), holders if len(found) > 1 else (), digests[0], tuple(sorted(odd))
     )
 
 
@@ -92,20 +141,17 @@ def groups_of(notes: Mapping[int, PeerNote]) -> list[tuple[int, ...]]:
     return sorted(known | lone)
 
 
-def _problems(
-    groups: Collection[tuple[int, ...]], told: Mapping[int, PeerNote], leader: int
-) -> Iterator[str]:
-    """Why some group's state is not there, or is not to be believed."""
-    for group in groups:
-        digests = Counter(told[rank].digest for rank in group if rank in told)
-        (common, most), total = digests.most_common(1)[0], digests.total()
-        shard = next(_written(group, told, leader), None)
-        if len(digests) > 1 and 2 * most <= total:
-            yield "the ranks hold different states, and msrun is gone"
-        elif shard is None:
-            yield _nobody(list(group), "the rank that was to write it gave no sign")
-        elif told[shard.rank].digest != common:
-            yield f"rank {shard.rank} differs from most replicas"
+def _problems(group: tuple[int, ...], told: Mapping[int, PeerNote], leader: int) -> Iterator[str]:
+    """Why a group's state is not there, or is not to be believed."""
+    digests = Counter(told[rank].digest for rank in group if rank in told)
+    shard = next(_written(group, told, leader), None)
+    common, most = next(iter(digests.most_common(1)), ("", 0))
+    if len(digests) > 1 and 2 * most <= digests.total():
+        yield "the ranks hold different states, and msrun is gone"
+    elif shard is None:
+        yield _nobody(list(group), "the rank that was to write it gave no sign")
+    elif told[shard.rank].digest != common:
+        yield f"rank {shard.rank} differs from most replicas"
 
 
 def _written(group: tuple[int, ...], told: Mapping[int, PeerNote], leader: int) -> Iterator[Shard]:

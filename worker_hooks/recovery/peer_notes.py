@@ -43,8 +43,12 @@ class PeerNote(NamedTuple):
     leads: str = ""  # the folder that it writes a dump to, as the leader
     failed: str = ""  # why it cannot lead
     alike: tuple[int, ...] = ()  # the ranks that hold the same; none: all, or nobody knows
+    parts: tuple[tuple[int, ...], ...] = ()  # of it, if some is held with others than the rest
+    total: int = 0  # parts that the state of all ranks has
+    by_parts: bool = False  # it leads so that each part is written once, not each group's state
     digest: str = ""
     written: dict[str, Any] | None = None  # the manifest's entry for the state of these
+    shares: Sequence[tuple[str, dict[str, Any] | None]] = ()  # the last two, for each of its parts
     private: dict[str, Any] | None = None  # the manifest's entry for its private state
     folder: str = ""  # the folder of these entries
 
@@ -89,7 +93,8 @@ class PeerNotes:
         for path in self.folder.glob("rank_*.json"):
             try:
                 note = PeerNote(**json.loads(read_small(path)))
-                note = note._replace(alike=tuple(note.alike))
+                parts = tuple(map(tuple, note.parts))
+                note = note._replace(alike=tuple(note.alike), parts=parts)
             except (OSError, ValueError, TypeError):
                 continue  # just being replaced, or no note
             rank = int(path.stem[5:])

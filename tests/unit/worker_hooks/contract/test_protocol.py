@@ -81,6 +81,7 @@ MESSAGES = [
     protocol.PeerPages([0, 3], [4711, 4712]),
     protocol.Replicated("the ranks hold different state"),
     protocol.Replicated("", [0, 4]),
+    protocol.Replicated("", [1], [[0, 1], [1, 3]], [["e"], ["w", "x"]], 4),
     protocol.NotShared("/data", "/data is not one folder for all nodes"),
     protocol.OpenVote(),
     protocol.OpenVote(is_over_nodes=True, is_cut=False),

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from worker_hooks.contract.protocol import Digested, Written
-from worker_hooks.recovery.peer_answers import is_writer, joined, shard_of
+from worker_hooks.recovery.peer_answers import (
+    is_writer,
+    joined,
+    joined_parts,
+    parts_to_write,
+    shard_of,
+)
 from worker_hooks.recovery.peer_notes import PeerNote
 
 PAIRS = {0: (0, 2), 1: (1, 3), 2: (0, 2), 3: (1, 3)}
@@ -111,3 +117,87 @@ def test_a_rank_that_is_behind_is_no_writer():
 
 def test_what_was_only_digested_is_no_file():
     assert shard_of(Digested(0, 0, 0, "d")) is None
+
+
+# --- no rank is a replica of another one, but each part of the state has several holders ----------
+
+PARTS = ((0, 1), (0, 2), (1, 3), (2, 3))
+
+
+def parted(digests, wrote=(), total=4):
+    """By rank a note; ``digests``: a letter for each of its parts, a dot for a rank that is dead."""
+    found = answers(LONE, "".join("." if each == "." else " " for each in digests), ())
+    for rank, note in found.items():
+        parts = tuple(part for part in PARTS if rank in part)
+        files = [shard(rank) if (rank, part) in wrote else None for part in parts]
+        shares = [*zip(digests[rank], files, strict=False)]
+        found[rank] = note._replace(parts=parts, total=total, shares=shares)
+    return found
+
+
+WROTE = {(0, (0, 1)), (0, (0, 2)), (3, (1, 3)), (2, (2, 3))}
+
+
+def test_parts_are_written_one_by_one_if_a_rank_is_dead_whose_state_others_have_between_them():
+    assert parts_to_write(0, parted(["ab", ".", "bd", "cd"])) == PARTS
+    assert parts_to_write(2, parted([".", "ac", "bd", "."])) == PARTS
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        parted(["ab", "ac", "bd", "cd"]),  # each writes all that it has, as its group
+        parted(["ab", ".", "bd", "."]),  # what 1 and 3 held is lost
+        parted(["ab", ".", "bd", "cd"], total=5),  # so is what 1 had alone
+        answers(PAIRS, "a.ab"),
+        answers(UNKNOWN, "a.aa"),
+    ],
+)
+def test_else_they_are_not(notes):
+    assert parts_to_write(0, notes) == ()
+
+
+def test_a_rank_that_is_behind_holds_no_part():
+    notes = parted(["ab", ".", "bd", "cd"])
+    notes[3] = notes[3]._replace(step=6)
+    assert parts_to_write(0, notes) == ()
+
+
+def test_a_leader_that_knows_no_parts_does_not_write_them():
+    notes = parted(["ab", ".", "bd", "cd"])
+    notes[0] = notes[0]._replace(parts=(), total=0)
+    assert parts_to_write(0, notes) == ()
+    assert parts_to_write(2, notes) == ()  # nobody else tells of what 0 and 1 hold
+
+
+def test_of_each_part_one_holder_writes():
+    notes = parted(["ab", ".", "bd", "cd"])
+    wrote = {
+        (rank, part)
+        for rank, note in notes.items()
+        for part in note.parts
+        if is_writer(rank, 0, notes, part)
+    }
+    assert wrote == WROTE
+
+
+def test_the_parts_make_up_the_state():
+    state = joined_parts(parted(["ab", ".", "bd", "cd"], WROTE), 0, PARTS)
+    assert state.holders == PARTS
+    assert [each.rank for each in state.shards] == [0, 0, 3, 2]
+    assert [each.variant for each in state.shards] == [0, 1, 2, 3]
+    assert (state.digest, state.odd, state.why_not) == ("a", (), "")
+
+
+@pytest.mark.parametrize(
+    ("digests", "wrote", "why"),
+    [
+        (["ab", ".", "xd", "cd"], WROTE, "the ranks hold different states"),
+        (["ab", ".", "bd", "cd"], WROTE - {(3, (1, 3))}, "nobody saves the state of rank 1, 3"),
+        (["ab", ".", "bd", "."], WROTE, "nobody saves the state of rank 1, 3"),
+    ],
+)
+def test_they_do_not_if_one_is_missing_or_in_doubt(digests, wrote, why):
+    state = joined_parts(parted(digests, wrote), 0, PARTS)
+    assert state.why_not.startswith(why)
+    assert not state.shards
