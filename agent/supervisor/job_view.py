@@ -14,9 +14,15 @@ from agent.workers.starter import Starter
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
-MOST_NAMED = 16 << 20  # characters of names of tensors that all ranks together are told
+MOST_NAMED = 16 << 20  # characters about parts that all ranks together are told
+MOST_OF_RANK = 64 << 10  # that one rank is: a message is one packet
+_DIGITS = 8  # characters of a rank's number in a message, at most, with what is between them
 
 _SAVING = {JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING}  # alike for nodes
+
+
+def _characters(part: Part) -> int:
+    return _DIGITS * len(part.ranks) + sum(map(len, part.without))
 
 
 class JobView(NamedTuple):
@@ -58,12 +64,14 @@ class Holders(NamedTuple):
         for ranks in self.alike:
             found |= dict.fromkeys(ranks, protocol.Replicated(self.why_not_alone, list(ranks)))
         every = self.parts.every
-        if sum(len(part.ranks) * sum(map(len, part.without)) for part in every) > MOST_NAMED:
-            return found
         of_rank: dict[int, list[Part]] = {}
         for part in every:
             for rank in part.ranks:
                 of_rank.setdefault(rank, []).append(part)
+        of_part = {id(part): _characters(part) for part in every}
+        sizes = [sum(of_part[id(part)] for part in parts) for parts in of_rank.values()]
+        if sum(sizes) > MOST_NAMED or max(sizes, default=0) > MOST_OF_RANK:
+            return found
         for rank in found.keys() & of_rank.keys():
             found[rank] = found[rank]._replace(
                 parts=[list(part.ranks) for part in of_rank[rank]],

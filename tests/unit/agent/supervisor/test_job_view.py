@@ -26,8 +26,12 @@ def test_a_rank_in_several_parts_is_told_them_in_the_order_of_its_shares():
     assert told[2] == Replicated("", [2], [[0, 2], [2, 3]], [["w"], ["e"]], 4)
 
 
-def test_what_would_be_too_much_is_not_told(monkeypatch):
-    monkeypatch.setattr(job_view, "MOST_NAMED", 7)
+@pytest.mark.parametrize(("limit", "of"), [("MOST_NAMED", 4), ("MOST_OF_RANK", 1)])
+def test_what_would_be_too_much_is_not_told(monkeypatch, limit, of):
+    """Each rank is told two names, of one letter each, and four numbers."""
+    monkeypatch.setattr(job_view, limit, of * 34)
+    assert Holders(alike=LONE, parts=PARTS).told()[0].parts
+    monkeypatch.setattr(job_view, limit, of * 34 - 1)
     told = Holders(alike=LONE, parts=PARTS).told()
     assert told == {rank: Replicated("", [rank]) for rank in range(4)}
 
