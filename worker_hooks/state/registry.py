@@ -21,8 +21,13 @@ from worker_hooks.state.stateful import ObjectPiece
 from worker_hooks.state.tensor import TensorPiece
 from worker_hooks.tensors import placements, state_json
 from worker_hooks.tensors.part_versions import PartVersions
-from worker_hooks.tensors.placements import Box, is_zero, part_of, updating
+from worker_hooks.tensors.placements import Box, is_distributed, is_zero, part_of, updating
 from worker_hooks.tensors.state_json import Json
+
+WITHIN = (
+    "{0} has a DTensor in its state_dict, of which nothing can be put back: give TrainState these "
+    "tensors themselves, in a list or a dict, as {0}=[...], and the rest of it as another object"
+)
 
 
 class Piece(Protocol):
@@ -334,8 +339,12 @@ def _tried(piece: Piece) -> dict[str, Tensor]:
         TypeError: something cannot be saved.
     """
     try:
-        return piece.encode(piece.snapshot())[1] | piece.tensors()
+        snapshot = piece.snapshot()
+        is_object = isinstance(piece, ObjectPiece) and not piece.optimizers
+        if not (is_object and any(map(is_distributed, tensors_in(snapshot.state)))):
+            return piece.encode(snapshot)[1] | piece.tensors()
     except TypeError:
         raise
     except Exception as error:
         raise TypeError(f"{piece.name} cannot be saved: reading its state: {error!r}") from error
+    raise TypeError(WITHIN.format(piece.name))

@@ -291,6 +291,27 @@ def test_of_a_distributed_tensor_the_part_of_this_rank_comes_back():
         assert other[0].to_local().eq(6).all()
 
 
+def test_a_distributed_tensor_within_an_object_is_refused_with_what_to_do():
+    """As of an average in a class of the script's own."""
+
+    class Average:
+        def __init__(self, mesh):
+            self.shadow = {"w": DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)])}
+
+        def state_dict(self):
+            return {"shadow": self.shadow, "updates": 3}
+
+        def load_state_dict(self, state):
+            pass
+
+    with mesh_seen_by(1) as mesh:
+        with pytest.raises(
+            TypeError, match=r"^ema has a DTensor in its state_dict, .* ema=\[\.\.\.\]"
+        ):
+            pieces_of({"ema": Average(mesh)})
+        pieces_of({"ema": Average(mesh).shadow})
+
+
 def test_an_average_of_the_model_comes_back():
     model, optimizer = trained(OPTIMIZERS["momentum"])
     model.append(nn.BatchNorm1d(3))
