@@ -6,6 +6,7 @@ Else it would begin from an older step, or find none, while they write the newes
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable
 
@@ -49,10 +50,12 @@ def await_ranks(record: Record, say: Callable[[str], None], most_s: float = MOST
 def _saving(state: RunState) -> dict[int, int]:
     """By rank a pidfd of its process, as far as it lives."""
     found: dict[int, int] = {}
-    if not state.lost or state.status is None:
+    record = state.record
+    is_here = not state.elsewhere or record.host == socket.gethostname()
+    if state.status is None or state.alive or state.ended or not is_here:
         return found
     for worker in state.status.workers:
-        if worker.pid is None or worker.ended is not None:
+        if worker.pid is None or worker.ended is not None or not record.has_rank(worker.rank):
             continue
         try:
             process = os.pidfd_open(worker.pid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -58,6 +59,24 @@ def test_a_rank_that_has_ended_is_not_awaited(tmp_path, rank, changes):
     said = []
     await_ranks(lost(tmp_path, rank.pid, **changes), said.append)
     assert said == []
+
+
+def test_a_rank_of_another_node_is_not_looked_for_here(tmp_path, rank):
+    record, said = lost(tmp_path, rank.pid, rank.pid), []
+    record = record._replace(host=socket.gethostname(), ranks=(1,))
+    await_ranks(record, said.append, most_s=0.01)
+    assert said[0].endswith("waiting for rank 1 to save and end")
+
+
+@pytest.mark.parametrize(("host", "count"), [("", 0), (socket.gethostname(), 2)])
+def test_on_a_node_whose_controller_was_on_another_one_its_own_ranks_are_awaited(
+    tmp_path, rank, host, count
+):
+    record, said = lost(tmp_path, rank.pid), []
+    path = Path(record.log_dir) / "status.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"host": "node-0"}))
+    await_ranks(record._replace(host=host, ranks=(0,)), said.append, most_s=0.01)
+    assert len(said) == count
 
 
 def test_nobody_is_awaited_of_a_run_that_has_ended(tmp_path, rank):
