@@ -14,6 +14,8 @@ from agent.workers.starter import Starter
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
+MOST_ALIKE = 20_000  # ranks that one message names
+TOO_MANY = "it has {:,} replicas, more than a message can name"
 MOST_NAMED = 16 << 20  # characters about parts that all ranks together are told
 MOST_OF_RANK = 64 << 10  # that one rank is: a message is one packet
 _DIGITS = 8  # characters of a rank's number in a message, at most, with what is between them
@@ -62,7 +64,11 @@ class Holders(NamedTuple):
         """What each rank of a group is told of it, and of its parts unless all of that is much."""
         found: dict[int, protocol.Replicated] = {}
         for ranks in self.alike:
-            found |= dict.fromkeys(ranks, protocol.Replicated(self.why_not_alone, list(ranks)))
+            said = protocol.Replicated(self.why_not_alone, list(ranks))
+            if len(ranks) > MOST_ALIKE:  # if they are all, it need not be said who they are
+                too_many = TOO_MANY.format(len(ranks)) if len(self.alike) > 1 else ""
+                said = protocol.Replicated(self.why_not_alone or too_many)
+            found |= dict.fromkeys(ranks, said)
         every = self.parts.every
         of_rank: dict[int, list[Part]] = {}
         for part in every:

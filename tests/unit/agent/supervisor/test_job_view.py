@@ -8,6 +8,7 @@ from agent.ranks.parts import Part, seated
 from agent.supervisor import job_view
 from agent.supervisor.job_view import Holders
 from worker_hooks.contract.protocol import Replicated
+from worker_hooks.contract.wire import encode
 
 LONE = ((0,), (1,), (2,), (3,))
 PARTS = seated(
@@ -24,6 +25,25 @@ def test_a_rank_in_several_parts_is_told_them_in_the_order_of_its_shares():
     told = Holders(alike=LONE, parts=PARTS).told()
     assert told[1] == Replicated("", [1], [[0, 1], [1, 3]], [["e"], ["w"]], 4)
     assert told[2] == Replicated("", [2], [[0, 2], [2, 3]], [["w"], ["e"]], 4)
+
+
+@pytest.mark.parametrize(
+    ("halves", "said"),
+    [
+        (1, Replicated("")),  # all of them hold the same, whoever is not named
+        (2, Replicated("it has 20,001 replicas, more than a message can name")),
+    ],
+)
+def test_a_group_that_no_message_can_name_is_not_named(halves, said):
+    ranks = range(20_001 * halves)
+    told = Holders(alike=tuple(tuple(ranks[at::halves]) for at in range(halves))).told()
+    assert told.keys() == {*ranks}
+    assert {repr(each) for each in told.values()} == {repr(said)}
+
+
+def test_the_largest_group_that_is_named_fits_into_a_message():
+    ranks = tuple(range(10**6, 10**6 + 20_000))
+    encode(Holders(alike=(ranks,)).told()[ranks[0]])
 
 
 @pytest.mark.parametrize(("limit", "of"), [("MOST_NAMED", 4), ("MOST_OF_RANK", 1)])
