@@ -21,6 +21,8 @@ from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import Manifest
 
+EVERY = -1  # in place of a rank's group: all hold the same, so that it is not said who does
+
 
 class NodesMemory:
     """What the nodes of one job have in memory, and of the disk of the controller's node."""
@@ -179,8 +181,9 @@ class NodesMemory:
             return None
         groups = dict[int, list[int]]()
         for rank in ranks:
-            alike = self._hooks.replicated(rank).alike
-            groups.setdefault(alike[0] if alike else rank, []).append(rank)
+            told = self._hooks.replicated(rank)
+            alone = rank if told.why_not else EVERY
+            groups.setdefault(told.alike[0] if told.alike else alone, []).append(rank)
         return SaveHere(tuple(map(tuple, groups.values())), pack_said(save))
 
     def offer(self, path: str, told: Callable[[CheckpointPlace | None], object]) -> None:

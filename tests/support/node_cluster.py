@@ -83,7 +83,7 @@ class FakeHooks:
 
     def __init__(self):
         self.heard, self.finished, self.newest = [], set(), 0
-        self.alike = ()  # replica groups
+        self.alike = ()  # replica groups; one without ranks: all hold the same
 
     def relay(self, send):
         self.send_all = send
@@ -118,8 +118,8 @@ class FakeHooks:
         self.heard.append(("ready", node, told))
 
     def replicated(self, rank):
-        alike = next((group for group in self.alike if rank in group), ())
-        return protocol.Replicated("", [*alike])
+        alike = next((group for group in self.alike or () if rank in group), ())
+        return protocol.Replicated("" if self.alike else "nobody knows", [*alike])
 
     def spread_memory(self, spread, gather):
         self.gather = gather

@@ -128,7 +128,12 @@ def to_memory(cluster, *gone):
 
 @pytest.mark.parametrize(
     ("alike", "groups"),
-    [((), ((2,), (4,))), (((0, 1, 2, 3, 4, 5),), ((2, 4),)), (((0, 2), (1, 4)), ((2,), (4,)))],
+    [
+        ((), ((2,), (4,))),
+        (((),), ((2, 4),)),
+        (((0, 1, 2, 3, 4, 5),), ((2, 4),)),
+        (((0, 2), (1, 4)), ((2,), (4,))),
+    ],
 )
 def test_where_ranks_have_died_the_others_write_what_they_hold(cluster, alike, groups):
     cluster.start(2, 3, 4)
