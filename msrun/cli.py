@@ -215,6 +215,10 @@ def _run(request: Request) -> int:
         from msrun.job.saving_ranks import await_ranks
 
         await_ranks(request.resumed, _say)
+    if request.job.cluster is not None and not request.dry_run:
+        from agent.launch.meeting import await_name
+
+        await_name(request.job, _say)
     request = _with_origin(request)
     request = request._replace(job=recover_arg.decided(request.job))
     if request.verbose:

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +25,14 @@ from agent.nodes.checkpoint_copy import (
     CheckpointServer,
     have_checkpoint,
 )
-from agent.nodes.gather import MissingNodesError, Past, Succession, gather
+from agent.nodes.gather import (
+    FIRST_WORD_S,
+    NEXT_WORD_S,
+    MissingNodesError,
+    Past,
+    Succession,
+    gather,
+)
 from agent.nodes.join import (
     LostWhileSpareError,
     NeverBegunError,
@@ -42,13 +50,14 @@ from agent.records.run_record import KeptRecord
 from agent.seat.job_seat import Whereabouts
 from agent.seat.records import HeldSeat
 from agent.spec.job_spec import ClusterSpec, JobSpec, NotStartedError, UsageError
-from agent.text.wording import other_world
+from agent.text.wording import duration, other_world
 from agent.workers.master_port import (
     is_loopback,
     is_of_this_host,
     listen,
     listen_for_nodes,
     listen_in_reserve,
+    why_unresolved,
 )
 from worker_hooks.contract.env import TOKEN
 from worker_hooks.storage import manifest
@@ -57,6 +66,7 @@ OPEN_DOOR = (
     "the nodes have no token: whoever reaches port {} may join the job (set {}, or --token-file)"
 )
 REGATHER_S = 10.0  # for the nodes of a job that goes on with others, which have just ended it
+NAME_LOOK_S = 0.5  # between two questions which host has a name
 LATE_S = 30.0  # until a file server shows everywhere what was saved on one node
 
 
@@ -147,6 +157,32 @@ def meet(
         raise
 
 
+def await_name(spec: JobSpec, say: Callable[[str], None]) -> None:
+    """Wait until it is known here which host MASTER_ADDR names: name servers may be late.
+
+    Whether this is node 0 follows from that; who is not node 0 in any case dials until it is known.
+
+    Raises:
+        NotStartedError: it does not become known in time.
+    """
+    cluster = spec.cluster
+    if cluster is None or _is_guest_anywhere(cluster):
+        return
+    whereabouts = Whereabouts(spec, lambda _: None)  # who joins says it
+    begin_s = time.monotonic()
+    word_s, patience_s = begin_s + FIRST_WORD_S, spec.timeouts.start_s
+    while (why := why_unresolved(spec.master_addr)) and whereabouts() is None:
+        now_s = time.monotonic()
+        what = f"{spec.master_addr}:{spec.master_port} {why}"
+        if patience_s is not None and now_s >= begin_s + patience_s:
+            waited = duration(now_s - begin_s)
+            raise NotStartedError(f"the job did not begin within {waited}: {what}")
+        if now_s >= word_s:
+            word_s = now_s + NEXT_WORD_S
+            say(f"waiting to begin: {what}")
+        time.sleep(NAME_LOOK_S)
+
+
 class OwnSide(NamedTuple):
     """What a node brings along to meet the others."""
 
@@ -224,10 +260,17 @@ def _security(
 
 def is_guest(spec: JobSpec, cluster: ClusterSpec) -> bool:
     """Whether this is surely not the controller's node."""
-    rank = cluster.node_rank
+    if _is_guest_anywhere(cluster):
+        return True
+    is_decided = cluster.by_hand is not None or cluster.node_rank == 0
+    return not (is_decided or is_of_this_host(spec.master_addr))
+
+
+def _is_guest_anywhere(cluster: ClusterSpec) -> bool:
+    """Whether it is none wherever nodes meet."""
     if cluster.by_hand is not None:
         return cluster.by_hand.has_worker
-    return cluster.is_spare or rank > 0 or (rank < 0 and not is_of_this_host(spec.master_addr))
+    return cluster.is_spare or cluster.node_rank > 0
 
 
 def _door(spec: JobSpec, cluster: ClusterSpec) -> socket.socket | None:

@@ -91,6 +91,17 @@ def is_of_this_host(host: str) -> bool:
         return False
 
 
+def why_unresolved(host: str) -> str:
+    """Why a name is not known here yet, as a verb phrase; empty: it is, or never will be."""
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return f"does not resolve ({error.strerror})"
+    except ValueError:  # no host can have such a name
+        return ""
+    return ""
+
+
 def second_listener(listener: socket.socket) -> socket.socket:
     """A listener at the same address on a free port; ``listener`` itself if there is none."""
     try:

@@ -14,6 +14,8 @@ from support.cluster import Cluster
 from support.jobs import DEADLINE_S, WORKERS, Ended, poll, refused
 from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left, job_of, static
 
+from msrun.cluster.node import ClusterNode
+
 Nodes = Callable[[int], Cluster]
 PLACE = WORKERS / "place.py"
 TURNS = 4  # of a comparison: others use the machine, too
@@ -208,17 +210,46 @@ def test_variables_of_torchrun_and_kubernetes(nodes: Nodes, case: str) -> None:
     check_places(job, [2, 2], ["node0", "node1"])
 
 
+def knows(node: ClusterNode, hosts: str) -> None:
+    """A node has a hosts file of its own from now on; it may be written anew later."""
+    path = node.folder / "hosts"
+    is_new = not path.exists()
+    path.write_text(hosts)
+    if is_new:
+        assert node.run(["mount", "--bind", path, "/etc/hosts"]).wait() == 0
+
+
+@pytest.mark.parametrize("is_numbered", [True, False])
+def test_the_name_of_node_0_may_be_known_late(nodes: Nodes, is_numbered: bool) -> None:
+    """As where Kubernetes has just made the pods; without numbers the name decides who is first."""
+    jobs = NodeJobs(cluster := nodes(2))
+    for node in cluster.nodes:
+        knows(node, "127.0.0.1 localhost\n")
+
+    def how(rank: int) -> list[str]:
+        words = ["--rdzv-backend=c10d", "--rdzv-id=J", f"--rdzv-endpoint=first:{PORT}"]
+        if is_numbered:
+            words = [f"--node-rank={rank}", "--master-addr=first", f"--master-port={PORT}"]
+        return ["--nnodes=2", *words]
+
+    job = jobs.start(PLACE, how=how)
+    for part in job.parts:
+        part.await_error("waiting to begin: first:29511 does not resolve (")
+    for node in reversed(cluster.nodes):
+        knows(node, "127.0.0.1 localhost\n10.77.0.1 first\n")
+    job.succeed()
+    check_places(job, [1, 1], ["node0", "node1"])
+
+
 @pytest.mark.torch
 def test_hosts_that_call_themselves_by_a_loopback_address(nodes: Nodes) -> None:
     """As Debian's installer writes it; gloo would listen there, and reach nobody."""
     jobs = NodeJobs(cluster := nodes(2))
     for node in cluster.nodes:
-        hosts = node.folder / "hosts"
         others = "".join(
             f"10.77.0.{each.index + 1} {each.name}\n" for each in cluster.nodes if each != node
         )
-        hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {node.name}\n{others}")
-        assert node.run(["mount", "--bind", hosts, "/etc/hosts"]).wait() == 0
+        knows(node, f"127.0.0.1 localhost\n127.0.1.1 {node.name}\n{others}")
         link = ["ip", "link", "add", "name", "other0", "type", "veth", "peer", "name", "other1"]
         for words in (
             link,

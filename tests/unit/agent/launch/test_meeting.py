@@ -10,10 +10,11 @@ from support import checkpoints
 
 from agent.launch import meeting
 from agent.launch.job_token import JobToken
-from agent.launch.meeting import meet
+from agent.launch.meeting import await_name, meet
 from agent.nodes.checkpoint_copy import CheckpointPlace
 from agent.spec.job_spec import (
     ClusterSpec,
+    HandSpec,
     JobSpec,
     NotStartedError,
     Program,
@@ -123,6 +124,67 @@ def test_the_port_that_another_job_has_is_named_by_node_0(place):
 def test_a_host_that_is_another_machine_is_no_place_for_node_0(place):
     with pytest.raises(UsageError, match=r"192\.0\.2\.1 is not an address of this machine"):
         place.meet(place.spec(0, master_addr="192.0.2.1"))
+
+
+class LateNames:
+    """A name server that knows nothing at first."""
+
+    def __init__(self, monkeypatch, times, code=socket.EAI_NONAME):
+        self.left, self.code = times, code
+        self._real = socket.getaddrinfo
+        monkeypatch.setattr(meeting, "NAME_LOOK_S", 0.001)
+        for word in ("FIRST_WORD_S", "NEXT_WORD_S"):
+            monkeypatch.setattr(meeting, word, 0.0)
+        monkeypatch.setattr(socket, "getaddrinfo", self)
+
+    def __call__(self, *args, **more):
+        self.left -= 1
+        if self.left >= 0:
+            raise socket.gaierror(self.code, "Name or service not known")
+        return self._real(*args, **more)
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [ClusterSpec(2, None, 0), ClusterSpec(2), ClusterSpec(2, by_hand=HandSpec(has_worker=False))],
+    ids=["first", "without a number", "scheduler"],
+)
+def test_who_may_be_node_0_waits_until_its_name_is_known(place, monkeypatch, cluster):
+    LateNames(monkeypatch, 3)
+    said = []
+    await_name(place.spec(cluster=cluster), said.append)
+    why = f"127.0.0.1:{place.port} does not resolve (Name or service not known)"
+    assert said == [f"waiting to begin: {why}"] * 3
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        *(ClusterSpec(2, None, 1), ClusterSpec(2, is_spare=True)),
+        ClusterSpec(2, by_hand=HandSpec(has_worker=True)),
+    ],
+    ids=["second", "spare", "worker"],
+)
+def test_who_is_not_node_0_in_any_case_does_not_ask_for_its_name(place, monkeypatch, cluster):
+    names = LateNames(monkeypatch, 1)
+    await_name(place.spec(cluster=cluster), pytest.fail)
+    assert names.left == 1
+
+
+def test_a_name_that_is_never_known_ends_the_wait(place, monkeypatch):
+    LateNames(monkeypatch, 10**9)
+    spec = place.spec(timeouts=Timeouts(start_s=0.05))
+    why = rf"did not begin within .*: 127\.0\.0\.1:{place.port} does not resolve \(Name or"
+    with pytest.raises(NotStartedError, match=why) as raised:
+        await_name(spec, lambda _: None)
+    assert raised.value.exit_code == 1
+
+
+def test_what_can_be_no_name_is_not_waited_for(place):
+    host = "a" * 70
+    await_name(place.spec(master_addr=host), pytest.fail)
+    with pytest.raises(UsageError, match="does not resolve"):
+        place.meet(place.spec(master_addr=host))
 
 
 def test_an_open_door_is_said_and_a_token_closes_it(place):
