@@ -63,13 +63,14 @@ class Doorkeeper:
             return refused
         if not spec.replace.node_wait_s:
             return NONE_AWAITED
-        has_room, cluster = self._resize.has_room, spec.cluster
-        only = ANY_RANK if has_room else join.node_rank  # with room it has numbered its nodes anew
+        is_elastic, cluster = self._resize.is_elastic, spec.cluster
+        # one that changes its size has numbered its nodes anew
+        only = ANY_RANK if is_elastic else join.node_rank
         rank = self._places.place(self.facts, join.nproc, join.name, only)
         if rank is None:
             # one that was taken for lost, and has ended its ranks, may be of use again
             by_hand = cluster is not None and cluster.by_hand is not None
-            may_wait = join.is_spare or has_room or by_hand or join.survived is not None
+            may_wait = join.is_spare or is_elastic or by_hand or join.survived is not None
             may_wait |= self._places.is_in_doubt
             return self._spared(join) if may_wait else FULL
         new = NodeFacts(

@@ -20,9 +20,14 @@ class Resize:
         """The nodes with which it is to go on; 0: it does not."""
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether the job may have different numbers of nodes."""
+        return self._least > 0
+
+    @property
     def has_room(self) -> bool:
         """Whether the job may have one node more."""
-        return self._least > 0 and self._nodes < self._most
+        return self.is_elastic and self._nodes < self._most
 
     def grow(self, comers: list[str]) -> str:
         """Take in these nodes, as many as there is room for: why the ranks are to exit now.

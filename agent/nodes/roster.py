@@ -223,6 +223,12 @@ class Gathering:
         """Whether the job may begin if nobody else comes."""
         return 0 < self._wanted.least <= len(self._members)
 
+    def has_enough_without(self, join: Join) -> bool:
+        """Whether a job that takes in what comes has as many nodes as it can have."""
+        is_back = any(one == key_of(join, one.address) for one in self._members)
+        here = len(self._members) - is_back
+        return self._wanted.least > 0 and here >= self._wanted.nnodes
+
     def missing(self) -> str:
         """Who is here and who is not, as a clause."""
         members = self._by_rank()
@@ -442,9 +448,12 @@ class Admission:
         return self._survivors.awaited(self._gathering.survivors())
 
     def is_wanted(self, join: Join) -> bool:
-        """Whether a node may have a place yet; a job begins without those that are spare."""
+        """Whether a node may have a place yet.
+
+        A job begins without those that are spare, and without one more than it can have.
+        """
         if self._survivors is None:
-            return not join.is_spare
+            return not (join.is_spare or self._gathering.has_enough_without(join))
         if join.survived is not None and join.survived.job == self._survivors.job:
             return True
         return self._survivors.take_others(self._gathering.survivors(), self.doors)

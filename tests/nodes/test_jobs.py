@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import signal
 import time
@@ -13,69 +12,17 @@ import pytest
 from support.cluster import Cluster
 from support.jobs import DEADLINE_S, WORKERS, Ended, poll, refused
 from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left, job_of, static
-
-from msrun.cluster.node import ClusterNode
+from support.node_places import OPEN, PLACE, check_places, places, quiet
 
 Nodes = Callable[[int], Cluster]
-PLACE = WORKERS / "place.py"
 TURNS = 4  # of a comparison: others use the machine, too
-OPEN = "msrun: the nodes have no token: whoever reaches port "
-
-
-def places(job: NodesJob) -> list[dict]:
-    """What the ranks told of themselves, by rank, once all have told it."""
-    job.await_everywhere("\n")
-    found = {}
-    for name, log in job.logs().items():
-        (line,) = [line for line in log.splitlines() if line.startswith("place ")]
-        told = json.loads(line.removeprefix("place "))
-        assert name == f"worker_{told['RANK']}.log"
-        found[int(told["RANK"])] = told
-    assert sorted(found) == list(range(len(found)))
-    return [found[rank] for rank in range(len(found))]
-
-
-def hosts(job: NodesJob) -> list[str]:
-    return [place["host"] for place in places(job)]
-
-
-def check_places(job: NodesJob, sizes: list[int], names: list[str]) -> None:
-    """Every variable of each rank, for nodes of so many ranks with these names."""
-    told, world = places(job), sum(sizes)
-    expected = itertools.chain.from_iterable(
-        [(node, local) for local in range(size)] for node, size in enumerate(sizes)
-    )
-    for rank, (node, local) in enumerate(expected):
-        about = told[rank]
-        want = {
-            "RANK": rank,
-            "LOCAL_RANK": local,
-            "WORLD_SIZE": world,
-            "LOCAL_WORLD_SIZE": sizes[node],
-            "GROUP_RANK": node,
-            "GROUP_WORLD_SIZE": len(sizes),
-            "ROLE_RANK": rank,
-            "ROLE_WORLD_SIZE": world,
-            "TORCHELASTIC_RESTART_COUNT": 0,
-        }
-        assert {name: about[name] for name in want} == {k: str(v) for k, v in want.items()}
-        assert about["host"] == names[node]
-    assert len({(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in told}) == 1
-    assert len({one["TORCHELASTIC_RUN_ID"] for one in told}) == 1
-
-
-def quiet(ended: list[Ended]) -> None:
-    """Nothing was said but who the nodes are."""
-    for each in ended:
-        lines = [line for line in each.err.splitlines() if not line.startswith(OPEN)]
-        assert all("waiting " in line or "this is node" in line for line in lines), each.err
 
 
 # --- who they are ---------------------------------------------------------------------------------
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)], ids=str)
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))], ids=str)
 def test_all_ranks_of_three_nodes_meet(nodes: Nodes, order: tuple[int, ...]) -> None:
     jobs = NodeJobs(cluster := nodes(3))
     job = jobs.start(WORKERS / "place_and_sum.py", nodes=(0, 1, 2), nproc=2, order=order)
@@ -210,82 +157,6 @@ def test_variables_of_torchrun_and_kubernetes(nodes: Nodes, case: str) -> None:
     check_places(job, [2, 2], ["node0", "node1"])
 
 
-def knows(node: ClusterNode, hosts: str) -> None:
-    """A node has a hosts file of its own from now on; it may be written anew later."""
-    path = node.folder / "hosts"
-    is_new = not path.exists()
-    path.write_text(hosts)
-    if is_new:
-        assert node.run(["mount", "--bind", path, "/etc/hosts"]).wait() == 0
-
-
-@pytest.mark.parametrize("is_numbered", [True, False])
-def test_the_name_of_node_0_may_be_known_late(nodes: Nodes, is_numbered: bool) -> None:
-    """As where Kubernetes has just made the pods; without numbers the name decides who is first."""
-    jobs = NodeJobs(cluster := nodes(2))
-    for node in cluster.nodes:
-        knows(node, "127.0.0.1 localhost\n")
-
-    def how(rank: int) -> list[str]:
-        words = ["--rdzv-backend=c10d", "--rdzv-id=J", f"--rdzv-endpoint=first:{PORT}"]
-        if is_numbered:
-            words = [f"--node-rank={rank}", "--master-addr=first", f"--master-port={PORT}"]
-        return ["--nnodes=2", *words]
-
-    job = jobs.start(PLACE, how=how)
-    for part in job.parts:
-        part.await_error("waiting to begin: first:29511 does not resolve (")
-    for node in reversed(cluster.nodes):
-        knows(node, "127.0.0.1 localhost\n10.77.0.1 first\n")
-    job.succeed()
-    check_places(job, [1, 1], ["node0", "node1"])
-
-
-@pytest.mark.torch
-def test_hosts_that_call_themselves_by_a_loopback_address(nodes: Nodes) -> None:
-    """As Debian's installer writes it; gloo would listen there, and reach nobody."""
-    jobs = NodeJobs(cluster := nodes(2))
-    for node in cluster.nodes:
-        others = "".join(
-            f"10.77.0.{each.index + 1} {each.name}\n" for each in cluster.nodes if each != node
-        )
-        knows(node, f"127.0.0.1 localhost\n127.0.1.1 {node.name}\n{others}")
-        link = ["ip", "link", "add", "name", "other0", "type", "veth", "peer", "name", "other1"]
-        for words in (
-            link,
-            ["ip", "address", "add", f"10.99.{node.index}.1/24", "dev", "other0"],
-            ["ip", "link", "set", "other0", "up"],
-        ):
-            assert node.run(words).wait() == 0, words  # a network that reaches nobody
-    job = jobs.start(WORKERS / "place_and_sum.py", nproc=2)
-    job.succeed()
-    check_places(job, [2, 2], ["node0", "node1"])
-    assert all("sum 6 of 4" in log for log in job.logs().values())
-    assert {place["GLOO_SOCKET_IFNAME"] for place in places(job)} == {"eth0"}
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_two_nodes_on_one_machine(nodes: Nodes, host: str) -> None:
-    jobs = NodeJobs(cluster := nodes(1))
-
-    def how(rank: int) -> list[str]:
-        meet = [f"--master-addr={host}", f"--master-port={PORT}", f"--node-rank={rank}"]
-        return ["--nnodes=2", "--nproc-per-node=2", f"--log_dir={jobs.folder / str(rank)}", *meet]
-
-    parts = [
-        jobs.start_one(
-            cluster.nodes[0], *how(rank), PLACE, nproc=2, log_dir=jobs.folder / f"logs_{rank}"
-        )
-        for rank in range(2)
-    ]
-    for rank, part in enumerate(parts):
-        part.folder = jobs.folder / str(rank)
-    job = job_of(*parts)
-    quiet(job.succeed())
-    check_places(job, [2, 2], ["node0", "node0"])
-    check_nothing_left(*cluster.nodes)
-
-
 # --- who is refused -------------------------------------------------------------------------------
 
 
@@ -361,6 +232,24 @@ def test_a_job_begins_with_fewer_nodes_and_has_a_spare_later(nodes: Nodes) -> No
     late.await_error("this node waits as a spare")
     goes_on(job)
     assert late.wait().code == 0
+    check_nothing_left(*cluster.nodes)
+
+
+def test_a_node_beyond_the_most_waits_as_a_spare(nodes: Nodes) -> None:
+    """As torchrun has it; it may come as the others do, or later."""
+    jobs = NodeJobs(cluster := nodes(4))
+    words = ("--nnodes=1:2", "--master-addr=node0", f"--master-port={PORT}", PLACE, "wait=go")
+    others = [jobs.start_one(node, *words) for node in cluster.nodes[1:3]]
+    for other in others:
+        other.await_error("waiting to begin: node0:29511 does not answer (Connection refused)")
+    head = jobs.start_one(cluster.nodes[0], *words)
+    poll(lambda: sum("this node waits as a spare" in other.errors for other in others))
+    others.sort(key=lambda other: "waits as a spare" in other.errors)
+    late = jobs.start_one(cluster.nodes[3], *words)
+    late.await_error("this node waits as a spare")
+    job = job_of(head, others[0])
+    goes_on(job)
+    assert [others[1].wait().code, late.wait().code] == [0, 0]
     check_nothing_left(*cluster.nodes)
 
 

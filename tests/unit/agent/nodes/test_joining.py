@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import threading
 
 import pytest
 from support.meeting_nodes import (
@@ -32,6 +33,7 @@ from agent.nodes.messages import (
     Begin,
     Challenge,
 )
+from agent.nodes.roster import Gathering
 from agent.nodes.run_messages import NodeFacts, Order, ShownStatus
 from agent.nodes.token import Proofs, Side
 
@@ -92,6 +94,22 @@ def test_all_that_can_come_are_not_waited_for(job):
     other = job.join(node("mn1"))
     assert len(controller.result(LONG_S).roster.nodes) == 2
     other.result(LONG_S)
+
+
+@pytest.mark.usefixtures("talkative")
+def test_one_more_than_can_take_part_is_not_sent_away(job, monkeypatch):
+    """It asks again: once the job has begun it may wait for a place there."""
+    monkeypatch.setattr(Gathering, "is_complete", property(lambda _: is_let.is_set()))
+    is_let = threading.Event()
+    controller = job.gather(nnodes=2, least=1, last_call_s=LONG_S * 10)
+    joined_by_hand(job, node("mn1"))
+    job.until("2 of 1 to 2 nodes are here")
+    connection, reader = joined_by_hand(job, node("mn2"))
+    with pytest.raises(AssertionError, match="closed"):
+        heard(connection, reader)
+    is_let.set()
+    job.connect()  # wakes it
+    assert [each.host for each in controller.result(LONG_S).roster.nodes] == ["mn0", "mn1"]
 
 
 @pytest.mark.usefixtures("talkative")

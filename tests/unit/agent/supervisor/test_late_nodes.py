@@ -404,16 +404,19 @@ def test_a_node_that_comes_late_where_more_may_come_waits_as_a_spare(waiting):
     assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)
     waiting.size(Resize(2, 4, 3))
     assert waiting.all._judge(late, "10.0.0.4") == Spare(tuple(waiting.all._doorkeeper.facts))
-    waiting.size(Resize(2, 3, 3))  # all have come
-    assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)
+    waiting.size(Resize(2, 3, 3))  # all have come: it waits all the same, as with torchrun
+    late = late._replace(pid=78)
+    assert waiting.all._judge(late, "10.0.0.4") == Spare(tuple(waiting.all._doorkeeper.facts))
+    assert waiting.said[-1] == "another node has come (d): it takes the place of a lost one"
     waiting.all._doorkeeper.facts = waiting.all._doorkeeper.facts[:1]
     why = waiting.all._judge(spare(), "10.0.0.4").why
     assert why == "the job runs on one node, whose place no other one can take"
 
 
-def test_a_job_that_began_with_fewer_nodes_numbered_them_anew(waiting, monkeypatch):
+@pytest.mark.parametrize("most", [9, 3])  # by now it may have all that it can have
+def test_a_job_that_began_with_fewer_nodes_numbered_them_anew(waiting, monkeypatch, most):
     monkeypatch.setattr(waiting.all._door, "seat", lambda: None)
-    waiting.size(Resize(2, 9, 3))
+    waiting.size(Resize(2, most, 3))
     waiting.links[0].lose(GONE)
     back = spare()._replace(is_spare=False, node_rank=7)  # as its command says
     assert waiting.all._judge(back, "10.0.0.4").node_rank == 1
