@@ -18,7 +18,13 @@ from typing import NamedTuple
 from agent.launch.certificates import TlsConfig, tls_context
 from agent.launch.job_token import JobToken
 from agent.launch.past import LOST, adopting, going_on
-from agent.launch.prepare import Prepared, StartedForkserver, prepare, start_early
+from agent.launch.prepare import (
+    Prepared,
+    StartedForkserver,
+    check_before_others,
+    prepare,
+    start_early,
+)
 from agent.nodes.checkpoint_copy import (
     SEEN_S,
     CheckpointPlace,
@@ -126,6 +132,7 @@ def meet(
     """
     cluster = spec.cluster
     assert cluster is not None
+    check_before_others(spec, environ)
     whereabouts = Whereabouts(spec, say)
     whereabouts.check()
     may_lead = not is_guest(spec, cluster)  # workers look for their scheduler where it was

@@ -18,7 +18,7 @@ from agent.hooks.listener import name_of, open_listener
 from agent.launch import rank_plan, signals
 from agent.launch.warm_imports import Choice, choose, is_python_of_ours
 from agent.records import run_record, worker_files
-from agent.records.run_folder import abandon_run_folder, open_run_folder
+from agent.records.run_folder import abandon_run_folder, check_writable, open_run_folder
 from agent.spec.job_spec import JobSpec, UsageError
 from agent.workers.forkserver_client import ForkserverClient
 from agent.workers.master_port import listen
@@ -77,10 +77,7 @@ def prepare(
     listener = listener or listen(spec.master_addr, spec.master_port)
     records_folder = run_record.writable_folder(environ)
     layout = rank_plan.run_layout(spec, records_folder)
-    many = spec.max_restarts + REPLACEMENTS
-    # the longest plan that this job can have: if it is too long, that is reported now
-    last = rank_plan.plan_ranks(spec, layout, many, environ, bound, resumes=True)
-    rank_plan.check_orders(last)
+    _check_plan(spec, layout, environ, bound)
     resumed = spec.dump.lineage[0] if spec.dump.lineage and not spec.is_controlled else None
     claim = None if resumed is None else run_record.claim(records_folder, resumed)
     lock = open_run_folder(layout)
@@ -93,6 +90,34 @@ def prepare(
         bindings=bound,
         claim=claim,
     )
+
+
+def check_before_others(spec: JobSpec, environ: Mapping[str, str]) -> None:
+    """Check what other nodes have no part in: nobody is to begin with a node that cannot.
+
+    Raises:
+        UsageError: one sentence that says what is wrong.
+    """
+    _check_limits()
+    # which worker of its machine it is, one that was started by itself does not know yet
+    is_by_hand = spec.cluster is not None and spec.cluster.by_hand is not None
+    bound = () if is_by_hand else bindings(spec, environ)
+    layout = rank_plan.run_layout(spec, run_record.writable_folder(environ))
+    check_writable(layout.folder)
+    if not is_by_hand:
+        _check_plan(spec, layout, environ, bound)
+
+
+def _check_plan(
+    spec: JobSpec,
+    layout: RunLayout,
+    environ: Mapping[str, str],
+    bound: tuple[rank_plan.Binding, ...],
+) -> None:
+    many = spec.max_restarts + REPLACEMENTS
+    # the longest plan that this job can have: if it is too long, that is reported now
+    last = rank_plan.plan_ranks(spec, layout, many, environ, bound, resumes=True)
+    rank_plan.check_orders(last)
 
 
 def abandon(prepared: Prepared) -> None:

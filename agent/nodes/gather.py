@@ -26,7 +26,7 @@ from agent.nodes.roster import (
     named,
 )
 from agent.nodes.tls import PLAIN, Security
-from agent.spec.job_spec import NotStartedError
+from agent.spec.job_spec import UsageError
 from agent.text.wording import duration
 
 FIRST_WORD_S = 2.0  # until people hear that nodes are missing
@@ -107,11 +107,11 @@ def gather(
     except NodeZeroBackError:  # those that have joined see the line end, and knock there first
         raise
     except BaseException as error:
-        who = named(own.host, own.address)
+        who, code = named(own.host, own.address), MISSING
         why = f"msrun on {who} ended before all nodes were here"
-        if isinstance(error, NotStartedError):  # what is wrong here is wrong for all
-            why = f"{who}: {error}"
-        door.turn_away(Refused(why, MISSING))
+        if isinstance(error, UsageError):  # what is wrong here is wrong for all
+            why, code = f"{who}: {error}", error.exit_code
+        door.turn_away(Refused(why, code))
         raise
     finally:
         door.close()

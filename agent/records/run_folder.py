@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import json
@@ -26,14 +27,8 @@ def open_run_folder(layout: RunLayout) -> int:
     try:
         ensure_folder(layout.folder)
         lock = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise UsageError(
-            f"--log-dir {layout.folder} is not a folder: name one, it is made if missing"
-        ) from error
     except OSError as error:
-        raise UsageError(
-            f"--log-dir {layout.folder} cannot be written ({error.strerror}): name another folder"
-        ) from error
+        raise UsageError(_why_not(layout.folder, error.errno or 0)) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -43,6 +38,26 @@ def open_run_folder(layout: RunLayout) -> int:
         ) from error
     _set_earlier_run_aside(layout)
     return lock
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a run's folder that could not be written; it is not made yet.
+
+    Raises:
+        UsageError: it, or the folder that it would be made in, cannot be written.
+    """
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not there.is_dir():
+        raise UsageError(_why_not(folder, errno.ENOTDIR))
+    if not os.access(there, os.W_OK | os.X_OK):
+        is_fixed = os.statvfs(there).f_flag & os.ST_RDONLY
+        raise UsageError(_why_not(folder, errno.EROFS if is_fixed else errno.EACCES))
+
+
+def _why_not(folder: Path, code: int) -> str:
+    if code in {errno.EEXIST, errno.ENOTDIR}:
+        return f"--log-dir {folder} is not a folder: name one, it is made if missing"
+    return f"--log-dir {folder} cannot be written ({os.strerror(code)}): name another folder"
 
 
 def abandon_run_folder(layout: RunLayout, lock: int) -> None:

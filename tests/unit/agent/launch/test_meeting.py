@@ -1,6 +1,7 @@
 """Nodes meet before anything of the job starts: who listens, what each is told, and what is refused."""
 
 import os
+import resource
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -285,7 +286,45 @@ def test_if_node_0_cannot_prepare_the_run_the_others_are_told(place, monkeypatch
     first, second = place.both(place.spec(0), place.spec(1))
     assert str(first) == "the log folder is in use"
     assert isinstance(second, NotStartedError)
-    assert "ended before all nodes were here" in str(second)
+    assert str(second) == f"{socket.gethostname()}: the log folder is in use"
+    assert second.exit_code == first.exit_code == 2
+
+
+def not_writable(spec, monkeypatch, folder):
+    (held := folder / "held").mkdir()
+    real = os.access  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: path != held and real(path, mode))
+    return spec._replace(logs=spec.logs._replace(log_dir=held / "logs"))
+
+
+def with_few_files(spec, monkeypatch, _):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (20, 20))
+    return spec
+
+
+def with_one_device(spec, _monkeypatch, _folder):
+    return spec._replace(nproc=2, virtual_local_rank=True)
+
+
+@pytest.mark.parametrize(
+    ("has", "why"),
+    [
+        (not_writable, r"--log-dir .*logs cannot be written \(Permission denied\)"),
+        (with_few_files, "too few files can be opened"),
+        (with_one_device, "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_is_wrong_with_a_node_is_said_before_it_meets_others(
+    place, tmp_path, monkeypatch, rank, has, why
+):
+    """Else the others would begin, and lose it at once."""
+    environ = {"XDG_STATE_HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}
+    spec = has(place.spec(rank), monkeypatch, tmp_path)
+    with pytest.raises(UsageError, match=why) as raised:
+        meet(spec, environ, "1.0", pytest.fail)
+    assert raised.value.exit_code == 2
+    assert not any(tmp_path.rglob("logs"))
 
 
 def resuming(place, path):
