@@ -17,6 +17,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -28,6 +29,8 @@ from agent.nodes.tls import PLAIN, Security, UntrustedError
 KEY_BYTES = 32
 BACKLOG = 4096  # thousands come at once; whom the kernel turns away comes again seconds later
 SILENCE_S = 20.0  # without a byte
+PROOF_S = 5.0  # for whoever connects to send a key: anybody may
+MOST_UNKNOWN = 64  # that have sent none yet; whoever comes then waits for one of them
 _PIECE = 64 << 20  # bytes between two signs of progress
 _BUFFER = 4 << 20
 _SIZE = struct.Struct("!Q")
@@ -83,6 +86,7 @@ class MemoryServer:
         self._listener = _listening()
         self.port = int(self._listener.getsockname()[1])
         """Where it listens."""
+        self._unknown = threading.Semaphore(MOST_UNKNOWN)
         self._free = 0  # threads that wait for somebody
         self._counting = threading.Lock()
         with self._counting:
@@ -128,39 +132,54 @@ class MemoryServer:
     def _serve(self) -> None:
         """Serve one after the other, while other threads serve others: one is always free.
 
-        To begin a thread for each of thousands takes longer than to send them what is small.
+        To begin a thread for each of thousands takes longer than to send them what is small. One
+        that a stranger has had is not kept.
         """
         while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
+            with contextlib.ExitStack() as stack:
+                with self._unknown:
+                    try:
+                        connection, _ = self._listener.accept()
+                    except OSError:
+                        return
+                    self._take_from_free()
+                    found = self._asked(stack.enter_context(connection), stack)
+                if found is not None:
+                    with contextlib.suppress(OSError):
+                        self._send(*found)
             with self._counting:
-                self._free -= 1
-                if not self._free:
-                    with contextlib.suppress(OSError):  # no thread is left: others wait
-                        self._begin_thread()
-            self._send(connection)
-            with self._counting:
+                if found is None and self._free:
+                    return
                 self._free += 1
 
-    def _send(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            stack.enter_context(connection)
-            connection.settimeout(SILENCE_S)
-            connection = stack.enter_context(self._security.accepted(connection))
+    def _take_from_free(self) -> None:
+        with self._counting:
+            self._free -= 1
+            if not self._free:
+                with contextlib.suppress(OSError):  # no thread is left: others wait
+                    self._begin_thread()
+
+    def _asked(
+        self, connection: socket.socket, stack: contextlib.ExitStack
+    ) -> tuple[socket.socket, Sequence[_Offer | Path]] | None:
+        """The connection as it is secured, and what it asks for; ``None``: it has no key."""
+        with contextlib.suppress(OSError):
+            nbytes = KEY_BYTES + _COUNT.size
+            connection, told = _proven(connection, self._security, stack, nbytes)
             # nobody learns a key from how long it takes to look it up: it is a number by chance
-            asked_for = received(connection, KEY_BYTES + _COUNT.size)
-            offers = self._offers.get(asked_for[:KEY_BYTES])
-            if offers is None:
+            if (offers := self._offers.get(told[:KEY_BYTES])) is not None:
+                wanted = _wanted(connection, told[KEY_BYTES:], len(offers))
+                return connection, [offers[number] for number in wanted]
+        return None
+
+    def _send(self, connection: socket.socket, offers: Sequence[_Offer | Path]) -> None:
+        for offer in offers:
+            if not self._send_offer(connection, offer):
                 return
-            for number in _wanted(connection, asked_for[KEY_BYTES:], len(offers)):
-                if not self._send_offer(connection, offers[number]):
-                    return
-            if isinstance(connection, ssl.SSLSocket):
-                connection.shutdown(socket.SHUT_WR)
-                connection.recv(1)  # until the other end has all of it, and closes
-            # else the kernel sends what is left, as nothing lies unread here
+        if isinstance(connection, ssl.SSLSocket):
+            connection.shutdown(socket.SHUT_WR)
+            connection.recv(1)  # until the other end has all of it, and closes
+        # else the kernel sends what is left, as nothing lies unread here
 
     def _send_offer(self, connection: socket.socket, offer: _Offer | Path) -> bool:
         """Whether all of it was sent."""
@@ -199,6 +218,9 @@ class MemoryInbox:
         self._taken = taken
         self._progress = progress
         self._security = security
+        self._unknown = threading.Semaphore(MOST_UNKNOWN)
+        self._taking = threading.Lock()
+        self._is_taken = False
         self._listener = _listening()
         self.port = int(self._listener.getsockname()[1])
         try:
@@ -214,34 +236,49 @@ class MemoryInbox:
         self._listener.close()
 
     def _serve(self) -> None:
-        is_taken = False
-        while not is_taken:
+        while True:
+            self._unknown.acquire()
             try:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            with contextlib.suppress(OSError, RuntimeError), connection:  # or the job is just over
-                connection.settimeout(SILENCE_S)
-                is_taken = self._take(self._security.accepted(connection))
-        self.close()
-
-    def _take(self, connection: socket.socket) -> bool:
-        with connection:
-            if not hmac.compare_digest(received(connection, KEY_BYTES), self.key):
-                return False
-            told = received(connection, _SIZE.size)
-            if len(told) < _SIZE.size:
-                return False
-            (size,) = _SIZE.unpack(told)
-            file = os.memfd_create(self._name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
-                fill(file, connection, size, self._progress)
-            except BaseException:
+                begin_thread("msrun-inbox", self._hear, connection)
+            except OSError:  # no thread is left
+                self._unknown.release()
+                connection.close()
+
+    def _hear(self, connection: socket.socket) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(connection)
+            # or the loop of the job is just over
+            stack.enter_context(contextlib.suppress(OSError, RuntimeError))
+            try:
+                connection, key = _proven(connection, self._security, stack, KEY_BYTES)
+            finally:
+                self._unknown.release()
+            if hmac.compare_digest(key, self.key):
+                self._take(connection)
+
+    def _take(self, connection: socket.socket) -> None:
+        told = received(connection, _SIZE.size)
+        if len(told) < _SIZE.size:
+            return
+        (size,) = _SIZE.unpack(told)
+        file = os.memfd_create(self._name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            fill(file, connection, size, self._progress)
+        except BaseException:
+            os.close(file)
+            raise
+        with self._taking:
+            if self._is_taken:
                 os.close(file)
-                raise
+                return
             self._taken(file)
-            connection.sendall(_HAS_ALL)
-            return True
+            self._is_taken = True
+        connection.sendall(_HAS_ALL)
+        self.close()
 
 
 def give(
@@ -436,14 +473,37 @@ def fill(file: int, connection: socket.socket, size: int, progress: Progress, at
         at += count
 
 
-def received(connection: socket.socket, count: int) -> bytes:
+def received(connection: socket.socket, count: int, within_s: float | None = None) -> bytes:
     """So many bytes, or fewer if the other end has closed.
+
+    ``within_s``: the time for all of them; ``None``: that of the connection, for each piece.
 
     Raises:
         OSError: nothing comes.
     """
     data, had = bytearray(count), 0
-    # not recv: what an encrypted line has decrypted may be more than was asked for
-    while had < count and (more := connection.recv_into(memoryview(data)[had:])):
+    end_s = None if within_s is None else time.monotonic() + within_s
+    while had < count:
+        if end_s is not None:
+            connection.settimeout(max(end_s - time.monotonic(), 0.001))
+        # not recv: what an encrypted line has decrypted may be more than was asked for
+        more = connection.recv_into(memoryview(data)[had:])
+        if not more:
+            break
         had += more
     return bytes(data[:had])
+
+
+def _proven(
+    connection: socket.socket, security: Security, stack: contextlib.ExitStack, nbytes: int
+) -> tuple[socket.socket, bytes]:
+    """An accepted connection as it is secured, which ``stack`` closes, and its first bytes: a key.
+
+    Raises:
+        OSError: none comes in time.
+    """
+    connection.settimeout(PROOF_S)
+    connection = stack.enter_context(security.accepted(connection))
+    told = received(connection, nbytes, PROOF_S)
+    connection.settimeout(SILENCE_S)
+    return connection, told

@@ -7,9 +7,11 @@ from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 
 import pytest
+from support.jobs import poll
 
 from agent.nodes import transfer
 from agent.nodes.transfer import (
+    KEY_BYTES,
     MemoryInbox,
     MemoryServer,
     Span,
@@ -163,6 +165,51 @@ def test_a_stranger_who_says_nothing_keeps_nobody_waiting(sent):
         server.close()
 
 
+def serving():
+    return sum(thread.name == "msrun-memory" for thread in threading.enumerate())
+
+
+def test_a_stranger_costs_a_thread_for_a_moment_only(sent, monkeypatch):
+    """The server of a checkpoint that is resumed lives as long as the job."""
+    monkeypatch.setattr(transfer, "PROOF_S", 0.1)
+    before = serving()
+    server = MemoryServer(lambda _: None)
+    key = server.offer([Span(sent[1][2])])
+    try:
+        with ExitStack() as stack:
+            for _ in range(2 * transfer.MOST_UNKNOWN):
+                stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            (file,) = fetched(server.port, key, [1])
+            os.close(file)
+            assert serving() <= before + transfer.MOST_UNKNOWN + 2
+        poll(lambda: serving() <= before + 2)
+        (file,) = fetched(server.port, key, [1])
+        os.close(file)
+    finally:
+        server.close()
+    poll(lambda: serving() <= before)
+
+
+def test_who_sends_a_key_byte_by_byte_has_no_more_time(sent, monkeypatch):
+    monkeypatch.setattr(transfer, "PROOF_S", 0.3)
+    server = MemoryServer(lambda _: None)
+    server.offer([Span(sent[1][2])])
+    try:
+        with socket.create_connection(("127.0.0.1", server.port)) as slow:
+            slow.settimeout(0.05)
+            for _ in range(KEY_BYTES):
+                slow.sendall(b"k")
+                with suppress(TimeoutError):
+                    assert slow.recv(1) == b""
+                    break
+            else:
+                pytest.fail("it was let alone")
+    except ConnectionError:  # that is as good
+        pass
+    finally:
+        server.close()
+
+
 def test_each_key_is_to_files_of_its_own(sent):
     server = MemoryServer(lambda _: None)
     try:
@@ -247,6 +294,41 @@ def test_who_has_another_key_or_dies_amid_it_does_not_stop_the_right_one(inbox):
     assert inbox.taken.empty()
 
 
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n"], ids=["nothing", "half a key"])
+def test_strangers_keep_no_rank_waiting(inbox, said):
+    with ExitStack() as stack:
+        for _ in range(3):
+            other = stack.enter_context(socket.create_connection(("127.0.0.1", inbox.port)))
+            other.sendall(said)
+        bring(inbox, b"right")  # they stay longer than it waits for a byte
+    file = inbox.taken.get_nowait()
+    assert content_of(file) == b"right"
+    os.close(file)
+
+
+def test_as_many_strangers_as_there_is_room_for_keep_it_waiting_for_a_moment(inbox, monkeypatch):
+    monkeypatch.setattr(transfer, "PROOF_S", 0.2)
+    with ExitStack() as stack:
+        for _ in range(2 * transfer.MOST_UNKNOWN):
+            stack.enter_context(socket.create_connection(("127.0.0.1", inbox.port)))
+        bring(inbox, b"right")
+    os.close(inbox.taken.get_nowait())
+
+
+def test_who_brings_it_once_more_is_taken_once(inbox):
+    """A sender that has not heard that it was taken comes again."""
+    with socket.create_connection(("127.0.0.1", inbox.port)) as half:
+        half.sendall(inbox.key + (4).to_bytes(8, "big") + b"so")
+        bring(inbox, b"right")
+        with suppress(OSError):
+            half.sendall(b"me")
+            assert half.recv(1) == b""
+    file = inbox.taken.get(timeout=DEADLINE_S)
+    assert content_of(file) == b"right"
+    os.close(file)
+    assert inbox.taken.empty()
+
+
 def test_nothing_comes_to_what_is_closed(inbox):
     inbox.close()
     with pytest.raises(OSError, match="refused"):
@@ -258,9 +340,6 @@ def test_as_many_threads_serve_as_nodes_come_at_once(sent):
     contents, files = sent
     server = MemoryServer(lambda _: None)
     key = server.offer([Span(files[0])])
-
-    def serving():
-        return sum(thread.name == "msrun-memory" for thread in threading.enumerate())
 
     def taken():
         (file,) = fetched(server.port, key, [len(contents[0])])
