@@ -15,6 +15,7 @@ from agent.seat.rights import SuccessorRight
 from agent.text.wording import LISTED
 
 _MOST_WORKERS = 1 << 16  # of one node: more is nonsense
+_MOST_PORT = (1 << 16) - 1
 _MOST_CHARS = 255  # of a host's name and of the like
 
 
@@ -525,6 +526,7 @@ def is_plausible(join: Join) -> bool:
         join.node_rank >= ANY_RANK
         and 0 < join.nproc <= _MOST_WORKERS
         and join.pid > 0
+        and 0 <= join.door <= _MOST_PORT
         and all(len(text) <= _MOST_CHARS and text.isprintable() for text in texts)
         and bool(join.host)
     )

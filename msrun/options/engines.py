@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 from zlib import crc32
 
@@ -267,13 +268,43 @@ def _open_mpi(environ: Mapping[str, str], settings: Settings) -> Engine | None:
 def _place(environ: Mapping[str, str], space: str, *, is_first: bool) -> dict[str, Setting]:
     """Where mpirun itself is, which all processes are told: by its rules it is rank 0's node."""
     name, own = "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_local_daemon_uri"
-    found = re.search(r"tcp://([\w.-]+)|tcp6://\[([^\],]+)", environ.get(name, ""))
+    found = re.search(r"tcp://([\w.,-]+)|tcp6://\[([^\]]+)", environ.get(name, ""))
     given = {}
     if found and not (is_first and environ.get(own, "") != environ[name]):
-        given["master_addr"] = Setting(found[1] or found[2], name)
+        addresses = (found[1] or found[2]).split(",")
+        at = addresses[0] if is_first or len(addresses) == 1 else _nearest(addresses)
+        given["master_addr"] = Setting(at, name)
     port = _LOWEST_PORT + crc32(space.encode()) % _PORTS
     given["master_port"] = Setting(str(port), "PMIX_NAMESPACE")
     return given
+
+
+def _nearest(addresses: list[str]) -> str:
+    """The first of another machine's addresses in a network of this one, else the first.
+
+    It may have networks that this one does not see, and each may have a bridge of its own for
+    containers, at one and the same address.
+    """
+    from ipaddress import ip_address, ip_interface  # rarely needed, as the other one
+
+    import psutil
+
+    def length(mask: str | None) -> int:
+        return int(ip_address(mask or "")).bit_count()
+
+    networks, own = [], set()
+    for each in (one for found in psutil.net_if_addrs().values() for one in found):
+        with suppress(ValueError):  # a card's own number, say
+            there = ip_interface(f"{each.address.partition('%')[0]}/{length(each.netmask)}")
+            networks.append(there.network)
+            own.add(there.ip)
+    others = []
+    for text in addresses:
+        with suppress(ValueError):
+            if (address := ip_address(text)) not in own:
+                others.append((not any(address in network for network in networks), text))
+    # False comes first, and of those alike the one that came first
+    return min(others, key=lambda each: each[0])[1] if others else addresses[0]
 
 
 def _host_of_prterun(environ: Mapping[str, str], space: str, *, is_first: bool) -> Setting | None:

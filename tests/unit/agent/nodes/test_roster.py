@@ -237,6 +237,12 @@ def test_nonsense_is_no_node(odd):
     assert not is_plausible(wish(**odd))
 
 
+@pytest.mark.parametrize("door", [-1, 1 << 16])
+def test_what_is_no_port_is_no_door(door):
+    assert is_plausible(wish()._replace(door=65535))
+    assert not is_plausible(wish()._replace(door=door))
+
+
 # --- workers that are started by hand -------------------------------------------------------------
 
 SCHEDULER = OWN._replace(node_rank=0, nproc=0, host="sched")

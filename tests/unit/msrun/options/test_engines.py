@@ -1,7 +1,9 @@
 """What the variables of Slurm, Open MPI, Kubernetes and MindSpore become where no option says otherwise."""
 
+from types import SimpleNamespace
 from zlib import crc32
 
+import psutil
 import pytest
 
 from agent.records.run_record import Record
@@ -15,6 +17,7 @@ from msrun.options.engines import first_host
 def folder(tmp_path, monkeypatch):
     (tmp_path / "t.py").touch()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(psutil, "net_if_addrs", dict)  # whatever networks this machine is in
     return tmp_path
 
 
@@ -180,6 +183,38 @@ PYTORCH_JOB = {
 )  # fmt: skip
 def test_what_nobody_gave_comes_from_the_engine(environ, line, expected):
     assert told(environ, line) == expected
+
+
+DOCKER = "172.17.0.1", "255.255.0.0"  # a bridge that each machine has for itself, at one address
+SEVERAL = "77.0;tcp://172.17.0.1,10.0.0.1,192.168.0.1:4711"
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ([("10.0.7.2", "255.255.0.0")], "10.0.0.1"),
+        ([DOCKER, ("192.168.0.9", "255.255.255.0")], "192.168.0.1"),
+        ([DOCKER, ("10.9.0.2", "255.255.255.0")], "10.0.0.1"),  # routed: not its own, at least
+        ([("10.9.0.2", "255.255.255.0"), ("fe80::2%eth0", "ffff:ffff:ffff:ffff::")], "172.17.0.1"),
+        ([("10.0.7.2", None)], "172.17.0.1"),
+    ],
+)
+def test_of_the_addresses_of_mpirun_one_is_taken_whose_network_this_machine_is_in(
+    monkeypatch, own, expected
+):
+    addresses = [SimpleNamespace(address=address, netmask=mask) for address, mask in own]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": addresses})
+    environ = mpi(2, OMPI_MCA_orte_hnp_uri=SEVERAL, **ONE_A_NODE)
+    assert told(environ, "")[1] == expected
+    first = mpi(0, OMPI_MCA_orte_hnp_uri=SEVERAL, OMPI_MCA_orte_local_daemon_uri=SEVERAL)
+    assert told(first, "")[1] == "172.17.0.1"  # all are its own
+
+
+def test_of_the_ipv6_addresses_of_mpirun_too(monkeypatch):
+    addresses = [SimpleNamespace(address="fd00:5::2", netmask="ffff:ffff:ffff:ffff::")]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": addresses})
+    uri = "77.0;tcp6://[fd00:4::1,fd00:5::1]:4711"
+    assert told(mpi(2, OMPI_MCA_orte_hnp_uri=uri, **ONE_A_NODE), "")[1] == "fd00:5::1"
 
 
 @pytest.mark.parametrize(
