@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agent.nodes.frames import (
     MOST_BYTES,
@@ -34,6 +34,7 @@ DIAL_S = 5.0  # for one connection
 CHALLENGE_S = 10.0  # the listener exists before anybody looks at it
 LATER_S = 3.0  # that a node in the job waits for the word of the one that gathers
 SHORTEST_S, LONGEST_S = 0.1, 1.0  # between two tries
+HAS_NO_TLS = "the nodes of this job have no --tls-config: give it to all nodes, or to none"
 LONGEST_WAIT_S = 3600.0  # in the kernel, which takes no infinite one
 _GROWTH = 1.6
 
@@ -289,10 +290,15 @@ class _Dialling:
 
     def _secured(self, connection: socket.socket) -> socket.socket:
         connection.settimeout(self._within(CHALLENGE_S))  # the listener exists before anybody looks
+        at = connection.getpeername()
         try:
             return self._security.dialled(connection)
         except UntrustedError as error:
             raise RefusedError(f"{self._where} {error}", WRONG) from error
+        except OSError as error:
+            if self._security is not PLAIN and _is_msrun_without_tls(at, self._within(DIAL_S)):
+                raise RefusedError(HAS_NO_TLS, WRONG) from error
+            raise
 
     def _met(self, connection: socket.socket) -> JoinedNode:
         reader = FrameReader(message_of, STRANGER_BYTES)
@@ -433,6 +439,21 @@ class _Dialling:
         if now >= self._word:
             self._word = now + NEXT_WORD_S
             self._progress(f"waiting to begin: {self._where} {self._state}")
+
+
+def _is_msrun_without_tls(at: tuple[Any, ...], within_s: float) -> bool:
+    """Whether nodes meet there that have no certificates."""
+    end = time.monotonic() + within_s
+    reader = FrameReader(message_of, STRANGER_BYTES)
+    with suppress(OSError, FrameError), socket.create_connection(at[:2], within_s) as plain:
+        plain.sendall(PREAMBLE)
+        while (packed := reader.take()) is None:
+            plain.settimeout(max(0.001, end - time.monotonic()))
+            if not (data := plain.recv(RECEIVE_BYTES)):
+                return False
+            reader.add(data)
+        return packed["kind"] == "Challenge"
+    return False
 
 
 def _is_whole(begin: Begin, node_rank: int) -> bool:

@@ -203,6 +203,31 @@ def test_a_node_without_certificates_is_told_what_to_give(job, job_authority):
     controller.exception(LONG_S)
 
 
+def test_a_node_that_alone_has_certificates_is_told(job, job_authority):
+    _, client = sides(job_authority)
+    controller = job.gather(nnodes=2)
+    with pytest.raises(RefusedError, match="of this job have no --tls-config") as why:
+        job.join(node("mn1"), security=client).result(LONG_S)
+    assert why.value.exit_code == 2
+    other = job.join(node("mn2"))
+    assert [each.host for each in controller.result(LONG_S).roster.nodes] == ["mn0", "mn2"]
+    other.result(LONG_S)
+
+
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.0 400 Bad Request\r\n\r\n"], ids=["nothing", "web"])
+def test_who_is_no_msrun_may_be_gone_later(job, job_authority, says):
+    """A node with certificates dials again, as one without does."""
+    server, client = sides(job_authority)
+    job.listener.listen(100)
+    other = job.join(node("mn1"), security=client)
+    for _ in range(2):  # with certificates, and to see whether an msrun has none
+        with job.accept() as connection:
+            assert connection.recv(1)
+            connection.sendall(says)
+    assert len(job.gather(nnodes=2, security=server).result(LONG_S).roster.nodes) == 2
+    other.result(LONG_S)
+
+
 def test_strangers_disturb_nobody(job, job_authority):
     server, client = sides(job_authority)
     controller = job.gather(nnodes=2, security=server)
@@ -318,10 +343,22 @@ def test_without_the_package_one_sentence_says_what_to_install(job_authority, mo
 
 
 def test_no_key_is_left_in_a_file(job_authority, tmp_path):
-    job_authority.config()
+    config = TlsConfig.read(job_authority.config())
     before = sorted(tmp_path.iterdir())
     descriptors = len(os.listdir("/proc/self/fd"))
-    sides(job_authority)
+    written, is_watching = [], [True]
+
+    def look(event, args):
+        if event == "open" and is_watching and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            written.append(args[0])
+
+    sys.addaudithook(look)  # for ever
+    try:
+        for is_server in (True, False):
+            tls_context(config, PASSWORDS, pytest.fail, is_server=is_server)
+    finally:
+        is_watching.clear()
+    assert written == []  # wherever that is
     assert sorted(tmp_path.iterdir()) == before
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
