@@ -10,6 +10,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
 from agent.spec.job_spec import ClusterSpec
 from msrun.job.request import Request, parse
@@ -98,7 +99,49 @@ def test_kubernetes_knows_every_field_of_the_job():
         kubernetes_validate.validate(wrong, "1.37", strict=True)
 
 
-def test_jobset_knows_every_field():
+def unread(given: Any, read: Any, at: str = "") -> list[str]:
+    """The fields that who has read them has left out, as a server does without a word."""
+    if isinstance(given, list):
+        pairs = enumerate(zip(given, read, strict=True))
+        return [one for index, pair in pairs for one in unread(*pair, f"{at}[{index}]")]
+    if not isinstance(given, dict):
+        return []
+    found = []
+    for name, value in given.items():
+        here = f"{at}.{name}".lstrip(".")
+        found += unread(value, read[name], here) if name in read else [here]
+    return found
+
+
+def test_the_models_of_jobset_read_every_field():
+    assert unread(jobset(), JobsetV1alpha2JobSet.from_dict(jobset()).to_dict()) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "found"),
+    [
+        (["failurePolicy"], "maxRestart", "spec.failurePolicy.maxRestart"),
+        (["network"], "enableDnsHostnames", "spec.network.enableDnsHostnames"),
+        (["replicatedJobs", 0], "replica", "spec.replicatedJobs[0].replica"),
+    ],
+)
+def test_a_field_that_jobset_does_not_have_is_found(place, name, found):
+    wrong = jobset()
+    inner = wrong["spec"]
+    for word in place:
+        inner = inner[word]
+    inner[name] = 3
+    assert unread(wrong, JobsetV1alpha2JobSet.from_dict(wrong).to_dict()) == [found]
+
+
+def test_a_value_of_another_kind_is_found():
+    wrong = jobset()
+    wrong["spec"]["failurePolicy"]["maxRestarts"] = "three"
+    with pytest.raises(ValueError, match="maxRestarts"):
+        JobsetV1alpha2JobSet.from_dict(wrong)
+
+
+def test_jobsets_own_definition_knows_every_field():
     folder = os.environ.get(CRDS)
     if not folder:
         pytest.skip(f"set {CRDS} to a folder with JobSet's CustomResourceDefinition as a file")
