@@ -118,6 +118,10 @@ class LostControllerError(Exception):
         self.lost = lost
 
 
+class JobOverError(NotStartedError):
+    """The job beside which this node has waited has come to its end."""
+
+
 def meet(
     spec: JobSpec, environ: Mapping[str, str], version: str, say: Callable[[str], None]
 ) -> Met:
@@ -472,7 +476,8 @@ def join_one(
         lost = Continuation(dialled, error.nodes, None, door, early[-1], token=token.read())
         raise LostControllerError(lost) from error
     except RefusedError as error:
-        raise NotStartedError(error.why, error.exit_code) from error
+        kind = JobOverError if error.is_over else NotStartedError
+        raise kind(error.why, error.exit_code) from error
     except NeverBegunError as error:
         raise NotStartedError(str(error), error.exit_code) from error
     spec = dialled

@@ -17,6 +17,7 @@ from agent.launch.doors import Address, DoorWatch
 from agent.launch.meeting import (
     REGATHER_S,
     Continuation,
+    JobOverError,
     LostControllerError,
     Met,
     OwnSide,
@@ -139,6 +140,8 @@ def meet_again(lost: Continuation, environ: Mapping[str, str], version: str, say
         watch = DoorWatch(_addresses(lost), silent)
         try:
             return _Meeting(lost, environ, version, say, watch).met()
+        except JobOverError:  # others have gone on from what this node has saved
+            raise
         except NotStartedError as error:
             if lost.saved is None:
                 raise
@@ -244,6 +247,8 @@ class _Meeting:
         except NobodyThereError:
             self._search.unanswered(node)
             return None
+        except JobOverError:
+            raise
         except NotStartedError as error:
             if not self._search.refused(node, time.monotonic()):
                 raise

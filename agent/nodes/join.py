@@ -40,12 +40,16 @@ _GROWTH = 1.6
 
 
 class RefusedError(Exception):
-    """The job does not take this node: one sentence, and the exit code of msrun."""
+    """The job does not take this node: one sentence, and the exit code of msrun.
 
-    def __init__(self, why: str, exit_code: int) -> None:
+    ``is_over``: it has waited beside the job, which has come to its end.
+    """
+
+    def __init__(self, why: str, exit_code: int, *, is_over: bool = False) -> None:
         super().__init__(why)
         self.why = why
         self.exit_code = exit_code
+        self.is_over = is_over
 
 
 class NeverBegunError(Exception):
@@ -411,7 +415,7 @@ class _Dialling:
         if isinstance(message, Refused):
             if message.is_of_token and self._may_be_late():
                 raise _DialError("does not take this node's token")
-            raise RefusedError(message.why, message.exit_code)
+            raise RefusedError(message.why, message.exit_code, is_over=self._is_spare)
         return message
 
     def _may_be_late(self) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 from support.cluster import Cluster
 from support.jobs import poll
-from support.node_jobs import NodeJobs, check_nothing_left, programs_on
-from support.node_trainings import go, saved, train
+from support.node_jobs import NodeJobs, check_nothing_left, programs_on, static
+from support.node_trainings import SCRIPT, go, saved, train
 
 Nodes = Callable[[int], Cluster]
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
@@ -88,6 +88,29 @@ def test_a_silent_node_is_noticed(jobs: NodeJobs) -> None:
     assert "msrun: node 1 (node1) is silent: " in ended.err
     assert [each.step for each in saved(jobs)] == [2]
     check_nothing_left(*jobs.cluster.nodes)
+
+
+def test_a_node_that_comes_back_once_its_place_is_taken_waits_as_a_spare(nodes: Nodes) -> None:
+    """It has saved its step by itself; the others go on, and it ends as they do."""
+    jobs = NodeJobs(cluster := nodes(4))
+    job = train(jobs, "/", "--wait=3:1", nodes=(0, 1, 2), nproc=1)
+    spare = jobs.start_one(
+        cluster.nodes[3], "--spare-node", *static(0, 3, 1)[:1], *static(0, 3, 1)[2:], SCRIPT
+    )
+    spare.await_error("this node waits as a spare")
+    job.await_lines("waits in step 3")
+    job.head.await_error("protected")
+    cluster.nodes[2].cut()
+    job.head.await_error("node 2 (node3) has come in the place of the lost one")
+    job.parts[2].await_error("the controller's node is lost")
+    cluster.nodes[2].mend()
+    job.parts[2].await_error("this node waits as a spare")
+    go(jobs)
+    ended = [part.wait() for part in (*job.parts, spare)]
+    assert [each.code for each in ended] == [0] * 4, job.told()
+    assert ended[2].err.splitlines()[-1].startswith("msrun: the job is over: ")
+    assert "takes the part of node 0" not in ended[2].err
+    check_nothing_left(*cluster.nodes)
 
 
 @pytest.mark.parametrize("at", [0, 1])

@@ -124,7 +124,7 @@ def test_a_spare_node_that_was_not_needed_ends_as_the_job(job, late):
     assert waits.wait(LONG_S)
     late.loop.call_soon_threadsafe(late.close, OVER)
     error = future.exception(LONG_S)
-    assert (error.why, error.exit_code) == (OVER.why, 0)
+    assert (error.why, error.exit_code, error.is_over) == (OVER.why, 0, True)
     late.loop.call_soon_threadsafe(late._listen)  # for the fixture
 
 

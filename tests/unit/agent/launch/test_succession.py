@@ -7,7 +7,7 @@ from support.checkpoints import flipped, saved
 
 from agent.launch import search
 from agent.launch import succession as module
-from agent.launch.meeting import Continuation, OwnSide
+from agent.launch.meeting import Continuation, JobOverError, OwnSide
 from agent.launch.past import LOST, going_on
 from agent.launch.search import FIRST, HOME
 from agent.launch.succession import next_job, saved_step, why_over
@@ -216,6 +216,28 @@ def test_a_refusal_by_the_node_that_leads_is_final(meeting):
     one = meeting(Watch(doors(open={2}, gone={0, 1})), answers=[NotStartedError("no")])
     with pytest.raises(NotStartedError, match="no"):
         one.met()
+
+
+@pytest.mark.parametrize("node", [FIRST, 2])
+def test_a_node_that_waited_beside_the_job_ends_with_it(meeting, node):
+    """One that was cut off, and whose place another one has."""
+    watch = Watch(doors(open={node}, gone={0, 1} - {node}))
+    one = meeting(watch, answers=[JobOverError("the job is over: all ranks succeeded", 0)])
+    with pytest.raises(JobOverError, match="the job is over") as raised:
+        one.met()
+    assert raised.value.exit_code == 0
+    assert one.said == []
+
+
+def test_what_such_a_node_has_saved_itself_is_not_what_to_go_on_from(monkeypatch):
+    def over(_):
+        raise JobOverError("the job is over: rank 3 failed", 1)
+
+    monkeypatch.setattr(module._Meeting, "met", over)
+    saved_one = SurvivedStep("record", 3, "/c/step_4", 4, ("record",), "p", 6)
+    with pytest.raises(JobOverError) as raised:
+        module.meet_again(Continuation(JOB, NODES, saved_one, None, None), {}, "1.0", [].append)
+    assert str(raised.value) == "the job is over: rank 3 failed"
 
 
 def test_after_a_second_loss_the_first_place_is_looked_at_as_well(meeting):
