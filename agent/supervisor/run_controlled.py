@@ -21,7 +21,7 @@ from agent.launch.succession import next_job, saved_step, why_over
 from agent.nodes.join import JoinedNode
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.link import NodeLink
-from agent.nodes.run_messages import NodeFacts
+from agent.nodes.run_messages import Ended, NodeFacts
 from agent.spec.console import Console
 from agent.spec.job_spec import JobSpec, UsageError
 from agent.spread.node_writes import NodeWrites
@@ -116,7 +116,7 @@ def run_controlled(
     if controller.head != place:  # another node has taken its part
         node_0 = f"node {controller.head} ({controller.nodes[controller.head].host})"
     if code and lost is None:
-        console.say(f"the job has failed, see the report of {node_0}: {reason}")
+        console.say(f"the job {_what_befell(ending)}, see the report of {node_0}: {reason}")
     parts.journal.log(f"exit {code}: {reason}")
     if lost is not None:
         shown.show_meeting(reason)
@@ -126,6 +126,12 @@ def run_controlled(
         nexts.call_off()
         return code, None
     return code, lost._replace(past=parts.kept)
+
+
+def _what_befell(ending: Ended | None) -> str:
+    """What a job that did not succeed came to, as a verb phrase."""
+    is_stopped = ending is not None and ending.state == JobState.STOPPED.value
+    return "was stopped" if is_stopped else "has failed"
 
 
 def _introduced(prepared: Prepared, name: str, node_0: str) -> str:

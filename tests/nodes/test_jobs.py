@@ -6,7 +6,7 @@ import itertools
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from support.cluster import Cluster
@@ -456,11 +456,17 @@ def test_who_asks_on_any_node_is_told_of_all(nodes: Nodes, at: int) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("at", [0, 1])
-def test_a_signal_to_any_node_stops_all(nodes: Nodes, at: int, signum: int) -> None:
+@pytest.mark.parametrize("at", [(0,), (1,), (0, 1)], ids=str)
+def test_a_signal_to_any_node_stops_all(nodes: Nodes, at: Sequence[int], signum: int) -> None:
+    """A batch system sends it to all of them: that is one request."""
     jobs = NodeJobs(cluster := nodes(2))
     job = jobs.start(PLACE, "wait=go")
     job.await_everywhere("place")
-    job.parts[at].signal(signum)
+    for node in at:
+        job.parts[node].signal(signum)
     assert codes(job) == [128 + signum] * 2, job.told()
+    first, second = (part.errors.splitlines()[-1] for part in job.parts)
+    why = f"stopped by {signal.Signals(signum).name}"
+    assert first == f"msrun: {why}"
+    assert second == f"msrun: the job was stopped, see the report of node 0 (node0): {why}"
     check_nothing_left(*cluster.nodes)
