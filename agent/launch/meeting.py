@@ -48,7 +48,7 @@ from agent.nodes.join import (
     nowhere_else,
 )
 from agent.nodes.line import Line
-from agent.nodes.messages import LivingRanks, SurvivedStep
+from agent.nodes.messages import AskedSize, LivingRanks, SurvivedStep
 from agent.nodes.roster import OwnNode, Roster, WantedNodes
 from agent.nodes.run_messages import NodeFacts
 from agent.nodes.tls import PLAIN, Security, Tls
@@ -245,6 +245,7 @@ def own_side(
         program=program_digest(spec),
         name="" if cluster.by_hand is None else cluster.by_hand.name,
         resumes=cluster.resumes or spec.dump.resume is not None,
+        size=AskedSize(cluster.world or 0, cluster.least, cluster.nnodes),
     )
     secured = _security(cluster, environ, say, is_server=is_first)
     token = JobToken(cluster, environ, known)

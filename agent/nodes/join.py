@@ -329,6 +329,7 @@ class _Dialling:
             own.name,
             own.living,
             own.resumes,
+            own.size,
         )
         self._send(connection, bytes_of(wish))
         self._has_asked = True

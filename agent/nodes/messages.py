@@ -54,6 +54,14 @@ class LivingRanks(NamedTuple):
     local_first: int  # the local rank of its first rank
 
 
+class AskedSize(NamedTuple):
+    """How large a job is to be."""
+
+    world: int  # its workers; 0: that is not what is known
+    least: int  # nodes with which it may begin; 0: all of them
+    nnodes: int  # that it can have
+
+
 class Join(NamedTuple):
     """A node with ``nproc`` workers wants to take part."""
 
@@ -73,6 +81,7 @@ class Join(NamedTuple):
     name: str = ""  # of its worker, which was started by hand; empty: it has none
     living: LivingRanks | None = None  # its ranks train
     resumes: bool = False  # it was told to go on from a checkpoint
+    size: AskedSize | None = None  # of the job, as its line says; None: it does not matter
 
 
 class Refused(NamedTuple):

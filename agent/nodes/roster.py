@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from agent.nodes.messages import ANY_RANK, Join, LivingRanks, SurvivedStep
+from agent.nodes.messages import ANY_RANK, AskedSize, Join, LivingRanks, SurvivedStep
 from agent.nodes.run_messages import NodeFacts
 from agent.seat.records import NO_TERM, NodeShare
 from agent.seat.rights import SuccessorRight
@@ -38,6 +38,7 @@ class OwnNode(NamedTuple):
     name: str = ""  # of its worker, which was started by hand; empty: it has none
     living: LivingRanks | None = None  # its ranks train
     resumes: bool = False  # it was told to go on from a checkpoint
+    size: AskedSize | None = None  # of the job, as its line says
 
 
 class WantedNodes(NamedTuple):
@@ -324,7 +325,7 @@ class Gathering:
 
     def _why_not(self, new: _Member, others: list[_Member]) -> str | None:
         join, nnodes, world = new.join, self._wanted.nnodes, self._wanted.world
-        if why := self._why_of_another_job(new):
+        if why := self._why_of_another_job(new) or self._why_of_another_size(new):
             return why
         # a controller without workers is a node more
         if join.node_rank >= (nnodes if world is None else world + (not self._own.nproc)):
@@ -383,6 +384,25 @@ class Gathering:
                 "give another --master-port, or the same --rdzv-id on all nodes"
             )
         return None
+
+    def _why_of_another_size(self, new: _Member) -> str | None:
+        """Nodes whose lines disagree would train with whatever node 0 takes for right."""
+        told, wanted = new.join.size, self._wanted
+        if told is None or new.join.is_spare or bool(told.world) != (wanted.world is not None):
+            return None  # one counts nodes, the other one workers
+        if wanted.world is not None:
+            its, ours, what = str(told.world), str(wanted.world), "workers"
+        else:
+            its, ours, what = (
+                _range(told.least, told.nnodes),
+                _range(wanted.least, wanted.nnodes),
+                "nodes",
+            )
+        if its == ours:
+            return None
+        return (
+            f"{new.who} was started for {its} {what}, node 0 for {ours}: give all the same number"
+        )
 
     def _absent(self) -> list[int]:
         taken = {each.join.node_rank for each in self._members.values()}
@@ -494,6 +514,10 @@ def _seated(given: dict[int, _Member], free: Iterator[_Member]) -> Iterator[_Mem
         if member := given.get(rank) or next(free, None):
             yield member
     yield from free
+
+
+def _range(least: int, most: int) -> str:
+    return f"{least}:{most}" if least else str(most)
 
 
 def named(host: str, address: str) -> str:

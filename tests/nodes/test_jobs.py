@@ -182,6 +182,7 @@ WRONG = {
     ),
     "no token": ("--rdzv-id=J", {"MSRUN_TOKEN": ""}, "this job needs a token: give MSRUN_TOKEN"),
     "no run id": ("--rdzv-id=none", {}, "names no job, but 'J' waits here"),
+    "size": ("--nnodes=4", {}, "node3 (10.77.0.4) was started for 4 nodes, node 0 for 3: give all"),
     "resume": ("--resume=/", {}, "is to resume, but node 0 begins anew: give it --resume, too"),
     "rank": ("--node-rank=2", {}, "node3 (10.77.0.4) and node2 (10.77.0.3) both have node rank 2"),
 }

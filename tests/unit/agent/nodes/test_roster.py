@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from agent.nodes.messages import ANY_RANK, Join, LivingRanks, SurvivedStep
+from agent.nodes.messages import ANY_RANK, AskedSize, Join, LivingRanks, SurvivedStep
 from agent.nodes.roster import (
     Gathering,
     OwnNode,
@@ -116,6 +116,29 @@ def test_a_node_that_cannot_take_part_hears_why_in_one_sentence(join, words):
     assert [word for word in words if word not in why] == []
     assert "\n" not in why
     assert len(gathering.roster().nodes) == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted", "why"),
+    [
+        (AskedSize(0, 0, 3), WantedNodes(2), "for 3 nodes, node 0 for 2"),
+        (AskedSize(0, 2, 4), WantedNodes(2, least=1), "for 2:4 nodes, node 0 for 1:2"),
+        (AskedSize(0, 0, 2), WantedNodes(2, least=1), "for 2 nodes, node 0 for 1:2"),
+        (AskedSize(8, 0, 2), WantedNodes(2, 4), "for 8 workers, node 0 for 4"),
+        (AskedSize(0, 0, 2), WantedNodes(2), ""),
+        (AskedSize(4, 0, 9), WantedNodes(2, 4), ""),
+        (AskedSize(4, 0, 9), WantedNodes(2), ""),  # one line counts workers, the other one nodes
+        (AskedSize(0, 0, 9), WantedNodes(2, 4), ""),
+        (None, WantedNodes(2), ""),
+    ],
+)
+def test_nodes_whose_lines_disagree_on_the_size_do_not_begin(size, wanted, why):
+    """The job would begin, and train with whatever node 0 takes for right."""
+    join = wish("mn1")._replace(size=size)
+    said = Gathering(OWN, wanted).add(join, "10.0.0.2")
+    told = f"mn1 (10.0.0.2) was started {why}: give all the same number"
+    assert said == (told if why else None)
+    assert Gathering(OWN, wanted).add(join._replace(is_spare=True), "10.0.0.2") is None
 
 
 def test_a_node_that_is_to_resume_takes_no_part_in_a_job_that_begins_anew():
