@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
+from agent.arrivals.store_relay import HELLO, StoreRelay
 from agent.nodes.guest import ANSWER_S, Guest, StrangerError
 from agent.nodes.line import Line, bytes_of, set_options
 from agent.nodes.messages import Admitted, Begin, Join, Refused, Spare
@@ -52,6 +53,9 @@ class LateGuests:
         self._guests: dict[Guest, asyncio.TimerHandle] = {}
         self._spares: dict[Guest, Join] = {}  # those that wait longest first
         self._retry: asyncio.TimerHandle | None = None
+        self._relay = StoreRelay()
+        self.store_port: Callable[[], int] = lambda: 0
+        """Where the ranks' store is on this machine by now; 0: it is elsewhere."""
         self.refused = 0  # nodes
         self.strangers = 0
 
@@ -101,6 +105,7 @@ class LateGuests:
             self._retry.cancel()
         for guest in tuple(self._guests):
             self._drop(guest)
+        self._relay.close()
 
     def _let_in(self) -> None:
         try:
@@ -122,6 +127,9 @@ class LateGuests:
         self._loop.add_reader(guest.connection, self._hear, guest)
 
     def _hear(self, guest: Guest) -> None:
+        if guest.is_new and self._is_for_store(guest):
+            self._lead_to_store(guest)
+            return
         try:
             said = guest.hear(self._token)
         except StrangerError:
@@ -143,6 +151,24 @@ class LateGuests:
             guest.say(bytes_of(Spare(())) + bytes_of(answer))
         else:
             self._admit(guest, answer)
+
+    def _is_for_store(self, guest: Guest) -> bool:
+        """Whether it is a rank that takes this for its store, as the first bytes show."""
+        try:  # of the connection itself: what speaks TLS would decrypt
+            return socket.socket.recv(guest.connection, len(HELLO), socket.MSG_PEEK) == HELLO
+        except OSError:
+            return False
+
+    def _lead_to_store(self, guest: Guest) -> None:
+        self._guests.pop(guest).cancel()
+        self._loop.remove_reader(guest.connection)
+        # without what would speak TLS there
+        client = socket.socket(fileno=guest.connection.detach())
+        if port := self.store_port():
+            self._relay.connect(self._loop, client, ("127.0.0.1", port))
+        else:
+            self.strangers += 1
+            client.close()
 
     def _admit(self, guest: Guest, answer: NodePlace) -> None:
         self._loop.remove_reader(guest.connection)

@@ -47,6 +47,11 @@ class Guest:
         """Whether it still has to say who it is."""
         return self.join is None and not self.is_refused
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it has said nothing yet."""
+        return self._preamble == PREAMBLE
+
     def fileno(self) -> int:
         """The connection's descriptor, for selectors."""
         return self.connection.fileno()

@@ -129,6 +129,7 @@ class AllNodes:
             gc.set_threshold(GARBAGE)  # else what thousands of ranks are is looked at all the time
         self._shown = ShownNodes(loop, self._others)
         self._door.attach(loop, self._judge, self._admit)
+        self._door.store_port = lambda: self._own.starter.port
         for node in self._others:
             node.attach(loop, self, self._on_lost)
         self.going_on.attach(loop, self._by_rank)

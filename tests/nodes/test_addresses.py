@@ -92,6 +92,17 @@ def test_two_nodes_on_one_machine(nodes: Nodes, host: str) -> None:
     check_nothing_left(*cluster.nodes)
 
 
+@pytest.mark.torch
+def test_a_script_may_name_the_port_at_which_the_nodes_meet(nodes: Nodes) -> None:
+    """With torchrun its store is there; here ranks are led to theirs."""
+    jobs = NodeJobs(cluster := nodes(2))
+    script = WORKERS / "hard_coded_store.py"
+    job = jobs.start(script, f"tcp://node0:{PORT}", nproc=2)
+    job.succeed()
+    assert all("sum 6 of 4" in log for log in job.logs().values())
+    check_nothing_left(*cluster.nodes)
+
+
 def has_only_ipv6(node: ClusterNode) -> str:
     """Its address from now on."""
     address = f"fd00:77::{node.index + 1}"

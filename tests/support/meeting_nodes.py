@@ -10,7 +10,7 @@ from agent.nodes.frames import PREAMBLE, FrameReader, message_of
 from agent.nodes.gather import gather
 from agent.nodes.join import join
 from agent.nodes.line import bytes_of
-from agent.nodes.messages import ANY_RANK, Challenge, Join, unpack
+from agent.nodes.messages import ANY_RANK, Challenge, Join, Refused, unpack
 from agent.nodes.roster import OwnNode, WantedNodes
 from agent.nodes.run_messages import ShownStatus
 from agent.nodes.tls import PLAIN
@@ -18,6 +18,7 @@ from agent.nodes.token import Proofs, Side
 
 LONG_S = 30.0  # no test waits for it to pass
 TOKEN = b"a token"
+OVER = Refused("the job is over: all ranks succeeded", 0)
 
 
 def node(host, rank=ANY_RANK, **more):

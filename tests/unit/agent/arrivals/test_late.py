@@ -1,12 +1,11 @@
 """Who dials a job that runs: strangers, nodes that come late, and spare ones."""
 
-import asyncio
-import queue
 import threading
 
 import pytest
 from support.meeting_nodes import (
     LONG_S,
+    OVER,
     STRANGERS,
     TOKEN,
     Clock,
@@ -15,7 +14,7 @@ from support.meeting_nodes import (
     node,
 )
 
-from agent.arrivals.late import LateGuests, NodePlace
+from agent.arrivals.late import NodePlace
 from agent.nodes import join as joining
 from agent.nodes.frames import PREAMBLE, FrameReader, message_of
 from agent.nodes.join import NeverBegunError, RefusedError, join
@@ -25,32 +24,10 @@ from agent.nodes.messages import (
     Begin,
     Challenge,
     Join,
-    Refused,
     Spare,
 )
 from agent.nodes.run_messages import NodeFacts
 from agent.nodes.token import Proofs, Side
-
-OVER = Refused("the job is over: all ranks succeeded", 0)
-
-
-@pytest.fixture
-def late(job):
-    """A job that has begun, and its loop."""
-    job.listener.listen(100)
-    loop = asyncio.new_event_loop()
-    answers = [Refused("the job has begun with all its nodes (mn0, mn1)", 2)]
-    admitted = queue.Queue()
-    guests = LateGuests(job.listener, "1.0", TOKEN)
-    guests.attach(loop, lambda *_: answers[0], lambda *about: admitted.put(about))
-    guests.loop, guests.answers, guests.admitted = loop, answers, admitted
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield guests
-    loop.call_soon_threadsafe(guests.close, OVER)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
 
 
 def test_a_late_node_hears_that_the_job_has_begun(job, late):
