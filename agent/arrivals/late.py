@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from agent.nodes.messages import Admitted, Begin, Join, Refused, Spare
 from agent.nodes.tls import PLAIN, Security
 
 MOST_GUESTS = 64  # at once; the oldest makes room
+PATIENCE_S = 1.0  # that a guest has in any case, however many others knock
 RETRY_S = 1.0  # after descriptors ran out
 
 Loop = asyncio.AbstractEventLoop
@@ -53,6 +55,7 @@ class LateGuests:
         self._guests: dict[Guest, asyncio.TimerHandle] = {}
         self._spares: dict[Guest, Join] = {}  # those that wait longest first
         self._retry: asyncio.TimerHandle | None = None
+        self._is_full = False  # nobody is let in until a guest has gone, or had its moment
         self._relay = StoreRelay()
         self.store_port: Callable[[], int] = lambda: 0
         """Where the ranks' store is on this machine by now; 0: it is elsewhere."""
@@ -71,7 +74,16 @@ class LateGuests:
         self._listen()
 
     def _listen(self) -> None:
+        self._is_full = False
         self._loop.add_reader(self._listener, self._let_in)
+
+    def _forget(self, guest: Guest) -> None:
+        """It is no guest any more: there is room for another one."""
+        if timer := self._guests.pop(guest, None):
+            timer.cancel()
+        if self._is_full and self._retry is not None:
+            self._retry.cancel()
+            self._listen()
 
     def seat(self) -> None:
         """A place is free: judge the spare nodes once more."""
@@ -96,28 +108,38 @@ class LateGuests:
 
         ``farewell``: for the spare nodes; ``None``: they are to ask once more.
         """
+        self._is_full = False
+        if self._retry is not None:
+            self._retry.cancel()
         self._loop.remove_reader(self._listener)
         for guest in tuple(self._spares):
             if farewell is not None:
                 guest.refuse(farewell)
             self._drop(guest)
-        if self._retry is not None:
-            self._retry.cancel()
         for guest in tuple(self._guests):
             self._drop(guest)
         self._relay.close()
 
+    def _pause(self, seconds: float) -> None:
+        """Let nobody in for a while; the kernel keeps who comes."""
+        self._loop.remove_reader(self._listener)
+        self._retry = self._loop.call_later(seconds, self._listen)
+
     def _let_in(self) -> None:
+        if len(self._guests) >= MOST_GUESTS:
+            oldest = next(iter(self._guests))
+            if (left_s := oldest.since + PATIENCE_S - time.monotonic()) > 0:
+                self._is_full = True
+                self._pause(left_s)
+                return
+            self._drop(oldest)
         try:
             connection, address = self._listener.accept()
         except BlockingIOError:
             return
         except OSError:  # no descriptor is left: do not spin
-            self._loop.remove_reader(self._listener)
-            self._retry = self._loop.call_later(RETRY_S, self._listen)
+            self._pause(RETRY_S)
             return
-        if len(self._guests) >= MOST_GUESTS:
-            self._drop(next(iter(self._guests)))
         try:
             guest = Guest(self._security.accepted(connection), address[0], self._version)
         except OSError:  # it has gone
@@ -142,7 +164,7 @@ class LateGuests:
             self.refused += 1
             guest.refuse(answer)
             return
-        self._guests.pop(guest).cancel()
+        self._forget(guest)
         set_options(guest.connection)
         if isinstance(answer, Spare):
             assert isinstance(said, Join)
@@ -160,7 +182,7 @@ class LateGuests:
             return False
 
     def _lead_to_store(self, guest: Guest) -> None:
-        self._guests.pop(guest).cancel()
+        self._forget(guest)
         self._loop.remove_reader(guest.connection)
         # without what would speak TLS there
         client = socket.socket(fileno=guest.connection.detach())
@@ -179,8 +201,7 @@ class LateGuests:
     def _drop(self, guest: Guest) -> None:
         if guest.is_unknown:
             self.strangers += 1
-        if timer := self._guests.pop(guest, None):
-            timer.cancel()
+        self._forget(guest)
         self._spares.pop(guest, None)
         self._loop.remove_reader(guest.connection)
         guest.close()

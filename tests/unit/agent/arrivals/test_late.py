@@ -12,6 +12,7 @@ from support.meeting_nodes import (
     heard,
     is_closed,
     node,
+    wish,
 )
 
 from agent.arrivals.late import NodePlace
@@ -39,6 +40,7 @@ def test_a_late_node_hears_that_the_job_has_begun(job, late):
 
 def test_late_strangers_are_closed_and_only_so_many_are_kept(job, late, monkeypatch):
     monkeypatch.setattr("agent.arrivals.late.MOST_GUESTS", 4)
+    monkeypatch.setattr("agent.arrivals.late.PATIENCE_S", 0.01)
     monkeypatch.setattr("agent.arrivals.late.ANSWER_S", 2 * LONG_S)
     for data in STRANGERS[:3]:
         assert is_closed(job.connect(data))
@@ -46,6 +48,31 @@ def test_late_strangers_are_closed_and_only_so_many_are_kept(job, late, monkeypa
     assert all(is_closed(each) for each in silent[:8])
     assert "has begun" in str(job.join(node("mn7"), TOKEN).exception(LONG_S))
     assert late.strangers >= 11
+
+
+def test_who_comes_late_has_a_moment_to_say_who_it_is(job, late, monkeypatch):
+    """However many knock meanwhile."""
+    monkeypatch.setattr("agent.arrivals.late.MOST_GUESTS", 1)
+    late.answers[0] = Spare(())
+    slow, reader = job.connect(PREAMBLE), FrameReader(message_of)
+    challenge = heard(slow, reader)
+    for _ in range(5):
+        job.connect()
+    own = node("mn1", 1)
+    slow.sendall(bytes_of(wish(own, challenge, TOKEN, is_spare=True)))
+    assert heard(slow, reader) == Spare(())
+
+
+def test_once_there_is_room_nobody_waits(job, late, monkeypatch):
+    """Thousands may come at once to a node that takes the part of node 0."""
+    monkeypatch.setattr("agent.arrivals.late.MOST_GUESTS", 1)
+    monkeypatch.setattr("agent.arrivals.late.PATIENCE_S", 10 * LONG_S)
+    late.answers[0] = Spare(())
+    waiting = [spare(job)[1] for _ in range(5)]
+    assert all(each.wait(LONG_S) for each in waiting)
+    job.connect().close()
+    waits = spare(job)[1]
+    assert waits.wait(LONG_S)
 
 
 @pytest.mark.usefixtures("late")
