@@ -211,7 +211,7 @@ def _run(request: Request) -> int:
     for warning in request.warnings:
         _say(f"warning: {warning}")
     os.environ.update(request.environ)
-    if request.resumed is not None:
+    if request.resumed is not None and not request.dry_run:
         from msrun.job.saving_ranks import await_ranks
 
         await_ranks(request.resumed, _say)

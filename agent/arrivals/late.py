@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from agent.arrivals.store_relay import HELLO, StoreRelay
 from agent.nodes.guest import ANSWER_S, Guest, StrangerError
-from agent.nodes.line import Line, bytes_of, set_options
+from agent.nodes.line import LIMIT_S, Line, bytes_of, set_options
 from agent.nodes.messages import Admitted, Begin, Join, Refused, Spare
 from agent.nodes.tls import PLAIN, Security
 
@@ -40,13 +40,16 @@ class LateGuests:
         version: str,
         token: bytes,
         security: Security = PLAIN,
+        limit_s: float = LIMIT_S,
     ) -> None:
         """Take the parts; nobody is answered before :meth:`attach`.
 
         Args:
             token: the job's; empty: none.
             security: of the connections.
+            limit_s: of the silence of those that are let in.
         """
+        self._limit_s = limit_s
         self._security = security
         listener.setblocking(False)
         self._listener = listener
@@ -165,7 +168,7 @@ class LateGuests:
             guest.refuse(answer)
             return
         self._forget(guest)
-        set_options(guest.connection)
+        set_options(guest.connection, self._limit_s)
         if isinstance(answer, Spare):
             assert isinstance(said, Join)
             self._spares[guest] = said

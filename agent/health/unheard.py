@@ -13,8 +13,6 @@ from agent.nodes.line import LIMIT_S
 from agent.text.wording import duration
 
 LOOK_S = 1.0
-SAID_S = 5.0  # without an answer
-ALIKE_S = 3.0  # what befell one node has befallen those that are silent for so long, too
 LISTED = 4  # nodes named in a sentence
 
 
@@ -32,8 +30,19 @@ class AskedNode(Protocol):
 class UnheardNodes:
     """Of one job; it looks from :meth:`attach` to :meth:`close`."""
 
-    def __init__(self, nodes: Sequence[AskedNode], say: Callable[[str], None]) -> None:
-        """``say``: prints one sentence for people."""
+    def __init__(
+        self, nodes: Sequence[AskedNode], say: Callable[[str], None], limit_s: float = LIMIT_S
+    ) -> None:
+        """Look at nobody yet.
+
+        Args:
+            nodes: the others.
+            say: prints one sentence for people.
+            limit_s: after which a silent one counts as lost.
+        """
+        self._limit_s = limit_s
+        self._said_s = limit_s / 2  # without an answer
+        self._alike_s = 0.3 * limit_s  # what befell one has befallen these, too
         self._nodes = nodes
         self._say = say
         self._said: set[int] = set()  # by their place among the nodes
@@ -55,9 +64,9 @@ class UnheardNodes:
     def look(self) -> None:
         """Say which nodes have not answered for long, unless that was said."""
         silent = {at: node.unheard_s() for at, node in enumerate(self._nodes)}
-        found = {at for at, seconds in silent.items() if seconds > ALIKE_S}
+        found = {at for at, seconds in silent.items() if seconds > self._alike_s}
         self._said &= found
-        if all(silent[at] <= SAID_S for at in found - self._said):
+        if all(silent[at] <= self._said_s for at in found - self._said):
             return
         names = [self._nodes[at].name for at in sorted(found - self._said)]
         self._said |= found
@@ -65,6 +74,7 @@ class UnheardNodes:
         who = ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
         verb, pronoun = ("has", "it counts") if len(names) == 1 else ("have", "they count")
         self._say(
-            f"{who} {verb} not answered for {duration(SAID_S)}: after {duration(LIMIT_S)} "
+            f"{who} {verb} not answered for {duration(self._said_s)}: after "
+            f"{duration(self._limit_s)} "
             f"{pronoun} as lost"
         )

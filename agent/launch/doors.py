@@ -34,7 +34,8 @@ class Address(NamedTuple):
 class _Knock:
     """One door; the connection serves for nothing but to see whether somebody listens."""
 
-    def __init__(self, address: Address, *, is_silent: bool) -> None:
+    def __init__(self, address: Address, limit_s: float, *, is_silent: bool) -> None:
+        self._limit_s = limit_s
         self._lookup = _Lookup(address)
         self._connection: socket.socket | None = None
         self._since_s = 0.0  # of the connection
@@ -42,7 +43,7 @@ class _Knock:
         self._is_refused = False  # by one of them
         self._is_sure = True  # the others said the same, or there is no way from here
         self._next_s = 0.0
-        self._unheard_since_s = -LIMIT_S if is_silent else time.monotonic()
+        self._unheard_since_s = -limit_s if is_silent else time.monotonic()
         self._looked_s = time.monotonic()
         self.is_open: bool | None = None  # None: not known
         self.is_silent = False
@@ -58,7 +59,7 @@ class _Knock:
             self._look_at(self._connection, now)
         if self._connection is None and now >= self._next_s:
             self._begin(now)
-        if now - self._unheard_since_s > LIMIT_S:
+        if now - self._unheard_since_s > self._limit_s:
             self.is_open, self.is_silent = None, True
 
     def close(self) -> None:
@@ -154,11 +155,21 @@ class DoorWatch:
     """Knocks at doors now and then."""
 
     def __init__(
-        self, addresses: Mapping[int, Address], silent: frozenset[int] = frozenset()
+        self,
+        addresses: Mapping[int, Address],
+        silent: frozenset[int] = frozenset(),
+        limit_s: float = LIMIT_S,
     ) -> None:
-        """Begin. ``silent``: of these nothing has been heard for a while."""
+        """Begin.
+
+        Args:
+            addresses: of the nodes, by their places.
+            silent: of these nothing has been heard for a while.
+            limit_s: after which one counts as silent.
+        """
         self._knocks = {
-            rank: _Knock(address, is_silent=rank in silent) for rank, address in addresses.items()
+            rank: _Knock(address, limit_s, is_silent=rank in silent)
+            for rank, address in addresses.items()
         }
 
     def look(self, ranks: set[int]) -> Doors:

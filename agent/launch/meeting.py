@@ -47,7 +47,7 @@ from agent.nodes.join import (
     join,
     nowhere_else,
 )
-from agent.nodes.line import Line
+from agent.nodes.line import Line, set_options
 from agent.nodes.messages import AskedSize, LivingRanks, SurvivedStep
 from agent.nodes.roster import OwnNode, Roster, WantedNodes
 from agent.nodes.run_messages import NodeFacts
@@ -358,6 +358,7 @@ def gather_all(
                 "resume_step": dump.resume_step,
                 "lineage": list(dump.lineage),
                 "is_late": False,
+                "silence_s": cluster.silence_s,
             }
         )
         if dump.resume is not None:
@@ -382,6 +383,7 @@ def gather_all(
             timeout_s,
             say,
             settings,
+            cluster.silence_s,
             security=secured,
             succession=succession,
         )
@@ -490,6 +492,9 @@ def join_one(
             patience_s = SEEN_S if is_new else 0.0
             have_checkpoint(place, host, secured, say, patience_s, spec.dump.keep)
         told = _Told.read(joined.settings)
+        set_options(joined.line.connection, told.silence_s)
+        if cluster is not None:
+            spec = spec._replace(cluster=cluster._replace(silence_s=told.silence_s))
         met = spec._replace(
             nodes=tuple(node.nproc for node in joined.roster.nodes),
             node_rank=joined.node_rank,
@@ -541,6 +546,7 @@ class _Told(NamedTuple):
     resume_step: int
     lineage: tuple[str, ...]
     is_late: bool
+    silence_s: float
 
     @staticmethod
     def read(settings: Mapping[str, object]) -> _Told:
@@ -556,6 +562,7 @@ class _Told(NamedTuple):
             resume_step=int(str(settings["resume_step"])),
             lineage=tuple(map(str, lineage)) if isinstance(lineage, list) else (),
             is_late=bool(settings["is_late"]),
+            silence_s=float(str(settings["silence_s"])),
         )
 
 

@@ -137,7 +137,7 @@ def meet_again(lost: Continuation, environ: Mapping[str, str], version: str, say
         return _regathered(lost, environ, version, say)
     while True:
         silent = frozenset({FIRST} if lost.is_silent else ())
-        watch = DoorWatch(_addresses(lost), silent)
+        watch = DoorWatch(_addresses(lost), silent, lost.job.silence_s)
         try:
             return _Meeting(lost, environ, version, say, watch).met()
         except JobOverError:  # others have gone on from what this node has saved

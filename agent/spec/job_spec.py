@@ -228,6 +228,7 @@ class ClusterSpec(NamedTuple):
     by_hand: HandSpec | None = None
     resumes: bool = False  # --resume was given here, and node 0 is to find the checkpoint
     store: tuple[tuple[str, int], ...] = ()  # --controller-store: members; none: there is none
+    silence_s: float = 10.0  # --node-timeout: after which a node counts as lost
 
 
 class AdoptedJob(NamedTuple):
@@ -277,6 +278,11 @@ class JobSpec(NamedTuple):
     devices: DevicePlan = DevicePlan()  # --spare-devices
     rank_table_file: str | None = None
     event_log_handler: str = "null"  # null | console
+
+    @property
+    def silence_s(self) -> float:
+        """After how many seconds without a word another node counts as lost."""
+        return ClusterSpec(1).silence_s if self.cluster is None else self.cluster.silence_s
 
     @property
     def policy(self) -> Policy:

@@ -81,7 +81,8 @@ class AllNodes:
         """
         assert met.door is not None
         self.met = met
-        self._door = door or LateGuests(met.door, met.version, met.token, met.security)
+        limit_s = met.prepared.spec.silence_s
+        self._door = door or LateGuests(met.door, met.version, met.token, met.security, limit_s)
         self._withheld = WithheldFailures(self._decide_on)
         self.post = self._withheld.post
         """Decide on an event; of what is lost not before all have told what they have."""
@@ -97,7 +98,7 @@ class AllNodes:
         self._own = own
         self._hooks = hooks
         self._others = tuple(others)
-        self._unheard = UnheardNodes(self._others, say)
+        self._unheard = UnheardNodes(self._others, say, limit_s)
         self._by_rank = {node.facts.rank: node for node in others}
         self._node_of = Homes((node, node.ranks) for node in others)
         self._controller = controller

@@ -372,7 +372,7 @@ class Deputy:
 
         return TakeoverDoor(
             Takeover(search.living, search.lost, range(len(search.nodes))),
-            LateGuests(met.door, met.version, met.token, security),
+            LateGuests(met.door, met.version, met.token, security, met.prepared.spec.silence_s),
             Begin(search.nodes, settings),
             _doors(search.nodes),
             AttemptClaim(search.living.job, search.living.attempt, self._relay.places()),

@@ -114,6 +114,7 @@ def cluster(
         tls_config=_file(settings.of("tls_config")),
         by_hand=by_hand,
         store=store,
+        silence_s=settings.number("node_timeout"),
     )
 
 

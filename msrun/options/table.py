@@ -157,6 +157,10 @@ OPTIONS: tuple[Option, ...] = (
            "Seconds to wait for another node in the place of a lost one, while the others hold "
            "their state; 0: end at once, with the step saved.",
            default="600", kind=_K.FLOAT, metavar="SECONDS", low=0, origin=_OUR),
+    Option("node-timeout", _S.RENDEZVOUS,
+           "Seconds without a word after which a node counts as lost; node 0's counts. A shorter "
+           "cut of the network disturbs nobody; a node whose msrun has ended is noticed at once.",
+           default="10", kind=_K.FLOAT, metavar="SECONDS", low=3, high=120, origin=_OUR),
     _flag("spare-node", _S.RENDEZVOUS,
           "This node joins a job that runs on --nnodes other ones: it waits, with its imports "
           "done, and takes the place of the first one that is lost.", origin=_OUR),

@@ -76,15 +76,19 @@ def test_the_first_node_is_silent(jobs: NodeJobs) -> None:
     check_nothing_left(*jobs.cluster.nodes)
 
 
-def test_a_silent_node_is_noticed(jobs: NodeJobs) -> None:
-    job = train(jobs, *ALONE, "/", "--wait=3:1", nproc=1)
+@pytest.mark.parametrize("limit_s", [10, 6])
+def test_a_silent_node_is_noticed(jobs: NodeJobs, limit_s: int) -> None:
+    given = [] if limit_s == 10 else [f"--node-timeout={limit_s}"]
+    job = train(jobs, *ALONE, *given, "/", "--wait=3:1", nproc=1)
     job.await_lines("waits in step 3")
     job.head.await_error("protected")
     began = time.monotonic()
     jobs.cluster.nodes[1].poweroff()
     ended = job.head.wait()
-    assert 8 < time.monotonic() - began < 10 + SOON_S
+    assert limit_s - 2 < time.monotonic() - began < limit_s + SOON_S
     assert ended.code == 1, job.told()
+    half, whole = limit_s // 2, f"after {limit_s} s it counts as lost"
+    assert f"msrun: node 1 (node1) has not answered for {half} s: {whole}" in ended.err
     assert "msrun: node 1 (node1) is silent: " in ended.err
     assert [each.step for each in saved(jobs)] == [2]
     check_nothing_left(*jobs.cluster.nodes)

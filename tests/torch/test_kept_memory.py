@@ -6,11 +6,13 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from support.jobs import WORKERS, Job, Launcher, poll
 from support.warm_python import WarmPython
 
 from msrun.drill.fault_options import read_words
+from msrun.top.status_pages import OpenPages
 from worker_hooks.contract.process_stat import children
 from worker_hooks.drill.plan import DrillPlan
 from worker_hooks.machine.kept_memory import KEEPER
@@ -58,9 +60,11 @@ def test_nothing_that_was_committed_is_lost(
     copied = max(one["step"] for one in job.seen("StateCopied"))
     poll(lambda: committed(job) > copied + 1)
     pids = job.pids()
-    for signum in (signal.SIGSTOP, signal.SIGKILL):  # none may save anything for another one
-        for rank in killed:
-            os.kill(pids[rank], signum)
+    stop_alike(job, [pids[rank] for rank in range(ranks)])  # none may save anything for another one
+    for rank in killed:
+        os.kill(pids[rank], signal.SIGKILL)
+    for rank in {*range(ranks)}.difference(killed):
+        os.kill(pids[rank], signal.SIGCONT)
     ended = job.wait()
     assert ended.code == 0, ended
     (order,) = job.seen("CommitDump")
@@ -167,6 +171,27 @@ def test_notes_that_are_too_dear_end_and_it_is_said_why(launcher: Launcher) -> N
     job.signal(signal.SIGINT)
     job.signal(signal.SIGINT)
     job.wait()
+
+
+def stop_alike(job: Job, pids: list[int]) -> None:
+    """Stop ranks at the same point of the same step.
+
+    What some have committed, and others have not, may be what the script changes between the
+    backward and the commit: then no rank has it for those that have not.
+    """
+    pages = OpenPages(job.pid)
+    while True:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        poll(lambda: all(map(is_stopped, pids)))
+        if len({each.beat._replace(at_ns=0) for each in pages.look().values()}) == 1:
+            return
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def is_stopped(pid: int) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
 
 def committed(job: Job) -> int:
