@@ -46,7 +46,8 @@ from agent.nodes.run_messages import (
     SweptNode,
     pack_said,
 )
-from agent.nodes.transfer import give
+from agent.nodes.tls import PLAIN
+from agent.nodes.transfer import asked, give
 from agent.text.ranges import parse_increasing
 from msrun import __version__
 from worker_hooks.contract import protocol
@@ -229,6 +230,9 @@ class FakeNode:
                 self._answer((message["rank"],), message["message"])
             case "ToRanks":
                 self._answer(_numbers(message["ranks"]) or self._ranks, message["message"])
+            case "SaveHere":  # the state is small: they only say what they hold
+                for group in message["groups"]:
+                    self._answer(group, message["message"])
             case "SaveFar":
                 self._crowd.do(self._give, message)
             case "TakeMemory":
@@ -339,8 +343,7 @@ class FakeNode:
     def _fetch(self, order: dict[str, Any]) -> None:
         """Take all of it, and keep nothing: many nodes are one process here."""
         left = sum(shard["nbytes"] for shard in json.loads(order["manifest"])["shards"])
-        with socket.create_connection((HOST, order["port"])) as connection:
-            connection.sendall(bytes.fromhex(order["key"]))
+        with asked(HOST, order["port"], bytes.fromhex(order["key"]), PLAIN) as connection:
             while left:
                 data = connection.recv(min(left, RECEIVE_BYTES))
                 assert data, "the checkpoint is cut short"
