@@ -227,9 +227,11 @@ class Gathering:
 
     def has_enough_without(self, join: Join) -> bool:
         """Whether a job that takes in what comes has as many nodes as it can have."""
+        here, most = len(self._members), self._wanted.nnodes
+        if not self._wanted.least or here < most:
+            return False
         is_back = any(one == key_of(join, one.address) for one in self._members)
-        here = len(self._members) - is_back
-        return self._wanted.least > 0 and here >= self._wanted.nnodes
+        return here - is_back >= most
 
     def missing(self) -> str:
         """Who is here and who is not, as a clause."""
