@@ -24,12 +24,17 @@ def in_memory(contents):
         os.write(file, content)
         kind = PRIVATE if rank else REPLICATED
         shards.append(Shard(str(file), rank, kind, len(content), ""))
+    return manifest_of(shards, len(contents))
+
+
+def manifest_of(shards, world_size):
+    """That of step 7 in memory."""
     return manifests.Manifest(
         MEMORY_KIND,
         step=7,
         epoch=0,
         batch=7,
-        world_size=len(contents),
+        world_size=world_size,
         attempt=0,
         record_id="r",
         reason="test",

@@ -106,6 +106,16 @@ def test_each_knows_its_ranks_and_what_all_must_know_alike(place):
     assert first.interface == second.interface == "lo"
 
 
+def test_how_long_a_node_may_be_silent_is_what_node_0_says(place):
+    limits = 30.0, 7.0
+    clusters = [ClusterSpec(2, None, rank, silence_s=each) for rank, each in enumerate(limits)]
+    both = place.both(*(place.spec(rank, cluster=each) for rank, each in enumerate(clusters)))
+    assert [met.prepared.spec.silence_s for met in both] == [30.0, 30.0]
+    kernel = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+    lines = [line for met in both for line in met.lines.values()]
+    assert [line.connection.getsockopt(*kernel) for line in lines] == [30_000, 30_000]
+
+
 def test_without_ranks_the_owner_of_the_address_is_node_0(place):
     first, second = place.both(
         *(place.spec(number, number + 1, cluster=ClusterSpec(2)) for number in (0, 1))

@@ -4,13 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
-from support.memory_nodes import MEMORY, OPENED, Nodes, state_file
+from support.memory_nodes import MEMORY, OPENED, Nodes, manifest_of, state_file
 
 from agent.nodes.run_messages import TakeMemory
 from agent.spread import memory_copy, room
 from worker_hooks.contract import protocol
 from worker_hooks.storage import manifest as manifests
-from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Shard
+from worker_hooks.storage.manifest import PRIVATE, REPLICATED, Shard
 from worker_hooks.storage.memory_dump import HeldDump
 
 STATES = {"first": b"1" * (1 << 20), "second": b"2" * (1 << 20)}
@@ -33,19 +33,8 @@ def two_states():
         shards.append(Shard(str(OPENED[-1]), rank, kind, len(content), "", variant=rank))
     OPENED.append(written_file(b"own"))
     shards.append(Shard(str(OPENED[-1]), 2, PRIVATE, 3, ""))
-    return manifests.Manifest(
-        MEMORY_KIND,
-        step=7,
-        epoch=0,
-        batch=7,
-        world_size=4,
-        attempt=0,
-        record_id="r",
-        reason="test",
-        shards=tuple(shards),
-        digest=",".join(STATES),
-        holders=((0, 2), (1, 3)),
-    ).completed()
+    groups = ((0, 2), (1, 3))
+    return manifest_of(shards, 4)._replace(digest=",".join(STATES), holders=groups)
 
 
 class Node(Nodes):
