@@ -1,8 +1,8 @@
 """What the controller's node and the others say to each other while the job runs. Pure.
 
 To the controller's node: Fact, FromRank, FromRanks, PageSeen, PageNews, UpdatesReady, RankUnlinked,
-FolderMarked, Beats, SweptNode, MemoryTaken, CopyProgressed, CopyWritten, ToldAgain, TermHeard; from
-the next one also PagesKept.
+FolderMarked, Beats, SweptNode, PartKept, MemoryTaken, CopyProgressed, CopyWritten, ToldAgain,
+TermHeard; from the next one also PagesKept.
 To the others: JobKnown, NodesKnown, TermKnown, Order, ToRank, ToRanks, SaveFar, SaveHere,
 UpdatesCleared, Wake, TakeMemory, WriteCopy, ShownStatus, Ended; to the next one also WordKept,
 PageSeen, PageNews, PagesTold and, if it is the next one no more, PagesLeft.
@@ -215,7 +215,6 @@ class SaveFar(NamedTuple):
     message: dict[str, object]  # protocol.Save, as the rank would get it on the controller's node
     port: int  # of that node
     key: str  # in hexadecimal: it lets the file in
-    is_kept: bool = False  # there, too: ranks will be started there
 
 
 class SaveHere(NamedTuple):
@@ -239,12 +238,47 @@ class ToldAgain(NamedTuple):
     """The node's ranks train already, and all that is true of them has been told."""
 
 
+class PartKept(NamedTuple):
+    """A node has a file that a rank there has written of a state, and lets it be fetched.
+
+    It is told before what the rank answers.
+    """
+
+    dump_id: int
+    digest: str  # of the state
+    part: int  # of it, which ranks there have shared out
+    parts: int
+    rank: int
+    nbytes: int
+    port: int  # as agent.nodes.transfer
+    key: str  # hexadecimal
+
+
+class DonorFile(NamedTuple):
+    """A file that can be fetched, which ``rank`` has written."""
+
+    rank: int
+    nbytes: int
+    port: int
+    key: str
+
+
+class Donor(NamedTuple):
+    """A node that has all files of a state, headers and all."""
+
+    variant: int
+    host: str
+    files: tuple[DonorFile, ...]
+
+
 class TakeMemory(NamedTuple):
     """Fetch a checkpoint in memory, and keep it until the next one, or until it is forgotten.
 
-    With ``heads`` it is partial: of the files that are not private, in the manifest's order, only
-    as many bytes from their beginnings. Another key, ``rest``, is for the others, if a rank needs
-    them; or at once if the copy ``is_whole``, of files whose state ranks there have not written.
+    With ``heads`` that is, of the files that are not private, in the manifest's order, as many
+    bytes from their beginnings. The tensors of the states that are its ``own`` are fetched as well
+    before it is said to be there, unless ranks of the node have written them; those of all others
+    later if it ``is_whole``, and else if a rank needs them. They are fetched from the first of a
+    state's donors that has them, or with another key, ``rest``, from the controller's node.
     """
 
     path: str  # its manifest's, on the controller's node
@@ -253,7 +287,9 @@ class TakeMemory(NamedTuple):
     key: str  # hexadecimal
     heads: tuple[int, ...] = ()
     rest: str = ""
+    own: tuple[int, ...] = ()
     is_whole: bool = False
+    donors: tuple[Donor, ...] = ()
 
 
 class MemoryTaken(NamedTuple):
@@ -313,10 +349,10 @@ class Ended(NamedTuple):
 # fmt: off
 RunMessage = (
     Fact | FromRank | FromRanks | WordKept | PageSeen | PageNews | PagesTold | PagesKept | PagesLeft
-    | UpdatesReady | UpdatesCleared | RankUnlinked | FolderMarked | Beats | SweptNode | MemoryTaken
-    | JobKnown | NodesKnown | Order | ToRank | ToRanks | SaveFar | SaveHere | Wake | TakeMemory
-    | WriteCopy | CopyProgressed | CopyWritten | ShownStatus | Ended | ToldAgain | ResumeFrom
-    | TermKnown | TermHeard
+    | UpdatesReady | UpdatesCleared | RankUnlinked | FolderMarked | Beats | SweptNode | PartKept
+    | MemoryTaken | JobKnown | NodesKnown | Order | ToRank | ToRanks | SaveFar | SaveHere | Wake
+    | TakeMemory | WriteCopy | CopyProgressed | CopyWritten | ShownStatus | Ended | ToldAgain
+    | ResumeFrom | TermKnown | TermHeard
 )
 ForCopies = PageSeen | PageNews | WordKept
 ForHooks = (

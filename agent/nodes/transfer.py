@@ -350,6 +350,7 @@ def fetch(
     spans: Iterable[Span],
     security: Security = PLAIN,
     only: Sequence[int] | None = None,
+    within_s: float = SILENCE_S,
 ) -> None:
     """Fetch parts of files into files of this process.
 
@@ -360,11 +361,12 @@ def fetch(
         spans: where they belong here, in the order in which they are sent.
         security: of the connection.
         only: which of those that the key is to; ``None``: all.
+        within_s: until the connection is there.
 
     Raises:
         OSError: they cannot be fetched whole; there is no memory.
     """
-    with asked(host, port, key, security, only) as connection:
+    with asked(host, port, key, security, only, within_s) as connection:
         for file, at, nbytes in spans:
             assert nbytes is not None
             fill(file, connection, nbytes, lambda _: None, at)
@@ -418,16 +420,27 @@ def close_all(files: Iterable[int]) -> None:
 
 
 def asked(
-    host: str, port: int, key: bytes, security: Security, only: Sequence[int] | None = None
+    host: str,
+    port: int,
+    key: bytes,
+    security: Security,
+    only: Sequence[int] | None = None,
+    within_s: float = SILENCE_S,
 ) -> socket.socket:
     """A connection on which a :class:`MemoryServer` sends what the key is to.
 
-    ``only``: these of it, by their numbers; ``None``: all.
+    Args:
+        host: address of its node.
+        port: its.
+        key: what it has made.
+        security: of the connection.
+        only: these of it, by their numbers; ``None``: all.
+        within_s: until the connection is there.
 
     Raises:
         OSError: there is none, or that node is not to be trusted.
     """
-    connection = dialled(host, port, security)
+    connection = dialled(host, port, security, within_s)
     try:
         numbers = b"".join(map(_COUNT.pack, only or ()))
         connection.sendall(key + _COUNT.pack(_ALL if only is None else len(only)) + numbers)
@@ -437,17 +450,18 @@ def asked(
     return connection
 
 
-def dialled(host: str, port: int, security: Security) -> socket.socket:
-    """A connection to the controller's node.
+def dialled(host: str, port: int, security: Security, within_s: float = SILENCE_S) -> socket.socket:
+    """A connection to another node, which has to be there ``within_s``.
 
     Raises:
         OSError: there is none, or that node is not to be trusted.
     """
-    connection = socket.create_connection((host, port), SILENCE_S)
+    connection = socket.create_connection((host, port), within_s)
     try:
+        connection.settimeout(SILENCE_S)
         return security.dialled(connection)
     except UntrustedError as error:
-        raise OSError(f"the controller's node {error}") from error
+        raise OSError(f"the node {host} {error}") from error
     except BaseException:
         connection.close()
         raise

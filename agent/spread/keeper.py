@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from agent.machine.loop_calls import CallSoon
@@ -19,6 +19,9 @@ from worker_hooks.storage import manifest as manifests
 FORGOTTEN = "msrun has the state no longer"
 NOWHERE = "/proc/0/fd/0"  # in memory, as paths there are, but of no process
 
+Brought = Callable[[str, tuple[int, ...]], object]
+"""Takes why tensors cannot be brought (empty: they are here), and whose are absent by now."""
+
 
 class MemoryKeeper:
     """Another node: keeps the newest checkpoint that the controller's node has sent."""
@@ -28,6 +31,8 @@ class MemoryKeeper:
         host: str,
         call_soon: CallSoon,
         tell: Callable[[MemoryTaken], None],
+        came: Callable[[int, tuple[int, ...]], object],
+        ranks: Collection[int],
         written: WrittenHere,
         security: Security = PLAIN,
     ) -> None:
@@ -37,9 +42,14 @@ class MemoryKeeper:
             host: address of the controller's node.
             call_soon: the loop's method that another thread may call.
             tell: takes what to say to the controller.
+            came: hears, once tensors have come, by which inode ranks know the copy, and of which
+                states they are still absent.
+            ranks: of this node.
             written: what ranks here write of it.
-            security: of the connections to the controller's node.
+            security: of the connections between nodes.
         """
+        self._came = came
+        self._ranks = ranks
         self._written = written
         self._security = security
         self._host = host
@@ -47,7 +57,8 @@ class MemoryKeeper:
         self._tell = tell
         self._copy: MemoryCopy | None = None
         self._order: TakeMemory | None = None  # the newest
-        self._waiting: list[Callable[[str], object]] = []  # for its tensors
+        self._waiting: list[tuple[frozenset[int], Brought]] = []  # for tensors of these states
+        self._is_fetching = False  # some of these
         self.is_controllers = False
         """Whether the controller is in this process: its memory is this one's."""
 
@@ -89,71 +100,108 @@ class MemoryKeeper:
         copy, self._copy = self._copy, None
         if copy is not None:
             copy.close()
-        self._answer(FORGOTTEN)
+        self._is_fetching = False
+        waiting, self._waiting = self._waiting, []
+        for _, done in waiting:
+            done(FORGOTTEN, ())
 
-    @property
-    def lacks_tensors(self) -> bool:
-        """Whether those of the copy have yet to come."""
-        return self._copy is not None and self._copy.is_partial
+    def lacks(self) -> bool:
+        """Whether tensors that ranks here resume from have yet to come."""
+        return self._copy is not None and bool(self._own(self._copy))
 
-    def bring(self, inode: int, done: Callable[[str], object]) -> None:
+    def _own(self, copy: MemoryCopy) -> tuple[int, ...]:
+        own = {*copy.own_of(self._ranks)}
+        return tuple(variant for variant in copy.absent if variant in own)
+
+    def bring(self, inode: int, variants: Collection[int], done: Brought) -> None:
         """A rank reads tensors of a copy: have them here.
 
         Args:
             inode: of a file of it, which the rank has open.
-            done: takes why they cannot be brought; empty: they are here.
+            variants: of which states.
+            done: hears what came of it.
         """
         if self._copy is not None and self._copy.has(inode):
-            self.bring_all(done)
+            self._have(variants, done)
         else:
-            done(FORGOTTEN)
+            done(FORGOTTEN, ())
 
-    def bring_all(self, done: Callable[[str], object]) -> None:
-        """Have the tensors of the newest copy here; ``done`` as for :meth:`bring`."""
+    def bring_own(self, done: Callable[[str], object]) -> None:
+        """Have all tensors here that ranks of this node resume from.
+
+        ``done``: takes why they cannot be brought; empty: they are here.
+        """
+        if self._copy is None:
+            done(FORGOTTEN)
+        else:
+            self._have(self._own(self._copy), lambda why, _: done(why))
+
+    def _have(self, variants: Collection[int], done: Brought) -> None:
+        assert self._copy is not None
+        self._waiting.append((frozenset(variants), done))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Answer those whose tensors are here, and fetch what others wait for."""
         copy = self._copy
-        if copy is None:
-            done(FORGOTTEN)
-        elif not copy.is_partial:
-            done("")
-        elif self._waiting:
-            self._waiting.append(done)
-        else:
-            try:
-                files = copy.opened()
-            except OSError as error:
-                done(describe_os_error(error))
-                return
-            self._waiting.append(done)
-            try:
-                begin_thread("msrun-bring", self._bring, copy, files)
-            except OSError as error:
-                close_all(files)
-                self._answer(describe_os_error(error))
+        if copy is None or self._is_fetching:
+            return
+        absent = frozenset(copy.absent)
+        ready = [done for wanted, done in self._waiting if not wanted & absent]
+        self._waiting = [each for each in self._waiting if each[0] & absent]
+        for done in ready:
+            done("", copy.absent)
+        if self._waiting:  # one after the other: what fails for one need not fail for all
+            self._begin(copy, tuple(sorted(absent & self._waiting[0][0])))
 
-    def _bring(self, copy: MemoryCopy, files: list[int]) -> None:
+    def _begin(self, copy: MemoryCopy, variants: tuple[int, ...]) -> None:
+        self._is_fetching = True
+        try:
+            files = copy.opened()
+        except OSError as error:
+            self._fail(variants, describe_os_error(error))
+            return
+        try:
+            begin_thread("msrun-bring", self._bring, copy, variants, files)
+        except OSError as error:
+            close_all(files)
+            self._fail(variants, describe_os_error(error))
+
+    def _bring(self, copy: MemoryCopy, variants: tuple[int, ...], files: list[int]) -> None:
         why = ""
         try:
-            copy.bring(files)
+            copy.bring(variants, files)
         except OSError as error:
             why = describe_os_error(error)
         finally:
             close_all(files)
-        self._call_soon(self._brought, copy, why)
+        self._call_soon(self._brought, copy, variants, why)
 
-    def _brought(self, copy: MemoryCopy, why_not: str) -> None:
+    def _brought(self, copy: MemoryCopy, variants: tuple[int, ...], why_not: str) -> None:
         if copy is not self._copy:  # who waited for it has been told
             return
         if not why_not:
             try:
-                copy.complete()
+                copy.complete(variants)
             except OSError as error:
                 why_not = describe_os_error(error)
-        self._answer(why_not)
+        if why_not:
+            self._fail(variants, why_not)
+            return
+        self._is_fetching = False
+        for inode in copy.inodes:
+            self._came(inode, copy.absent)
+        self._go_on()
 
-    def _answer(self, why_not: str) -> None:
-        waiting, self._waiting = self._waiting, []
-        for done in waiting:
-            done(why_not)
+    def _fail(self, variants: Collection[int], why_not: str) -> None:
+        """What is fetched does not come: nobody waits for that any more."""
+        self._is_fetching = False
+        over = [done for wanted, done in self._waiting if not wanted.isdisjoint(variants)]
+        self._waiting = [each for each in self._waiting if each[0].isdisjoint(variants)]
+        absent = () if self._copy is None else self._copy.absent
+        for done in over:
+            done(why_not, absent)
+        self._go_on()
 
     def _fetch(self, order: TakeMemory, written: WrittenStates) -> None:
         copy, why = None, ""
@@ -172,3 +220,5 @@ class MemoryKeeper:
             return
         self._copy = copy
         self._tell(MemoryTaken(order.path, why_not))
+        if copy is not None and order.is_whole and copy.absent:
+            self._have(copy.absent, lambda *_: None)  # until all train again it may be the last one

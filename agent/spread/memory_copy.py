@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from agent.dump.beside import manifest_file
-from agent.nodes.run_messages import TakeMemory
+from agent.machine.file_thread import side_by_side
+from agent.nodes.run_messages import Donor, TakeMemory
 from agent.nodes.tls import Security
 from agent.nodes.transfer import Span, close_all, fetch, memory_files, seal
-from agent.spread.parts import digests_of, shared, spans_of, split
+from agent.spread.parts import digests_of, shared, spans_of, split, variants_of
 from agent.spread.room import check_room
 from agent.spread.written_here import WrittenPart, WrittenStates
 from worker_hooks.contract.layout import held
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import PRIVATE, REPLICATED, Shard
+
+DONOR_S = 2.0  # until a node answers that need not be reached: the controller's has it, too
 
 
 class MemoryCopy:
@@ -24,12 +28,12 @@ class MemoryCopy:
     def __init__(
         self, order: TakeMemory, host: str, security: Security, written: WrittenStates
     ) -> None:
-        """Fetch what of it is not here.
+        """Fetch what of it is to be here at once.
 
         Args:
             order: of the controller's node.
             host: address of that.
-            security: of the connection to it.
+            security: of the connections.
             written: by ranks of this node; it is this object's.
 
         Raises:
@@ -39,7 +43,10 @@ class MemoryCopy:
         self._files: list[int] = []
         self._described: list[int] = []  # files of the manifest
         self._written = written
-        self._states: dict[int, Sequence[WrittenPart]] = {}  # by variant, of what was written
+        # by variant, of what was written on this node or another one
+        self._states: dict[int, Sequence[WrittenPart]] = {}
+        self._inodes: list[int] = []  # of each manifest the first file
+        self._donated: list[int] = []  # files of these that came from other nodes
         try:
             written.keep({*written.parts} if order.heads else set())
             self._manifest = manifests.decode(order.manifest)
@@ -47,20 +54,21 @@ class MemoryCopy:
             now, later = self._spans, list[Span]()
             if order.heads:
                 now, later = split(self._manifest, order.heads)
+            self._variants = [each.variant for each in shared(self._manifest)]
             self._rest = dict(enumerate(later))  # by the number of its file
             self._key = bytes.fromhex(order.rest)
-            self._from = host, order.port, security
+            self._from = host, order.port
+            self._security = security
+            self._donors = order.donors
             check_room(_size(now))
-            name = f"msrun-memory-{self._manifest.step}"
-            self._files = memory_files([span.nbytes or 0 for span in self._spans], name)
+            self._name = f"msrun-memory-{self._manifest.step}"
+            self._files = memory_files([span.nbytes or 0 for span in self._spans], self._name)
             self._begins = [span[:2] for span in self._spans]
-            fetch(host, order.port, bytes.fromhex(order.key), self._here(now), security)
+            fetch(*self._from, bytes.fromhex(order.key), self._here(now), security)
             self._use_written()
-            if order.is_whole and self._rest:
-                self._bring(self._files)
-                self._rest = {}
-            if not self._rest:
-                seal(self._files)
+            self._bring_own({*self.absent} & {*order.own})
+            places = {self._place(*span[:2])[0] for span in self._rest.values()}
+            seal(file for place, file in enumerate(self._files) if place not in places)
             self._describe()
         except BaseException:
             self.close()
@@ -74,11 +82,11 @@ class MemoryCopy:
         usable = found.keys() & digests if is_of_it else set[str]()
         files = {digest: [part.file for part in found[digest]] for digest in usable}
         self._written.keep([digest for digest in usable if _is_sealed(files[digest])])
-        for number, shard in enumerate(shared(self._manifest)) if found else ():
-            digest = digests[shard.variant] if shard.variant < len(digests) else ""
-            if digest in found:
-                self._states[shard.variant] = found[digest]
-                del self._rest[number]
+        states = {
+            variant: found[digest] for variant, digest in enumerate(digests) if digest in found
+        }
+        self._states |= states
+        self._note(states)
 
     @property
     def path(self) -> str:
@@ -86,13 +94,23 @@ class MemoryCopy:
         return held(self._described[-1])
 
     @property
-    def is_partial(self) -> bool:
-        """Whether the tensors have yet to come."""
-        return bool(self._rest)
+    def absent(self) -> tuple[int, ...]:
+        """The states whose tensors have yet to come."""
+        return tuple(sorted({self._variants[number] for number in self._rest}))
+
+    @property
+    def inodes(self) -> tuple[int, ...]:
+        """By which ranks know it that have it open."""
+        return tuple(dict.fromkeys(self._inodes))
+
+    def own_of(self, ranks: Collection[int]) -> tuple[int, ...]:
+        """The states that these ranks resume from."""
+        return variants_of(self._manifest, ranks)
 
     def has(self, inode: int) -> bool:
         """Whether one of its files has this inode."""
-        return any(os.fstat(file).st_ino == inode for file in (*self._files, *self._written.files))
+        files = (*self._files, *self._written.files, *self._donated)
+        return any(os.fstat(file).st_ino == inode for file in files)
 
     def opened(self) -> list[int]:
         """Its files by descriptors of their own, which whoever fills them closes.
@@ -108,36 +126,99 @@ class MemoryCopy:
             raise
         return found
 
-    def bring(self, files: Sequence[int]) -> None:
-        """Fetch the tensors. In a thread: the copy may be closed meanwhile.
+    def bring(self, variants: Collection[int], files: Sequence[int]) -> None:
+        """Fetch the tensors of states. In a thread: the copy may be closed meanwhile.
 
-        ``files``: as :meth:`opened`.
+        They come from the controller's node, as ranks have files open that lie as these do there.
+
+        Args:
+            variants: of it, which it lacks.
+            files: as :meth:`opened`.
 
         Raises:
             OSError: they do not come, or there is no room for them.
         """
-        self._bring(files)
-        seal(files)  # here: of a large one it takes as long as a turn of the loop must not
+        rest = self._rest_of(variants)
+        check_room(_size(rest.values()))
+        here = self._here(rest.values(), files)
+        fetch(*self._from, self._key, here, self._security, tuple(rest))
+        # here: of a large one it takes as long as a turn of the loop must not
+        seal(files[self._place(*span[:2])[0]] for span in rest.values())
 
-    def _bring(self, files: Sequence[int]) -> None:
-        spans = tuple(self._rest.values())
-        check_room(_size(spans))
-        host, port, security = self._from
-        fetch(host, port, self._key, self._here(spans, files), security, tuple(self._rest))
+    def complete(self, variants: Collection[int]) -> None:
+        """Tensors are there: whoever opens it from now on finds them.
 
-    def complete(self) -> None:
-        """They are there: whoever opens it from now on finds all of it.
+        ``variants``: as of :meth:`bring`.
 
         Raises:
             OSError: no descriptor is left.
         """
-        self._rest = {}
+        self._note(variants)
         self._describe()
+
+    def _note(self, variants: Collection[int]) -> None:
+        """The tensors of these states are here."""
+        for number in self._rest_of(variants):
+            del self._rest[number]
+
+    def _rest_of(self, variants: Collection[int]) -> dict[int, Span]:
+        known = self._rest.items()
+        return {number: span for number, span in known if self._variants[number] in variants}
+
+    def _bring_own(self, variants: Collection[int]) -> None:
+        """Fetch the tensors of states, of each from the first node that has them.
+
+        Raises:
+            OSError: they do not come, or there is no room for them.
+        """
+        check_room(_size(self._rest_of(variants).values()))
+
+        donated = {donor.variant for donor in self._donors} & {*variants}
+        others = tuple(sorted({*variants} - donated))
+        parts = [others] * bool(others) + [(variant,) for variant in sorted(donated)]
+
+        def bring(number: int) -> None:
+            part = parts[number]
+            if part is others or not self._use_donors(*part):
+                self.bring(part, self._files)
+
+        side_by_side(bring, range(len(parts)))
+        self._note(variants)
+
+    def _use_donors(self, variant: int) -> bool:
+        """Whether a node that has written a state has sent it."""
+        for donor in (each for each in self._donors if each.variant == variant):
+            with contextlib.suppress(OSError):  # the controller's node has it, too
+                parts = self._from_donor(donor)
+                self._donated += (part.file for part in parts)
+                self._states[variant] = parts
+                return True
+        return False
+
+    def _from_donor(self, donor: Donor) -> Sequence[WrittenPart]:
+        """The files of a state that ranks of another node have written.
+
+        Raises:
+            OSError: they do not come.
+        """
+        files = memory_files((each.nbytes for each in donor.files), self._name)
+        try:
+            for each, file in zip(donor.files, files, strict=True):
+                span, key = Span(file, 0, each.nbytes), bytes.fromhex(each.key)
+                fetch(donor.host, each.port, key, [span], self._security, None, DONOR_S)
+            seal(files)
+        except BaseException:
+            close_all(files)
+            raise
+        return [
+            WrittenPart(each.rank, file, each.nbytes)
+            for each, file in zip(donor.files, files, strict=True)
+        ]
 
     def close(self) -> None:
         """Free the memory, once no rank has it open."""
-        close_all((*self._files, *self._described))
-        self._files, self._described = [], []
+        close_all((*self._files, *self._described, *self._donated))
+        self._files, self._described, self._donated, self._inodes = [], [], [], []
         self._written.close()
 
     def _here(self, spans: Iterable[Span], files: Sequence[int] = ()) -> Iterator[Span]:
@@ -156,11 +237,11 @@ class MemoryCopy:
         heads = (each for each in shared(self._manifest) if each.variant in self._states)
         here_all = self._manifest._replace(
             shards=tuple(self._shards()),
-            is_partial=self.is_partial,
+            absent=self.absent,
             heads=tuple(map(self._fetched, heads)),
         )
-        name = f"msrun-memory-{self._manifest.step}-manifest"
-        self._described.append(manifest_file(here_all, name))
+        self._described.append(manifest_file(here_all, f"{self._name}-manifest"))
+        self._inodes.append(os.fstat(int(min(here_all.shards).file)).st_ino)
 
     def _shards(self) -> Iterator[Shard]:
         """The files as they are here."""

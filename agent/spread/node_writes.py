@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from agent.machine.loop_calls import CallSoon
 from agent.machine.threads import begin_thread
-from agent.nodes.run_messages import SaveFar, SaveHere, unpack_said
+from agent.nodes.run_messages import PartKept, SaveFar, SaveHere, unpack_said
 from agent.nodes.tls import PLAIN, Security
 from agent.nodes.transfer import close_all, give
+from agent.spread.kept_parts import KeptParts
 from agent.spread.parts import LARGE
 from agent.spread.room import check_room
 from agent.spread.written_here import WrittenHere
@@ -45,14 +46,19 @@ class _Owed(NamedTuple):
 class NodeWrites:
     """Orders it, and hears what came of it."""
 
-    def __init__(self, host: str, security: Security = PLAIN) -> None:
+    def __init__(
+        self, host: str, tell: Callable[[PartKept], object], security: Security = PLAIN
+    ) -> None:
         """Order nothing yet.
 
         Args:
             host: address of the controller's node.
-            security: of the connections to it.
+            tell: takes what to say to that besides what ranks answer.
+            security: of the connections between nodes.
         """
         self._host = host
+        self._tell = tell
+        self._offered = KeptParts(security)
         self._security = security
         self._dump_id = -1
         self._owed: dict[tuple[int, int, int], _Owed] = {}  # by rank, share and round
@@ -79,7 +85,7 @@ class NodeWrites:
         assert isinstance(save, protocol.Save)
         if save.dump_id != self._dump_id:
             self._dump_id = save.dump_id
-            self.here.forget()
+            self._forget_here()
             self._give_up(tuple(self._owed))
         if isinstance(order, SaveHere):
             return self._orders_here(save, order.groups, sizes)
@@ -170,10 +176,17 @@ class NodeWrites:
         return True
 
     def _keep(self, save: protocol.Save, written: protocol.Written, file: int) -> None:
-        if os.fstat(file).st_size == written.nbytes:
-            self.here.add(save, written, file)
-        else:
+        if os.fstat(file).st_size != written.nbytes:
             os.close(file)
+            return
+        self.here.add(save, written, file)
+        if written.nbytes * max(save.parts, 1) >= LARGE:
+            with contextlib.suppress(OSError):  # then it is fetched from the controller's node
+                self._tell(self._offered.offer(save, written, file))
+
+    def _forget_here(self) -> None:
+        self._offered.forget()
+        self.here.forget()
 
     def _give(
         self,
@@ -184,9 +197,8 @@ class NodeWrites:
         tell: Callable[[Answer], object],
     ) -> None:
         """Bring what was written to the controller's node, in a thread."""
-        if order.is_kept:
-            with contextlib.suppress(OSError):  # without a descriptor it is fetched
-                self._keep(owed.save, written, os.dup(owed.file))
+        with contextlib.suppress(OSError):  # without a descriptor it is fetched
+            self._keep(owed.save, written, os.dup(owed.file))
 
         def give_it() -> None:
             key, answer = bytes.fromhex(order.key), written
@@ -216,7 +228,7 @@ class NodeWrites:
 
     def free(self) -> None:
         """Free what would stay here. Who writes it fails, and says what it holds."""
-        self.here.forget()
+        self._forget_here()
         for about, owed in self._owed.items():
             if owed.far is None:
                 _empty(owed.file)
@@ -232,7 +244,7 @@ class NodeWrites:
         self._give_up(tuple(self._owed))
         close_all(self._given_up)
         self._given_up = []
-        self.here.forget()
+        self._forget_here()
 
 
 def _empty(file: int) -> None:

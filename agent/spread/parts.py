@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
 from agent.nodes.transfer import Span
@@ -73,6 +73,17 @@ def split(manifest: Manifest, heads: Sequence[int]) -> tuple[list[Span], list[Sp
 def digests_of(manifest: Manifest) -> list[str]:
     """By variant what tells whether other files have the same state."""
     return manifest.digest.split(",") if manifest.holders else [manifest.digest]
+
+
+def variants_of(manifest: Manifest, ranks: Collection[int]) -> tuple[int, ...]:
+    """The states that these ranks resume from."""
+    if not manifest.holders:
+        return (0,)
+    return tuple(
+        variant
+        for variant, holders in enumerate(manifest.holders)
+        if any(rank in ranks for rank in holders)
+    )
 
 
 def _joined(pieces: Iterable[tuple[int, int, int]]) -> list[Span]:

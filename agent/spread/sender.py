@@ -1,27 +1,32 @@
 """The controller's node sends a checkpoint in memory to the other nodes.
 
-The tensors of a large one are for nodes that start ranks. If no rank lives on there, they are for
-one more node: until all train again that dump is the state, and a rank that lives on saves it if
-the controller's node is lost. What ranks that live on there have written themselves is not sent.
-Other ranks that live on hold the tensors already: their nodes get the rest, and fetch the tensors
-if one of these ranks has to read them.
+Of a large one, nodes that start ranks get the tensors that these resume from: from any node whose
+ranks have written them, and unless that is the node itself. One node where ranks live on gets all,
+after the others: until all train again that dump is the state, and a rank that lives on saves it
+if the controller's node is lost. Other ranks that live on hold the tensors already: their nodes get
+the rest, and fetch the tensors if one of these ranks has to read them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import takewhile
+from types import MappingProxyType
 from typing import NamedTuple
 
 from agent.machine.loop_calls import CallSoon
-from agent.nodes.run_messages import TakeMemory
+from agent.nodes.run_messages import Donor, PartKept, TakeMemory
 from agent.nodes.tls import PLAIN, Security
 from agent.nodes.transfer import MemoryServer, Span
-from agent.spread.parts import NodeParts, heads_of, spans_of, split
+from agent.spread.donors import Donors, KnownDonors
+from agent.spread.parts import NodeParts, digests_of, heads_of, spans_of, split, variants_of
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.durable_file import ThrottledProgress
 from worker_hooks.storage.manifest import Manifest
 
+NOWHERE: Mapping[int, str] = MappingProxyType({})
 MOST_WHOLE = 8  # nodes that get all of it; the others get what their ranks need
 
 
@@ -51,6 +56,7 @@ class MemorySender:
         self._call_soon = call_soon
         self._progressed = progressed
         self._present: _Spreading | None = None
+        self._donors = KnownDonors()
         self._extra: list[MemoryServer] = []  # for nodes that came later, or lack the tensors
 
     def begin(
@@ -62,6 +68,7 @@ class MemorySender:
         nodes: Mapping[int, range],
         starting: Collection[int] = (),
         living: Collection[int] = (),
+        addresses: Mapping[int, str] = NOWHERE,
     ) -> dict[int, TakeMemory]:
         """Begin; what to order these nodes.
 
@@ -71,6 +78,7 @@ class MemorySender:
             nodes: that are to have it, with their ranks.
             starting: those of them that start ranks.
             living: those of them on which ranks live on.
+            addresses: of nodes that are there, by which others reach them.
         """
         self.close()
         if not nodes:
@@ -80,31 +88,58 @@ class MemorySender:
         try:
             server = MemoryServer(tell, self._security)
             try:
-                heads = heads_of(manifest)
-                whole = holders(nodes, starting, living) if heads else {*nodes}
-                writing = whole & {*living} if heads else set[int]()
-                orders = _orders(server, path, manifest, nodes, whole, writing, heads)
+                spread = _Spread(server, path, manifest, nodes, self._donors.found(addresses))
+                orders = spread.orders(starting, living)
             except BaseException:
                 server.close()
                 raise
         except OSError as error:
             done(describe_os_error(error))
             return {}
-        self._present = _Spreading(path, server, done, set(nodes), len(whole) < len(nodes))
+        self._present = _Spreading(path, server, done, set(nodes), spread.is_partial)
         return orders
 
-    def again(self, path: str, manifest: Manifest) -> TakeMemory:
+    def again(
+        self,
+        path: str,
+        manifest: Manifest,
+        node: int,
+        ranks: range,
+        addresses: Mapping[int, str] = NOWHERE,
+    ) -> TakeMemory:
         """What to order a node that lacks a checkpoint which is complete.
+
+        Args:
+            path: of the checkpoint's manifest.
+            manifest: as of :meth:`begin`.
+            node: which.
+            ranks: its ranks, which start.
+            addresses: as of :meth:`begin`.
 
         Raises:
             OSError: no socket can be opened.
         """
         server = MemoryServer(lambda _: None, self._security)
         self._extra.append(server)
-        return _order(server, path, manifest)
+        donors = self._donors.found(addresses)
+        spread = _Spread(server, path, manifest, {node: ranks}, donors)
+        return spread.orders((node,), ())[node]._replace(is_whole=False)
+
+    def expect(self, dump_id: int) -> None:
+        """Ranks are about to write a dump."""
+        self._donors.begin(dump_id)
+
+    def kept(self, node: int, kept: PartKept) -> None:
+        """A node has a file of a state, which others may fetch."""
+        self._donors.hear(node, kept)
+
+    def lose(self, node: int) -> None:
+        """A node is gone, which is no failure."""
+        self._donors.lose(node)
+        self.hear(node, "", "")
 
     def hear(self, node: int, path: str, why_not: str) -> None:
-        """A node has it, or has not because of ``why_not``; or is gone, which is no failure."""
+        """A node has it, or has not because of ``why_not``."""
         present = self._present
         if present is None or path not in {present.path, ""} or node not in present.awaited:
             return
@@ -132,50 +167,89 @@ class MemorySender:
 
 
 def holders(nodes: Collection[int], starting: Collection[int], living: Collection[int]) -> set[int]:
-    """The nodes that are to have the tensors; arguments as of :meth:`MemorySender.begin`."""
+    """The nodes that are to have tensors; arguments as of :meth:`MemorySender.begin`."""
     found = {*nodes} & {*starting}
-    if nodes and not found & {*living}:
-        found.add(min({*nodes} & {*living} or nodes))
-    return found
+    return found | {second(nodes, starting, living)} if nodes else found
 
 
-def _orders(
-    server: MemoryServer,
-    path: str,
-    manifest: Manifest,
-    nodes: Mapping[int, range],
-    whole: set[int],
-    writing: set[int],
-    heads: tuple[int, ...],
-) -> dict[int, TakeMemory]:
-    """What to order the nodes, of which ``whole`` get the tensors, unless they have written them.
-
-    Raises:
-        OSError: no descriptor is left.
-    """
-    parts, first = NodeParts(manifest), sorted(whole)[:MOST_WHOLE]
-    encoded = manifests.QuickEncoder(manifest)
-    orders = dict[int, TakeMemory]()
-    for node in (*first, *nodes.keys() - {*first}):
-        if node not in first:
-            part = parts.of(nodes[node])
-            text = encoded(part.shards)
-        elif not orders:  # to say it again for each would take longer than to send it
-            part, text = manifest, manifests.encode(manifest, is_for_people=False).decode()
-        if node in whole - writing:
-            key = _key(server, spans_of(part))
-            orders[node] = TakeMemory(path, text, server.port, key)
-        else:
-            now, later = split(part, heads)
-            about = path, text, server.port, _key(server, now), heads, _key(server, later)
-            orders[node] = TakeMemory(*about, is_whole=node in whole)
-    return orders
+def second(nodes: Collection[int], starting: Collection[int], living: Collection[int]) -> int:
+    """The node that is to have all, as the controller's has; arguments as before."""
+    alive = {*nodes} & {*living}
+    return min(alive & {*starting} or alive or nodes)
 
 
-def _order(server: MemoryServer, path: str, manifest: Manifest) -> TakeMemory:
-    """What fetches the checkpoint's files."""
-    text = manifests.encode(manifest, is_for_people=False).decode()
-    return TakeMemory(path, text, server.port, _key(server, spans_of(manifest)))
+class _Spread:
+    """What nodes are ordered to fetch of one checkpoint."""
+
+    def __init__(
+        self,
+        server: MemoryServer,
+        path: str,
+        manifest: Manifest,
+        nodes: Mapping[int, range],
+        donors: Donors,
+    ) -> None:
+        self._server = server
+        self._path = path
+        self._manifest = manifest
+        self._nodes = nodes
+        self._digests = digests_of(manifest)
+        self._donors = donors
+        self._turns = Counter[str]()  # by digest, how many nodes have donors of it
+        self._heads = heads_of(manifest)
+        self.is_partial = False
+        """Whether a node may come for tensors later."""
+
+    def orders(self, starting: Collection[int], living: Collection[int]) -> dict[int, TakeMemory]:
+        """They, by node; arguments as of :meth:`MemorySender.begin`.
+
+        Raises:
+            OSError: no descriptor is left.
+        """
+        nodes, manifest = self._nodes, self._manifest
+        having = holders(nodes, starting, living) if self._heads else {*nodes}
+        first = sorted(having)[:MOST_WHOLE]
+        parts, encoded = NodeParts(manifest), manifests.QuickEncoder(manifest)
+        orders = dict[int, TakeMemory]()
+        for node in (*first, *nodes.keys() - {*first}):
+            if node not in first:
+                part = parts.of(nodes[node])
+                text = encoded(part.shards)
+            elif not orders:  # to say it again for each would take longer than to send it
+                part, text = manifest, manifests.encode(manifest, is_for_people=False).decode()
+            orders[node] = self._order(part, text)
+        if self._heads:
+            for node in having:
+                orders[node] = self._with_tensors(node, orders[node])
+            all_of_it = second(nodes, starting, living)
+            orders[all_of_it] = orders[all_of_it]._replace(is_whole=True)
+            self.is_partial = len(having) < len(nodes) or len(self._digests) > 1
+        return orders
+
+    def _order(self, part: Manifest, text: str) -> TakeMemory:
+        server = self._server
+        if not self._heads:
+            return TakeMemory(self._path, text, server.port, _key(server, spans_of(part)))
+        now, later = split(part, self._heads)
+        about = self._path, text, server.port, _key(server, now), self._heads
+        return TakeMemory(*about, _key(server, later))
+
+    def _with_tensors(self, node: int, order: TakeMemory) -> TakeMemory:
+        """The order to a node that is to have what its ranks resume from."""
+        own = variants_of(self._manifest, self._nodes[node])
+        donors = tuple(donor for variant in own for donor in self._of(variant, node))
+        return order._replace(own=own, donors=donors)
+
+    def _of(self, variant: int, node: int) -> Sequence[Donor]:
+        """The nodes that are to be asked for a state before the controller's; each has its turn."""
+        digest = self._digests[variant]
+        known = self._donors.get(digest, {})
+        others: list[Donor | None] = [known[each] for each in sorted(known) if each != node]
+        others.append(None)  # the controller's node
+        turn = self._turns[digest] % len(others)
+        self._turns[digest] += 1
+        before = [*others[turn:], *others[:turn]]
+        return [each._replace(variant=variant) for each in takewhile(bool, before) if each]
 
 
 def _key(server: MemoryServer, spans: Iterable[Span]) -> str:

@@ -36,6 +36,7 @@ from agent.nodes.run_messages import (
     CopyWritten,
     Ended,
     NodeFacts,
+    PartKept,
     SaveFar,
     SaveHere,
     pack_said,
@@ -350,9 +351,9 @@ class AllNodes:
             self._next = there
             self._hooks.copy_pages(None if there is None else there.keep_page)
 
-    def far_order(self, node: int, rank: int, save: protocol.Save) -> SaveFar:
+    def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to this node's memory; may raise OSError."""
-        return self._memory.far_order(node, rank, save)
+        return self._memory.far_order(rank, save)
 
     def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:
         """How ranks of another node write to that node's memory, if they are to."""
@@ -361,6 +362,10 @@ class AllNodes:
     def offer(self, path: str, told: Callable[[CheckpointPlace | None], object]) -> None:
         """``told`` takes where a checkpoint on this node's disk is to be had."""
         self._memory.offer(path, told)
+
+    def part_kept(self, node: int, kept: PartKept) -> None:
+        """A node has a file of a state, which others may fetch."""
+        self._memory.kept(node, kept)
 
     def memory_taken(self, node: int, path: str, why_not: str) -> None:
         """A node has the checkpoint in memory, or has not because of ``why_not``."""

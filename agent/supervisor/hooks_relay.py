@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
@@ -52,6 +52,7 @@ from agent.nodes.run_messages import (
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import JobSpec
+from agent.spread.keeper import Brought
 from agent.spread.node_writes import NodeWrites
 from agent.supervisor.hooks_bridge import CLOSE_S, WRAPPER_S
 from agent.supervisor.job_view import Action, AgentPort, Holders
@@ -94,7 +95,6 @@ class HooksRelay:
         """What ranks write to memory."""
         self._copied = NodeCopies(spec.ranks_here)
         self._frozen: dict[int, int] = {}  # rank -> bytes of its state
-        self._ranks_here = spec.ranks_here
         self._links = RankLinks(listener, spec.ranks_here, journal)
         self._pages = StatusPages()
         self._shared = SharedPages(self._links, self._pages, spec.ranks_here)
@@ -108,7 +108,8 @@ class HooksRelay:
         self._save_to: dict[int, str] = {}  # rank -> the first of these, without a controller
         self._attempt = 0
         self._large: set[int] = set()  # ranks whose page does not fit a frame, which was said
-        self._ranks = spec.ranks_here
+        self.ranks = spec.ranks_here
+        """Those of this node."""
         self._may_save = spec.dump.ttp
         self._told: dict[int, bytes] = {}  # rank -> the heartbeat that was told last
         self._inspection = 0  # the newest one
@@ -122,8 +123,8 @@ class HooksRelay:
         self._alone: Callable[[Said], None] | None = None  # takes what nobody there can answer
         self.as_here: Callable[[protocol.Message], protocol.Message] = lambda message: message
         """What is said of the memory of the controller's node, of the copy on this one."""
-        self.bring_memory: Callable[[int, Callable[[str], object]], None]
-        """Fetches the tensors of that copy; takes an inode of it, and who takes why they cannot."""
+        self.bring_memory: Callable[[int, Collection[int], Brought], None]
+        """Fetches tensors of that copy; takes an inode of it, the states, and who hears of it."""
         self._is_brief = False  # the last controller's node is lost, with ranks
         self.meets_at = ""
         """Where ranks meet that rejoin others, if that is another machine than at the beginning."""
@@ -208,7 +209,7 @@ class HooksRelay:
                 self.tell(message.rank, self.as_here(unpack_said(message.message)))
             case ToRanks():
                 said = self.as_here(unpack_said(message.message))
-                for rank in message.ranks or self._ranks:
+                for rank in message.ranks or self.ranks:
                     self.tell(rank, said)
             case SaveFar() | SaveHere():
                 self._save_to_memory(message)
@@ -375,7 +376,7 @@ class HooksRelay:
         self._forsaken, self._alone = why, None
         self.writes.free()
         saving = self._pages.all().keys() if self._may_save else set()
-        for rank in self._ranks:
+        for rank in self.ranks:
             alone = protocol.SaveAlone(why, is_proven)
             self._links.send(rank, alone if rank in saving else protocol.Release(why))
         return tuple(saving)
@@ -396,7 +397,7 @@ class HooksRelay:
 
     def catch_up(self) -> None:
         """Hand on what living ranks of this node have said by now."""
-        self._links.catch_up(self._ranks_here)
+        self._links.catch_up(self.ranks)
 
     def hear_out(self, rank: int) -> int | None:
         """Hand on the last messages of a dead rank, and its page; its commit is read there."""
@@ -471,7 +472,7 @@ class HooksRelay:
                 self._send(UpdatesReady(self._attempt, step))
             return
         if isinstance(message, protocol.BringMemory):
-            self.bring_memory(message.inode, partial(self._tell_brought, message))
+            self.bring_memory(message.inode, message.variants, partial(self._tell_brought, message))
             return
         page = b""
         if isinstance(message, protocol.Registered):
@@ -497,9 +498,11 @@ class HooksRelay:
             self._shared.share(self._attempt, self._loop)
             self._copies.registered(message.rank, self._loop)
 
-    def _tell_brought(self, asked: protocol.BringMemory, why_not: str) -> None:
+    def _tell_brought(
+        self, asked: protocol.BringMemory, why_not: str, absent: tuple[int, ...]
+    ) -> None:
         if asked.attempt == self._attempt:  # else its number may be another process's
-            self._links.send(asked.rank, protocol.MemoryBrought(asked.inode, why_not))
+            self._links.send(asked.rank, protocol.MemoryBrought(asked.inode, why_not, list(absent)))
 
     def _remember(self, message: Said) -> None:
         """Keep what another controller would have to know."""

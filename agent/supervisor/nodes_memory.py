@@ -9,7 +9,14 @@ from agent.controller import events as ev
 from agent.dump.flush import Written
 from agent.dump.node_copies import CopyGatherer
 from agent.nodes.checkpoint_copy import CheckpointOffers, CheckpointPlace
-from agent.nodes.run_messages import CopyWritten, SaveFar, SaveHere, WriteCopy, pack_said
+from agent.nodes.run_messages import (
+    CopyWritten,
+    PartKept,
+    SaveFar,
+    SaveHere,
+    WriteCopy,
+    pack_said,
+)
 from agent.nodes.tls import Security
 from agent.spread.far_writes import MemoryInboxes
 from agent.spread.sender import MemorySender, holders
@@ -78,7 +85,7 @@ class NodesMemory:
 
     def lose(self, node: RemoteNode, why: str) -> None:
         """A node is lost: nothing is awaited of it."""
-        self._sender.hear(node.facts.rank, "", "")
+        self._sender.lose(node.facts.rank)
         self._gatherer.lose(node.facts.rank, why)
 
     def bring(self, node: RemoteNode) -> bool:
@@ -86,7 +93,9 @@ class NodesMemory:
         if self._newest is None or node.has_memory(self._newest[0]) or node.is_here:
             return False
         try:
-            node.take_memory(self._sender.again(*self._newest))
+            rank = node.facts.rank
+            order = self._sender.again(*self._newest, rank, node.ranks, self._addresses())
+            node.take_memory(order)
         except OSError as error:
             self._say(f"{node.name} cannot be sent the state: {describe_os_error(error)}")
             return False
@@ -101,10 +110,18 @@ class NodesMemory:
         for node in (node for node in there.values() if node.is_here):
             node.share_memory(path)
         ranks = {rank: node.ranks for rank, node in there.items() if not node.is_here}
-        alive = self._alive()
-        orders = self._sender.begin(dump_id, path, manifest, done, ranks, *alive)
+        about = *self._alive(), self._addresses()
+        orders = self._sender.begin(dump_id, path, manifest, done, ranks, *about)
         for rank, order in orders.items():
             there[rank].take_memory(order)
+
+    def _addresses(self) -> dict[int, str]:
+        """Of the nodes that are there."""
+        return {node.facts.rank: node.facts.address for node in self._others if node.is_there}
+
+    def kept(self, node: int, kept: PartKept) -> None:
+        """A node has a file of a state, which others may fetch."""
+        self._sender.kept(node, kept)
 
     def taken(self, node: int, path: str, why_not: str) -> None:
         """A node has the checkpoint in memory, or has not because of ``why_not``."""
@@ -148,6 +165,7 @@ class NodesMemory:
     def save(self, action: do.SaveRanks) -> None:
         """A dump is made: note which nodes are to have all of it, as far as is known by now."""
         self._gone = frozenset(action.gone)
+        self._sender.expect(action.dump_id)
         starting, living = self._alive()
         self._holders = holders({*starting, *living}, starting, living)
 
@@ -164,13 +182,13 @@ class NodesMemory:
         starting = [node for node, are_alive in alive.items() if not all(are_alive)]
         return starting, [node for node, are_alive in alive.items() if any(are_alive)]
 
-    def far_order(self, node: int, rank: int, save: protocol.Save) -> SaveFar:
+    def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to this node's memory.
 
         Raises:
             OSError: no socket can be opened.
         """
-        return self._inboxes.order(rank, save)._replace(is_kept=node in self._holders)
+        return self._inboxes.order(rank, save)
 
     def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:
         """How ranks of another node write what they are to say they hold to that node's memory.

@@ -163,7 +163,15 @@ class RemoteController:
         self._node = node
         call_soon = until_closed(loop.call_soon_threadsafe)
         written = self._hooks.writes.here
-        self._memory = MemoryKeeper(self._host, call_soon, self._link.send, written, self._security)
+        self._memory = MemoryKeeper(
+            self._host,
+            call_soon,
+            self._link.send,
+            self._tell_came,
+            self._hooks.ranks,
+            written,
+            self._security,
+        )
         self._hooks.as_here = self._memory.as_here
         self._hooks.bring_memory = self._memory.bring
         self._checkpoints = CheckpointFetcher(call_soon, self._security, self._say, self._keep)
@@ -215,7 +223,7 @@ class RemoteController:
                 if was is not None and state is JobState.RUNNING and message.attempt > was.attempt:
                     self._unsettled = None
                 self._node.decided(self.view, Holders())
-            case ToRank() | ToRanks() if self._memory.lacks_tensors and _is_welcome(message):
+            case ToRank() | ToRanks() if self._memory.lacks() and _is_welcome(message):
                 self._welcome(message)
             case _ if isinstance(message, ForHooks):
                 self._hooks.hear(message)
@@ -276,7 +284,12 @@ class RemoteController:
             for rank in ranks:
                 self.post(ev.RankUnreachable(rank, attempt, why))
 
-        self._memory.bring_all(answer)
+        self._memory.bring_own(answer)
+
+    def _tell_came(self, inode: int, absent: tuple[int, ...]) -> None:
+        """Tensors have come of the copy in memory that ranks know by this inode."""
+        for rank in self._hooks.ranks:
+            self._hooks.tell(rank, protocol.MemoryBrought(inode, absent=list(absent)))
 
     def _bring(self, order: ResumeFrom) -> None:
         """Let a rank resume once this node has the checkpoint."""

@@ -38,6 +38,7 @@ from agent.nodes.run_messages import (
     PageSeen,
     PagesKept,
     PagesLeft,
+    PartKept,
     RankUnlinked,
     ResumeFrom,
     SaveFar,
@@ -83,7 +84,7 @@ class JobPort(Protocol):
     def next_end(self) -> int:
         """The number of one more worker's end, among those of all nodes."""
 
-    def far_order(self, node: int, rank: int, save: protocol.Save) -> SaveFar:
+    def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to the controller's memory; may raise OSError."""
 
     def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:
@@ -109,6 +110,9 @@ class JobPort(Protocol):
     @property
     def seen_s(self) -> float:
         """How long what was saved on one node may be invisible on another, if they share it."""
+
+    def part_kept(self, node: int, kept: PartKept) -> None:
+        """A node has a file of a state, which others may fetch."""
 
     def memory_taken(self, node: int, path: str, why_not: str) -> None:
         """A node has the checkpoint in memory, or has not because of ``why_not``."""
@@ -401,7 +405,7 @@ class RemoteNode:
             return order is not None
         for rank in ranks:
             try:
-                self._link.send(self._job.far_order(self.facts.rank, rank, save))
+                self._link.send(self._job.far_order(rank, save))
             except OSError as error:  # no descriptor is left
                 attempt, why = self.workers[rank].attempt, describe_os_error(error)
                 self._job.post(not_written(rank, attempt, save, why))
@@ -500,6 +504,8 @@ class RemoteNode:
                 self._job.term_heard(self.facts, message.number)
             case ToldAgain():
                 self._job.told_again(self)
+            case PartKept():
+                self._job.part_kept(self.facts.rank, message)
             case MemoryTaken():
                 if not message.why_not:
                     self._memory.add(message.path)

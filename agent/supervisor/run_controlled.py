@@ -53,7 +53,7 @@ def run_controlled(
     nexts = NextJob(met, environ, console, parts.starter, ignited)
     host = met.lines[0].connection.getpeername()[0]
     link = NodeLink(met.lines[0], met.prepared.spec.ranks_here)
-    writes = NodeWrites(host, met.security)
+    writes = NodeWrites(host, link.send, met.security)
     hooks = HooksRelay(spec, ignited.hooks_listener, parts.journal, parts.kept, link.send, writes)
 
     def evidence(workers: Sequence[Worker]) -> list[dict[str, object]]:

@@ -11,19 +11,13 @@ from support.cluster import Cluster
 from support.jobs import poll
 from support.node_jobs import NodeJobs, NodesJob
 from support.node_trainings import SCRIPT, go, saved, train, weights
+from support.traffic import received
 from support.warm_python import WarmPython
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 MIB = 1 << 20
 TABLE = 8  # MiB
 AGAIN = ["--again"]
-
-
-def received(cluster: Cluster, node: int) -> int:
-    """Bytes that have come to a node from others."""
-    text = Path(f"/proc/{cluster.nodes[node].pid}/net/dev").read_text()
-    lines = (line.partition(":") for line in text.splitlines()[2:])
-    return sum(int(rest.split()[0]) for name, _, rest in lines if name.strip() != "lo")
 
 
 def alone(warm_python: WarmPython, folder: Path, ranks: int, words: list[str]) -> list[str]:

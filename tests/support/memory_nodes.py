@@ -43,6 +43,29 @@ def manifest_of(shards, world_size):
     ).completed()
 
 
+STATES = {"first": b"1" * (1 << 20), "second": b"2" * (1 << 20)}
+
+
+def written_file(content):
+    """A file in memory, as a rank of step 7 writes it."""
+    file = os.memfd_create("msrun-memory-7-rank", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(file, content)
+    return file
+
+
+def two_states():
+    """The checkpoint of two replica groups: ranks 0 and 2, and 1 and 3; ranks 0 and 1 wrote it."""
+    shards = []
+    for rank, tensors in enumerate(STATES.values()):
+        content = state_file(b"{}", tensors)
+        OPENED.append(written_file(content))
+        shards.append(Shard(str(OPENED[-1]), rank, REPLICATED, len(content), "", variant=rank))
+    OPENED.append(written_file(b"own"))
+    shards.append(Shard(str(OPENED[-1]), 2, PRIVATE, 3, ""))
+    groups = ((0, 2), (1, 3))
+    return manifest_of(shards, 4)._replace(digest=",".join(STATES), holders=groups)
+
+
 MEMORY = "/proc/1/fd/9"
 
 
@@ -54,11 +77,16 @@ def ranks(*nodes):
 class Nodes:
     """A sender and one keeper, whose loops are a queue."""
 
+    here = range(1, 2)  # the ranks of the keeper's node
+
     def __init__(self):
         self.calls, self.told, self.done = SimpleQueue(), [], []
         self.sender = MemorySender(self._soon, lambda _: None)
         self.written = WrittenHere()
-        self.keeper = MemoryKeeper("127.0.0.1", self._soon, self.told.append, self.written)
+        self.came = []
+        came = lambda *about: self.came.append(about)  # noqa: E731
+        about = self.told.append, came, self.here, self.written
+        self.keeper = MemoryKeeper("127.0.0.1", self._soon, *about)
 
     def _soon(self, call, *args):
         self.calls.put(lambda: call(*args))

@@ -32,7 +32,7 @@ class RelayedNode:
             ranks_here=RANKS, job_id="job", node_rank=2, dump=SimpleNamespace(ttp=True)
         )
         kept = SimpleNamespace(add_place=lambda _: None)
-        self.writes = NodeWrites("127.0.0.1")
+        self.writes = NodeWrites("127.0.0.1", self._send)
         self.relay = HooksRelay(spec, self.door, journal, kept, self._send, self.writes)
         agent = SimpleNamespace(
             announce=lambda: self.order.append("announce"),

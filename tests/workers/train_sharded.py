@@ -37,6 +37,7 @@ parser.add_argument("--shrink", type=int)
 parser.add_argument("--foreach", action="store_true")
 parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--periodic", type=int, default=0)
+parser.add_argument("--table", type=int, default=0, help="MiB that ranks of a part hold besides")
 options, _ = parser.parse_known_args()
 
 torch.set_num_threads(1)
@@ -79,9 +80,11 @@ if options.style == "moe":
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, foreach=False)
 ema = [each.detach().clone() for each in net.parameters()]
 config = CheckpointConfig(save_checkpoint_steps=options.periodic or 1)
+table = torch.arange(options.table << 18, dtype=torch.float32) + rank % 2
+tables = {"table": [table]} if options.table else {}
 periodic = [ModelCheckpoint("net", "saved", config)] if options.periodic else []
 state = TrainState(
-    model=net, optimizer=optimizer, ema=ema, ckpt_save_path="dumps", callbacks=periodic
+    model=net, optimizer=optimizer, ema=ema, ckpt_save_path="dumps", callbacks=periodic, **tables
 )
 total_norm = None  # a global that is a DTensor
 
@@ -174,6 +177,7 @@ def train(state):
 
 norms = run(train, state)
 digest = hashlib.sha256(norms.hex().encode())
+assert torch.equal(table, torch.arange(len(table), dtype=torch.float32) + rank % 2)
 for each in (*net.parameters(), *ema):
     whole = each.full_tensor() if isinstance(each, DTensor) else each
     if options.style == "moe":

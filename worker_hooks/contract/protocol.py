@@ -385,13 +385,15 @@ class BringMemory(NamedTuple):
     rank: int
     attempt: int
     inode: int  # of one of its files, which the rank has open: a path may be another dump's by now
+    variants: list[int] = []  # noqa: RUF012  of which states
 
 
 class MemoryBrought(NamedTuple):
-    """They are there, or cannot be brought because of ``why_not``."""
+    """They are there, or cannot be brought because of ``why_not``. It may come unasked."""
 
     inode: int
     why_not: str = ""
+    absent: list[int] = []  # noqa: RUF012  the states whose tensors are still not there
 
 
 class GoOn(NamedTuple):

@@ -106,7 +106,7 @@ class Guard:
         """From the order to rejoin, or a newcomer's welcome, until GoOn: the dump that this rank
         resumes from. Until then it is the state, whatever the main thread does."""
         self.far_tensors = FarTensors(
-            lambda inode: self._send(protocol.BringMemory(**self._sender, inode=inode)),
+            lambda *of: self._send(protocol.BringMemory(self.env.rank, self.env.attempt, *of)),
             lambda: self._listener is not None and self._listener.is_alive(),
             self.gate.raise_if_ejected,
         )

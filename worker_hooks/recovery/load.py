@@ -5,9 +5,10 @@ The folder is verified before; nothing in it is executed or unpickled.
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,15 +22,47 @@ from worker_hooks.state.registry import Piece, as_now, boxes_of, restore_alike
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.commit import EARLY_BUFFERS
-from worker_hooks.storage.manifest import Manifest
+from worker_hooks.storage.manifest import REPLICATED, Manifest
 from worker_hooks.storage.memory_dump import HERE, HeldDump
 from worker_hooks.storage.one_state import why_not_one
 from worker_hooks.storage.shard_file import HAS, OBJECTS, REST
-from worker_hooks.storage.tensor_parts import Block, JoinedTensor, joined, runs
+from worker_hooks.storage.tensor_parts import Block, JoinedTensor, Run, joined, runs
 from worker_hooks.tensors import state_json
 from worker_hooks.tensors.placements import Box
 from worker_hooks.tensors.state_json import Json
 from worker_hooks.tensors.tensor_bytes import plain, torch_dtype, view
+
+
+class FarFiles:
+    """Files of a dump in memory whose tensors are on another node, until they are read."""
+
+    def __init__(
+        self, variants: Mapping[Path, int], bring: Callable[[Collection[int]], Collection[int]]
+    ) -> None:
+        """None of them is here.
+
+        Args:
+            variants: of which state each is.
+            bring: has the tensors of these states come; those that are still not here.
+        """
+        self._variants = variants
+        self._bring = bring
+
+    def brought(self, wanted: Iterable[Run]) -> list[Run]:
+        """The same once what they are in is here: until then there are zeros in its place.
+
+        Raises:
+            OSError: it does not come.
+        """
+        found = list(wanted)
+        absent = {self._variants[run.path] for run in found if run.path in self._variants}
+        if absent:
+            left = self._bring(sorted(absent))
+            if absent & {*left}:
+                raise OSError(errno.ENODATA, "the tensors that it reads are on another node")
+            known = self._variants.items()
+            self._variants = {path: variant for path, variant in known if variant in left}
+        return found
 
 
 class StoredTensor(NamedTuple):
@@ -38,6 +71,7 @@ class StoredTensor(NamedTuple):
     dtype: torch.dtype
     whole: JoinedTensor
     block: Block
+    far: FarFiles | None = None  # among which its parts may be
 
     def read(self) -> Tensor:
         """The tensor, in new memory.
@@ -59,7 +93,10 @@ class StoredTensor(NamedTuple):
             OSError: a file cannot be read.
             ValueError: bytes are missing.
         """
-        memory, parts = view(tensor), runs(self.whole, self.block)
+        memory = view(tensor)
+        parts: Iterable[Run] = runs(self.whole, self.block)
+        if self.far is not None:
+            parts = self.far.brought(parts)
         if read_into(memory, tensor.data_ptr(), parts, is_new=is_new) != len(memory):
             raise ValueError(f"parts of {self.whole.entry.name} are missing")
 
@@ -74,12 +111,12 @@ class Tensors(Mapping[str, Tensor]):
         self,
         stored: Mapping[str, JoinedTensor],
         boxes: Mapping[str, Box] = MappingProxyType({}),
-        bring: Callable[[], object] = lambda: None,
+        far: FarFiles | None = None,
     ) -> None:
-        """``bring``: called before one is read, as they may have yet to come to this node."""
+        """``far``: what has yet to come to this node; ``None``: nothing."""
         self._stored = stored
         self._boxes = boxes
-        self._bring = bring
+        self._far = far
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """The shape of the whole tensor; that of a number, if there is none."""
@@ -88,19 +125,14 @@ class Tensors(Mapping[str, Tensor]):
 
     def cut(self, boxes: Mapping[str, Box]) -> Tensors:
         """The same, but only these boxes of some of the tensors."""
-        return Tensors(self._stored, boxes, self._bring)
+        return Tensors(self._stored, boxes, self._far)
 
-    def brought_by(self, bring: Callable[[], object]) -> Tensors:
-        """The same, of which ``bring`` fetches what is not there when one is read.
-
-        It is called until it has succeeded once: what is open here stays the same.
-        """
-        return Tensors(self._stored, self._boxes, cache(bring))
+    def with_far(self, far: FarFiles) -> Tensors:
+        """The same, of which these files have yet to come to this node."""
+        return Tensors(self._stored, self._boxes, far)
 
     def __getitem__(self, name: str) -> Tensor:
-        stored = self._of(name)
-        self._bring()
-        return stored.read()
+        return self._of(name).read()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)
@@ -114,12 +146,11 @@ class Tensors(Mapping[str, Tensor]):
         # what has another shape does not fit, and is said to
         is_part = box is not None and box.whole == shape
         block = Block(box.offset, box.size) if box and is_part else Block((0,) * len(shape), shape)
-        return StoredTensor(torch_dtype(whole.entry.dtype), whole, block)
+        return StoredTensor(torch_dtype(whole.entry.dtype), whole, block, self._far)
 
     def put(self, name: str, target: Tensor) -> None:
         """Read a tensor into another one of its shape."""
         stored = self._of(name)
-        self._bring()
         is_plain = target.device.type == "cpu" and target.is_contiguous() and not target.is_neg()
         if is_plain and target.dtype == stored.dtype and target.shape == stored.block.shape:
             stored.read_into(plain(target.detach()))
@@ -178,12 +209,13 @@ class LoadedState(NamedTuple):
         return None
 
 
-def open_in_memory(
-    folder: Path, manifest: Manifest, rank: int, bring: Callable[[int], object]
-) -> LoadedState:
-    """Open a checkpoint in the agent's memory; it stays readable if the agent drops it.
+Bring = Callable[[int, Collection[int]], Collection[int]]
+"""Fetches tensors of a dump in memory that are on another node; takes an inode of the dump and the
+states that are wanted. Returns those that are still not here, and raises OSError."""
 
-    ``bring``: fetches the tensors, if they are on another node; takes an inode of the dump.
+
+def open_in_memory(folder: Path, manifest: Manifest, rank: int, bring: Bring) -> LoadedState:
+    """Open a checkpoint in the agent's memory; it stays readable if the agent drops it.
 
     Raises:
         OSError: the agent has dropped it already.
@@ -192,8 +224,14 @@ def open_in_memory(
     held = HeldDump(folder, manifest)
     variants = manifests.variants_of(manifest, rank, manifest.world_size)
     saved = open_dump(HERE, held.manifest, variants)
-    if manifest.is_partial:
-        saved = saved._replace(tensors=saved.tensors.brought_by(partial(bring, held.inode)))
+    if held.manifest.absent:
+        far = {
+            HERE / shard.file: shard.variant
+            for shard in held.manifest.shards
+            if shard.kind == REPLICATED and shard.variant in held.manifest.absent
+        }
+        files = FarFiles(far, partial(bring, held.inode))
+        saved = saved._replace(tensors=saved.tensors.with_far(files))
     return saved._replace(held=held, variants=variants)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,7 +127,7 @@ def newest_checkpoint(*places: str) -> Path | None:
     return None if found.newest is None else found.newest.path
 
 
-def _cannot_bring(_inode: int) -> None:
+def _cannot_bring(_inode: int, _variants: Collection[int]) -> Collection[int]:
     raise OSError("the state is on another node, and nobody is there to be asked for it")
 
 
@@ -137,7 +137,7 @@ def restore_replicated(
     env: RankEnv,
     live: tuple[int, str] | None = None,
     *,
-    bring: Callable[[int], object] = _cannot_bring,
+    bring: load.Bring = _cannot_bring,
     is_new: bool = False,
     saved_in: str = "",
 ) -> ResumePoint:

@@ -26,6 +26,7 @@ _THREADS = 8  # more do not make a disk faster
 _MOST_SHOWN = 8  # ranks named in a sentence
 _END_S = 1 << 40  # seconds since the epoch, later than any clock
 _RANKS = ("odd", "without_private", "stale_private")
+_NUMBERS = (*_RANKS, "absent")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _IN_MEMORY = re.compile(r"/proc/\d+/fd/\d+")
 
@@ -69,9 +70,14 @@ class Manifest(NamedTuple):
     holders: tuple[tuple[int, ...], ...] = ()  # by variant the ranks whose state it is; none: all
     is_disputed: bool = False  # replicas disagreed without a majority: which one is right?
     lineage: tuple[str, ...] = ()  # record ids of the runs that the run resumed, newest first
-    is_partial: bool = False  # in memory: tensors of files that are not private are elsewhere
+    absent: tuple[int, ...] = ()  # in memory: variants whose tensors are on other nodes
     heads: tuple[Shard, ...] = ()  # in memory: files whose headers count in place of the shards'
     format: int = FORMAT
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether tensors are on other nodes."""
+        return bool(self.absent)
 
     def completed(self, ranks: Iterable[int] | None = None) -> Manifest:
         """The same of a checkpoint that is completed now.
@@ -105,7 +111,7 @@ def encode(manifest: Manifest, *, is_for_people: bool = True) -> bytes:
     json's quick encoder does not indent: of thousands of ranks it takes a tenth of the time.
     """
     fields = manifest._asdict()
-    for name in ("is_partial", "heads"):
+    for name in ("absent", "heads"):
         if not fields[name]:
             del fields[name]  # as of all that is on a disk
     for name in ("shards", "heads") if manifest.heads else ("shards",):
@@ -189,7 +195,7 @@ def decode(text: str | bytes) -> Manifest:
         manifest = _built(fields)
     except (TypeError, KeyError):
         raise ValueError(f"its {MANIFEST} is damaged: it lacks fields, or has unknown") from None
-    if (manifest.is_partial or manifest.heads) and manifest.kind != MEMORY_KIND:
+    if (manifest.absent or manifest.heads) and manifest.kind != MEMORY_KIND:
         raise ValueError(f"its {MANIFEST} is damaged: it is partial, which none on a disk is")
     odd = _odd_field(manifest)
     if odd:
@@ -203,8 +209,9 @@ def _built(fields: dict[str, Any]) -> Manifest:
         for found in (fields["shards"], fields.get("heads", ()))
     )
     ranks = {name: tuple(fields[name]) for name in _RANKS}
+    absent = tuple(fields.get("absent", ()))
     holders = tuple(map(tuple, fields.get("holders", ())))
-    told = {"shards": shards, "heads": heads, "holders": holders}
+    told = {"shards": shards, "heads": heads, "holders": holders, "absent": absent}
     built = Manifest(**{**fields, **told, **ranks})
     return built._replace(lineage=tuple(built.lineage))
 
@@ -224,8 +231,8 @@ def _odd_field(manifest: Manifest) -> str | None:
         value = getattr(manifest, name)
         if not all(isinstance(text, str) for text in (value if name == "lineage" else (value,))):
             return f"{name}={value!r}"
-    for name in _RANKS:
-        if not all(_is_number(rank) for rank in getattr(manifest, name)):
+    for name in _NUMBERS:
+        if not all(_is_number(one) for one in getattr(manifest, name)):
             return f"{name}={getattr(manifest, name)!r}"
     if not all(_is_number(rank) for ranks in manifest.holders for rank in ranks):
         return f"holders={manifest.holders!r}"

@@ -69,9 +69,9 @@ class HeldDump:
         except (OSError, ValueError):
             return None
 
-    def complete(self) -> None:
-        """The tensors have come."""
-        self.manifest = self.manifest._replace(is_partial=False)
+    def complete(self, absent: Iterable[int] = ()) -> None:
+        """Tensors have come, but for those of the ``absent`` states."""
+        self.manifest = self.manifest._replace(absent=tuple(absent))
 
     def file(self, number: int) -> DiskFile:
         """One of the files, in the manifest's order.
@@ -81,7 +81,7 @@ class HeldDump:
         """
         about, shard = self.manifest, self.manifest.shards[number]
         file, at = int(shard.file), shard.at
-        if self.manifest.is_partial and shard.kind != PRIVATE:
+        if shard.kind != PRIVATE and shard.variant in about.absent:
             raise OSError(errno.ENODATA, "its tensors are on another node", f"{HERE}/{file}")
         name = DumpLayout.private(shard.rank)
         if shard.kind != PRIVATE:
@@ -106,6 +106,7 @@ class HeldDump:
             shards=there,
             without_private=tuple(rank for rank in world if rank not in private),
             digest="",  # what replicas in memory are compared by is no checksum
+            absent=(),
             heads=(),
         )
 

@@ -125,7 +125,14 @@ class TrainState:
             pieces, welcome = self._committed.pieces, self._guard.welcome
             saved_in = "" if welcome is None else welcome.folder
             self._resume_at(
-                resume.restore_replicated(pieces, folder, env, is_new=True, saved_in=saved_in)
+                resume.restore_replicated(
+                    pieces,
+                    folder,
+                    env,
+                    bring=self._guard.far_tensors.bring,
+                    is_new=True,
+                    saved_in=saved_in,
+                )
             )
         self._callbacks.tell("begin", self)
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import pytest
+from support.jobs import poll
 from support.memory_nodes import DEADLINE_S
 
 from agent.dump.memory import MemoryTarget
 from agent.nodes.run_messages import SaveFar, SaveHere, pack_said
+from agent.nodes.transfer import Span, fetch, memory_files
 from agent.spread import far_writes, room
 from agent.spread.far_writes import MemoryInboxes
 from agent.spread.node_writes import NodeWrites
@@ -27,7 +29,8 @@ class Far:
         self.calls, self.told, self.progressed = SimpleQueue(), [], []
         self.target = MemoryTarget(7, 0, 0)
         self.inboxes = MemoryInboxes(self._soon, self.progressed.append, self._taken)
-        self.writes = NodeWrites("127.0.0.1")
+        self.kept = []
+        self.writes = NodeWrites("127.0.0.1", self.kept.append)
         self.refused = []
 
     def ordered(self, *about):
@@ -169,7 +172,8 @@ class Here:
     """Ranks 4 and 5 hold the same, rank 6 something else; they write to their node's memory."""
 
     def __init__(self):
-        self.writes, self.told, self.ordered = NodeWrites("127.0.0.1"), [], []
+        self.told, self.ordered = [], []
+        self.writes = NodeWrites("127.0.0.1", self.told.append)
 
     def order(self, save=ASKED, sizes=SIZES):
         order = SaveHere(((4, 5), (6,)), pack_said(save))
@@ -192,7 +196,7 @@ def here():
     one = Here()
     yield one
     one.writes.close()
-    assert files_written() == []
+    poll(lambda: files_written() == [])  # a thread that sends lets go of it as it ends
 
 
 def files_written():
@@ -310,16 +314,65 @@ def test_an_order_that_is_given_again_counts_as_well(here):
     assert contents(here.writes.here.take().parts["d"]) == [(6, 10, b"part of it")]
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
-def test_what_goes_to_the_controllers_node_may_stay_here_too(far, is_kept):
-    written = far.write(far.order()._replace(is_kept=is_kept))
+def test_what_goes_to_the_controllers_node_stays_here_too(far):
+    written = far.write(far.order())
     far.give(written)
     far.run_until(lambda: far.told)
     assert far.told == [written]
     states = far.writes.here.take()
     found = {digest: contents(parts) for digest, parts in states.parts.items()}
-    assert found == ({"d": [(4, 5000, b"state" * 19 + b"stat")]} if is_kept else {})
-    assert states.step == (7 if is_kept else 0)
+    assert found == {"d": [(4, 5000, b"state" * 19 + b"stat")]}
+    assert states.step == 7
+    assert far.kept == []  # so few bytes come from the controller's node
+
+
+def fetched(kept):
+    """What a node fetches that was told of a file; ``None``: nothing."""
+    (file,) = memory_files((kept.nbytes,), "fetched")
+    try:
+        fetch("127.0.0.1", kept.port, bytes.fromhex(kept.key), [Span(file, 0, kept.nbytes)])
+        return os.pread(file, kept.nbytes, 0)
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+
+
+def test_other_nodes_may_fetch_what_stays_here(far):
+    """The controller knows of it before it hears the rank's answer."""
+    content = bytes(range(256)) * (LARGE // 256)
+    written = far.write(far.order(), content)
+    far.give(written)
+    (kept,) = far.kept
+    assert kept[:6] == (1, "d", 0, 1, 4, LARGE)
+    far.run_until(lambda: far.told)
+    assert fetched(kept) == content
+    far.writes.here.take().close()  # the copy here has no use for it
+    assert fetched(kept) == content
+    far.writes.close()
+    assert fetched(kept) is None
+
+
+def test_what_a_node_frees_for_another_dump_is_not_fetched_any_more(here):
+    orders = here.order()
+    here.write(orders[4], 4, content=b"x" * LARGE)
+    here.write(orders[5], 5, content=b"y" * LARGE)
+    one, _, other, _ = here.told
+    assert [one[:4], other[:4]] == [(3, "d", 0, 2), (3, "d", 1, 2)]
+    assert [fetched(one), fetched(other)] == [b"x" * LARGE, b"y" * LARGE]
+    here.order(ASKED._replace(dump_id=4))
+    assert fetched(one) is fetched(other) is None
+    here.told.clear()
+
+
+def test_a_node_without_sockets_keeps_it_for_itself(here, request):
+    orders = here.order()
+    request.getfixturevalue("no_threads")
+    here.write(orders[6], 6, content=b"x" * LARGE)
+    assert [type(each) for each in here.told] == [protocol.Digested]
+    states = here.writes.here.take()
+    assert [*states.parts] == ["d"]
+    states.close()
 
 
 def has_room_for(monkeypatch, nbytes):

@@ -103,7 +103,7 @@ def test_it_is_done_once_all_nodes_have_answered(nodes):
     nodes.sender.begin(1, "p", in_memory([b"x"]), nodes.done.append, ranks(1, 2, 3))
     nodes.sender.hear(1, "p", "")
     nodes.sender.hear(2, "another", "")  # about one before
-    nodes.sender.hear(3, "", "")  # it is gone
+    nodes.sender.lose(3)
     assert nodes.done == []
     nodes.sender.hear(2, "p", "")
     assert nodes.done == [""]
@@ -198,7 +198,7 @@ def inode(path):
 def brought(nodes, path):
     """What the keeper answers to a rank that has to read the tensors."""
     answers = []
-    nodes.keeper.bring(inode(path), answers.append)
+    nodes.keeper.bring(inode(path), (0,), lambda why, _: answers.append(why))
     nodes.run_until(lambda: answers)
     return answers[0]
 
@@ -219,14 +219,11 @@ def test_tensors_go_to_nodes_that_start_ranks_and_to_one_where_ranks_live_on(
 ):
     places, done = ranks(1, 2, 3), nodes.done.append
     orders = nodes.sender.begin(1, MEMORY, in_memory(LARGE), done, places, starting, living)
-    found = {node for node, order in orders.items() if order.is_whole or not order.heads}
-    assert found == whole
-    partial = [order for order in orders.values() if order.heads]
-    assert all(order.heads == (14,) and order.rest for order in partial)
-    # where ranks live on, these have written them
-    assert {node for node, order in orders.items() if order.is_whole} == whole & {*living}
-    keys = {order.key for order in orders.values()} | {each.rest for each in partial}
-    assert len(keys) == 3 + len(partial)
+    assert {node for node, order in orders.items() if order.own} == whole
+    assert all(order.heads == (14,) and order.rest for order in orders.values())
+    assert [order.is_whole for order in orders.values()].count(True) == 1
+    keys = {key for order in orders.values() for key in (order.key, order.rest)}
+    assert len(keys) == 6
 
 
 def test_a_sender_without_descriptors_fails_as_a_node_without_room_does(nodes, monkeypatch):
@@ -240,7 +237,7 @@ def test_a_sender_without_descriptors_fails_as_a_node_without_room_does(nodes, m
         done = nodes.done.append
         assert nodes.sender.begin(1, MEMORY, manifest, done, ranks(1, 2), [2], [2]) == {}
     assert nodes.done == ["No such file or directory: /nowhere"]
-    nodes.sender.hear(1, "", "")  # that node is lost
+    nodes.sender.lose(1)
     assert len(nodes.done) == 1
     assert len(closed) == 1
 
@@ -269,9 +266,10 @@ def test_the_tensors_are_brought_once_a_rank_reads_them(nodes, partial):
     dump = HeldDump.at(str(partial))  # a rank has it open
     answers = []
     for _ in range(2):  # two ranks
-        nodes.keeper.bring(inode(partial), answers.append)
+        nodes.keeper.bring(inode(partial), (0,), lambda *about: answers.append(about))
     nodes.run_until(lambda: len(answers) == 2)
-    assert answers == ["", ""]
+    assert answers == [("", ()), ("", ())]
+    assert (inode(partial), ()) in nodes.came
     assert contents_at(partial)[0] == LARGE[0]
     with pytest.raises(PermissionError):  # nobody changes them any more
         os.pwrite(int(manifests.read(partial).shards[0].file), b"x", 20)
@@ -345,7 +343,7 @@ def test_what_is_forgotten_meanwhile_is_said_to_be(nodes, partial, monkeypatch):
         memory_copy, "fetch", lambda *args: is_forgotten.wait(DEADLINE_S) and fetch(*args)
     )
     known = inode(partial)
-    nodes.keeper.bring(known, answers.append)
+    nodes.keeper.bring(known, (0,), lambda why, _: answers.append(why))
     nodes.keeper.forget()
     assert answers == [keeper.FORGOTTEN]
     other = os.memfd_create("of the same number, perhaps")
@@ -353,7 +351,7 @@ def test_what_is_forgotten_meanwhile_is_said_to_be(nodes, partial, monkeypatch):
     nodes.calls.get(timeout=DEADLINE_S)()  # the thread has filled files that are nobody's
     assert os.fstat(other).st_size == 0
     os.close(other)
-    nodes.keeper.bring(known, answers.append)
+    nodes.keeper.bring(known, (0,), lambda why, _: answers.append(why))
     assert answers == [keeper.FORGOTTEN] * 2
 
 
@@ -366,7 +364,7 @@ def test_a_rank_that_has_an_older_copy_open_is_not_told_of_a_newer_one(nodes, pa
     nodes.keeper.take(newer[1])
     nodes.run_until(lambda: nodes.told)
     now = Path(nodes.keeper.as_here(protocol.Rejoin(2, MEMORY, "why")).path)
-    nodes.keeper.bring(dump.inode, answers.append)
+    nodes.keeper.bring(dump.inode, (0,), lambda why, _: answers.append(why))
     assert answers == [keeper.FORGOTTEN]
     assert brought(nodes, now) == ""
     dump.close()

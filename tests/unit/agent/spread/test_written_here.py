@@ -4,41 +4,29 @@ import os
 from pathlib import Path
 
 import pytest
-from support.memory_nodes import MEMORY, OPENED, Nodes, manifest_of, state_file
+from support.memory_nodes import (
+    MEMORY,
+    STATES,
+    Nodes,
+    state_file,
+    two_states,
+    written_file,
+)
 
 from agent.nodes.run_messages import TakeMemory
 from agent.spread import memory_copy, room
 from worker_hooks.contract import protocol
 from worker_hooks.storage import manifest as manifests
-from worker_hooks.storage.manifest import PRIVATE, REPLICATED, Shard
+from worker_hooks.storage.manifest import PRIVATE, REPLICATED
 from worker_hooks.storage.memory_dump import HeldDump
 
-STATES = {"first": b"1" * (1 << 20), "second": b"2" * (1 << 20)}
 SAVE = protocol.Save(1, 7, "", is_quick=True)
-
-
-def written_file(content):
-    file = os.memfd_create("msrun-memory-7-rank", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.write(file, content)
-    return file
-
-
-def two_states():
-    """The checkpoint of two replica groups: ranks 0 and 2, and 1 and 3; ranks 0 and 1 wrote it."""
-    shards = []
-    for rank, tensors in enumerate(STATES.values()):
-        content = state_file(b"{}", tensors)
-        OPENED.append(written_file(content))
-        kind = REPLICATED
-        shards.append(Shard(str(OPENED[-1]), rank, kind, len(content), "", variant=rank))
-    OPENED.append(written_file(b"own"))
-    shards.append(Shard(str(OPENED[-1]), 2, PRIVATE, 3, ""))
-    groups = ((0, 2), (1, 3))
-    return manifest_of(shards, 4)._replace(digest=",".join(STATES), holders=groups)
 
 
 class Node(Nodes):
     """Node 1 has the ranks 2, 3 and more; those that live on have written what ``write`` was told."""
+
+    here = range(2, 4)
 
     def __init__(self, monkeypatch):
         super().__init__()
@@ -147,7 +135,7 @@ def test_nobody_changes_what_was_written(node):
         with pytest.raises(PermissionError):
             os.pwrite(int(shard.file), b"x", 0)
     answers = []
-    node.keeper.bring(dump.inode, answers.append)
+    node.keeper.bring(dump.inode, (0,), lambda why, _: answers.append(why))
     assert answers == [""]
     dump.close()
 
@@ -158,10 +146,11 @@ def test_without_room_for_the_rest_the_node_has_nothing(node, monkeypatch):
     assert "no room for the state" in node.take()
 
 
-def test_a_node_whose_ranks_have_died_meanwhile_gets_all_of_it(node):
+def test_what_ranks_wrote_that_have_died_meanwhile_is_used(node):
     node.write("first")
-    assert node.take(living=()) == SENT | OWN
-    assert node.fetched == [None]
+    wanted = {(REPLICATED, 0, 2), (REPLICATED, 1, 1)}
+    assert node.take(living=()) == {key: (SENT | HERE)[key] for key in wanted} | OWN
+    assert node.fetched == [None, (1,)]
 
 
 def test_where_no_rank_dies_one_node_has_it_as_well(node):
@@ -210,7 +199,7 @@ def test_a_rank_is_told_that_no_thread_can_be_begun(node, request):
     dump, answers = HeldDump.at(path), []
     request.getfixturevalue("no_threads")
     for _ in range(2):
-        node.keeper.bring(dump.inode, answers.append)
+        node.keeper.bring(dump.inode, (1,), lambda why, _: answers.append(why))
     assert len(answers) == 2
     assert all("Resource temporarily unavailable" in each for each in answers)
     dump.close()

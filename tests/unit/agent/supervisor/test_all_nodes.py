@@ -416,10 +416,16 @@ class FakeSender:
     def begin(self, _dump_id, path, _manifest, _done, nodes, *_alive):
         return {node: TakeMemory(path, "", 1, "") for node in nodes}
 
-    def again(self, path, _manifest):
+    def again(self, path, _manifest, *_):
         return TakeMemory(path, "", 1, "")
 
     def hear(self, node, path, why_not):
+        pass
+
+    def lose(self, node):
+        pass
+
+    def expect(self, dump_id):
         pass
 
     def forget(self):

@@ -131,17 +131,18 @@ def test_what_is_for_all_ranks_of_the_node_names_none(node, ranks):
 def test_a_rank_that_reads_the_state_gets_the_answer_of_this_node(node):
     """The controller's hears nothing of it."""
     client, count, waiting = node.rank(), len(node.said), []
-    node.relay.bring_memory = lambda inode, done: waiting.append((inode, done))
-    node.say(client, protocol.BringMemory(4, 0, 77))
-    ((inode, done),) = waiting
-    done("no room")
+    node.relay.bring_memory = lambda *about: waiting.append(about)
+    node.say(client, protocol.BringMemory(4, 0, 77, [2]))
+    ((inode, variants, done),) = waiting
+    assert variants == [2]
+    done("no room", (1, 2))
     node.turn()
-    assert wire.receive(client)[0] == protocol.MemoryBrought(inode, "no room")
+    assert wire.receive(client)[0] == protocol.MemoryBrought(inode, "no room", [1, 2])
     assert len(node.said) == count
     node.say(client, protocol.BringMemory(4, 0, 77))
     node.relay.renew(do.ReplaceRanks(1, (5,), (4,), "/proc/7/fd/8", 6, "why"), 0)
     new = node.rank(attempt=1)
-    waiting[-1][1]("")  # to the one that has died meanwhile
+    waiting[-1][-1]("", ())  # to the one that has died meanwhile
     node.relay.tell(4, protocol.Welcome(""))
     assert isinstance(wire.receive(new)[0], protocol.Welcome)
 

@@ -32,9 +32,10 @@ from worker_hooks.contract import protocol
 class FakeMemory:
     """A copy that lacks its tensors."""
 
-    lacks_tensors = True
+    def lacks(self):
+        return True
 
-    def bring_all(self, done):
+    def bring_own(self, done):
         self.done = done
 
     def forget(self):

@@ -84,6 +84,7 @@ def node():
         tell=lambda *about: told.append(about),
         tell_beats=lambda: None,
         watch=lambda _: None,
+        ranks=(2, 3),
         writes=SimpleNamespace(here=None),
     )
     here = SimpleNamespace(decided=lambda *_: None)

@@ -12,49 +12,65 @@ from worker_hooks.guard.gate import EjectedError
 
 DEADLINE_S = 60
 INODE = 77
+WANTED = [1, 2]
 
 
 class Rank:
-    """A rank whose listener is the test; each of ``answers`` is given when it has asked."""
+    """A rank whose listener is the test; ``answers``: each is given, in turn, when it has asked."""
 
     def __init__(self, *answers):
         self.asked, self.is_guarding, self._answers = [], True, list(answers)
         self.far = FarTensors(self._ask, lambda: self.is_guarding, self._look)
-        self.dump = SimpleNamespace(inode=INODE, completed=0)
-        self.dump.complete = lambda: vars(self.dump).update(completed=1)
+        self.dump = SimpleNamespace(inode=INODE, absent=[])
+        self.dump.complete = self.dump.absent.append
 
     def _look(self):
         """No other order has come."""
 
-    def _ask(self, inode):
-        self.asked.append(inode)
+    def _ask(self, inode, variants):
+        self.asked.append((inode, variants))
         if self._answers:
-            answer = MemoryBrought(inode, self._answers.pop(0))
-            threading.Thread(target=self.far.hear, args=(answer, self.dump)).start()
+            why_not, *absent = self._answers.pop(0)
+            answers = [MemoryBrought(inode, why_not, each) for each in absent or [[]]]
+            threading.Thread(target=self._say, args=(answers,)).start()
+
+    def _say(self, answers):
+        for answer in answers:
+            self.far.hear(answer, self.dump)
+
+    def bring(self):
+        return self.far.bring(INODE, WANTED)
 
 
 def test_no_answer_counts_twice():
-    rank = Rank("", "no room")
-    rank.far.bring(INODE)
-    assert (rank.asked, rank.dump.completed) == ([INODE], 1)
+    rank = Rank([""], ["no room"])
+    assert rank.bring() == []
+    assert (rank.asked, rank.dump.absent) == ([(INODE, WANTED)], [[]])
     with pytest.raises(OSError, match="no room"):
-        rank.far.bring(INODE)
+        rank.bring()
 
 
 def test_why_it_cannot_be_brought_is_an_error_and_it_may_be_asked_for_again():
-    rank = Rank("no room", "")
-    with pytest.raises(OSError, match="from the controller's node: no room"):
-        rank.far.bring(INODE)
-    assert not rank.dump.completed
-    rank.far.bring(INODE)
-    assert (rank.asked, rank.dump.completed) == ([INODE] * 2, 1)
+    rank = Rank(["no room"], [""])
+    with pytest.raises(OSError, match="to this node: no room"):
+        rank.bring()
+    assert not rank.dump.absent
+    rank.bring()
+    assert (rank.asked, rank.dump.absent) == ([(INODE, WANTED)] * 2, [[]])
+
+
+def test_what_comes_of_other_states_is_noted_and_is_no_answer():
+    """Nobody has asked for it here: the node saves all of it if the controller's is lost."""
+    rank = Rank(["", [1, 2, 4], [2, 4], [4]])
+    assert rank.bring() == [4]
+    assert rank.dump.absent == [[1, 2, 4], [2, 4], [4]]
 
 
 def test_an_answer_about_an_earlier_dump_completes_no_other():
-    rank = Rank("")
+    rank = Rank([""])
     rank.dump.inode = 78  # another order to rejoin has come meanwhile
-    rank.far.bring(INODE)
-    assert not rank.dump.completed
+    rank.bring()
+    assert not rank.dump.absent
 
 
 def test_nobody_waits_once_msrun_is_gone(monkeypatch):
@@ -62,7 +78,7 @@ def test_nobody_waits_once_msrun_is_gone(monkeypatch):
     rank = Rank()
     rank.is_guarding = False
     with pytest.raises(OSError, match="msrun cannot be asked"):
-        rank.far.bring(INODE)
+        rank.bring()
 
 
 def test_another_order_to_rejoin_ends_the_wait(monkeypatch):
@@ -75,4 +91,4 @@ def test_another_order_to_rejoin_ends_the_wait(monkeypatch):
 
     rank.far._look = look
     with pytest.raises(EjectedError):
-        rank.far.bring(INODE)
+        rank.bring()

@@ -221,7 +221,7 @@ def test_nobody_waits_for_an_answer_that_no_thread_can_hear(tmp_path, monkeypatc
     guard._listener.join(LONG_S)
     monkeypatch.setattr(guard, "_link", SimpleNamespace(send=lambda _: None))  # of a dead msrun
     with pytest.raises(OSError, match="msrun cannot be asked"):
-        guard.far_tensors.bring(77)
+        guard.far_tensors.bring(77, [0])
 
 
 # --- without msrun ----------------------------------------------------------------------------

@@ -103,37 +103,47 @@ def test_a_survivor_that_holds_it_reads_nothing(saved, costs):
 @pytest.fixture
 def partial(saved):
     """The same where the tensors are on another node, and what asks for them."""
-    manifest = manifests.read(saved.path)._replace(is_partial=True)
+    manifest = manifests.read(saved.path)._replace(absent=(0,))
     file = manifest_file(manifest, "partial")
     inode = (saved.path.parent / min(manifest.shards).file).stat().st_ino
-    yield SimpleNamespace(path=Path(held(file)), inode=inode, asked=[])
+    found = SimpleNamespace(path=Path(held(file)), inode=inode, asked=[])
+
+    def bring(*about):
+        found.asked.append(about)
+        return ()
+
+    found.bring = bring
+    yield found
     os.close(file)
 
 
 def test_tensors_that_are_on_another_node_are_asked_for_if_they_are_read(saved, partial, costs):
     pieces = Replica().committed.pieces
-    told = {"live": (STEPS, saved.digest), "bring": partial.asked.append}
+    told = {"live": (STEPS, saved.digest), "bring": partial.bring}
     resume.restore_replicated(pieces, partial.path, TOLD, **told)
     assert (costs.nbytes, partial.asked) == (0, [])
     for count in (1, 2):
         resume.restore_replicated(pieces, partial.path, TOLD, **told | {"live": None})
         assert costs.nbytes
-        assert partial.asked == [partial.inode] * count
+        assert partial.asked == [(partial.inode, [0])] * count
 
 
-def test_tensors_that_cannot_be_brought_are_not_taken_for_what_is_there(partial, costs):
-    def bring(_inode):
+def test_tensors_that_cannot_be_brought_are_not_taken_for_what_is_there(partial):
+    def fail(*_):
         raise OSError("no room")
 
-    for told, why in (({"bring": bring}, "no room"), ({}, "nobody is there")):
+    for told, why in (
+        ({"bring": fail}, "no room"),
+        ({"bring": lambda *_: (0,)}, "on another node"),
+        ({}, "nobody is there"),
+    ):
         with pytest.raises(OSError, match=why):
             resume.restore_replicated(Replica().committed.pieces, partial.path, TOLD, **told)
-    assert not costs.nbytes
 
 
 def test_what_the_script_changes_before_its_loop_is_asked_for(saved, partial, costs):
     one = Replica()
-    told = {"live": (STEPS, saved.digest), "bring": partial.asked.append}
+    told = {"live": (STEPS, saved.digest), "bring": partial.bring}
     point = resume.restore_replicated(one.committed.pieces, partial.path, TOLD, **told)
     load_model(one)
     resume.restore_for_loop(point, one.committed, 1)
