@@ -110,6 +110,7 @@ class DumpDraft:
             stale_private=tuple(sorted(self._stale)),
             holders=order.holders,
             is_disputed=order.is_disputed,
+            absent=self._target.absent,
         ).completed(self._ranks)
         path = self._target.commit(about)
         self.manifest = about

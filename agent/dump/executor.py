@@ -20,7 +20,7 @@ from agent.controller import events as ev
 from agent.dump.beside import RestartMemory, WrittenBeside
 from agent.dump.copies import MemoryCopies
 from agent.dump.draft import DumpDraft, DumpOrder, KeptSource, private_nbytes, state_nbytes
-from agent.dump.flush import Elsewhere, MemoryFlush
+from agent.dump.flush import Elsewhere, MemoryFlush, Written
 from agent.dump.folder import FolderTarget
 from agent.dump.memory import MemoryTarget
 from agent.dump.old_dumps import remove_old
@@ -29,10 +29,9 @@ from agent.dump.room import needed
 from agent.dump.summary import dump_summary
 from agent.dump.target import (
     AbandonedError,
-    Gather,
     LostStateError,
+    OtherNodes,
     SavedDump,
-    Spread,
     Target,
 )
 from agent.hooks.handshake import Handshake
@@ -112,10 +111,8 @@ class DumpExecutor:
         self._abandoned: list[Target] = []  # ranks may still look for their files there
         self.beside = RestartMemory()
         self.kept: KeptSource | None = None  # what killed ranks have left
-        self.spread: Spread | None = None
-        """Brings a checkpoint in memory to the other nodes; ``None``: there are none."""
-        self.gather: Gather | None = None
-        """Has other nodes write what their ranks have copied; ``None``: there are none."""
+        self.others: OtherNodes | None = None
+        """What other nodes do; ``None``: there are none."""
         self._replies = Replies(links, services.post, self._note_trouble)
 
     def begin(self, attempt: int) -> None:
@@ -180,12 +177,21 @@ class DumpExecutor:
         if action.place == do.MEMORY:
             sizes, private = self._replies.frozen, private_nbytes(pages)
             _, host = max(sizes.values(), default=(0, 0))
-            state = state_nbytes(action, self._parts(action), sizes)
+            state = state_nbytes(self._written_here(action), self._parts(action), sizes)
             gone = len(self._ranks) - len(sizes)
             held = 0 if self.kept is None else self.kept.held_nbytes()
             wanted = needed(state=state, host=host, private=private, gone=gone, held=held)
             return MemoryTarget(action.step, private_nbytes=private, needed_nbytes=wanted)
         return self._folder(action, action.place)
+
+    def _written_here(self, action: do.SaveRanks) -> do.SaveRanks:
+        """Without what stays in the memory of other nodes, see ``NodesMemory.far_order``."""
+        here, parts = {*self._spec.ranks_here}, self._parts(action)
+        if not here.isdisjoint(action.gone) or self.others is None:
+            return action
+        groups = action.groups or (action.writers,)
+        near = tuple(group for group in groups if not here.isdisjoint(parts.ranks_of(group)))
+        return replace(action, groups=near or ((),))
 
     def _folder(
         self, action: do.SaveRanks, place: int, position: tuple[int, int] | None = None
@@ -420,11 +426,23 @@ class DumpExecutor:
     def _elsewhere(
         self, action: do.CommitDump, kept: _InMemory, target: FolderTarget
     ) -> Elsewhere | None:
-        """What has other nodes write their files of a copy; ``None``: they have none."""
-        gather, far = self.gather, kept.elsewhere
-        if gather is None or far is None:
+        """What writes the files that other nodes have; ``None``: they have none."""
+        others, far, manifest = self.others, kept.elsewhere, kept.manifest
+        if others is None:
             return None
-        return partial(gather, action.dump_id, kept.files, far, str(target.layout.folder))
+        if far is not None:
+            folder = str(target.layout.folder)
+            return partial(others.gather, action.dump_id, kept.files, far, folder)
+        if not manifest.absent:
+            return None
+        write = others.collect(manifest)
+        progress = self._progress(lambda: self._post(ev.DumpProgressed(action.dump_id)))
+
+        def elsewhere(done: Callable[[Written], None]) -> None:
+            self._file_thread.continue_in_new_thread()  # beside what is in this node's memory
+            self._file_thread.do(lambda: write(target, progress), done)
+
+        return elsewhere
 
     def _remembered(self) -> _InMemory | None:
         """The dump in memory."""
@@ -457,10 +475,10 @@ class DumpExecutor:
             is_state = isinstance(done, UnknownStateError | IncompleteStateError)
             self._post(ev.CommitFailed(action.dump_id, _describe(done), is_place, is_state))
             return
-        if action.place == do.MEMORY and self.spread is not None and dump.draft is not None:
+        if action.place == do.MEMORY and self.others is not None and dump.draft is not None:
             manifest = dump.draft.manifest
             assert manifest is not None
-            self.spread(
+            self.others.spread(
                 action.dump_id,
                 done.path,
                 manifest,
@@ -542,14 +560,14 @@ class DumpExecutor:
             self._abandoned.append(target)
             self._file_thread.continue_in_new_thread()  # the disk may no longer answer
 
-    def take(self, dump_id: int, path: str, file: int) -> None:
+    def take(self, dump_id: int, path: str, file: int, *, is_cut: bool) -> None:
         """What a rank of another node has written to memory is here.
 
-        Paths are used again by later dumps.
+        Paths are used again by later dumps. ``is_cut``: it may be the header alone.
         """
         is_present = self._dump is not None and self._dump.action.dump_id == dump_id
         target = self._dump.target if self._dump is not None and is_present else None
-        if not (isinstance(target, MemoryTarget) and target.take(path, file)):
+        if not (isinstance(target, MemoryTarget) and target.take(path, file, is_cut=is_cut)):
             os.close(file)
 
     def hear(self, answer: Answer) -> None:

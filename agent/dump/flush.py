@@ -12,7 +12,7 @@ from typing import Any
 from agent.dump.folder import FolderTarget
 from agent.dump.target import Advance, SavedDump
 from agent.machine.file_thread import side_by_side
-from worker_hooks.storage.manifest import Manifest, Shard
+from worker_hooks.storage.manifest import PRIVATE, Manifest, Shard
 from worker_hooks.storage.memory_dump import HERE, HeldDump
 
 Do = Callable[[Callable[[], Any], Callable[[Any], object]], object]
@@ -34,7 +34,7 @@ class MemoryFlush:
         Raises:
             OSError: no descriptor is left.
         """
-        self._held = HeldDump(HERE, manifest)
+        self._held = HeldDump(HERE, _of_here(manifest))
         self._target = target
         self._elsewhere = elsewhere
         self._far: tuple[Shard, ...] | None = () if elsewhere is None else None
@@ -92,6 +92,16 @@ class MemoryFlush:
         if not self._is_over:
             self._is_over = True
             self._done(result)
+
+
+def _of_here(manifest: Manifest) -> Manifest:
+    """Without the states of which other nodes have all but the headers."""
+    shards = (
+        shard
+        for shard in manifest.shards
+        if shard.kind == PRIVATE or shard.variant not in manifest.absent
+    )
+    return manifest._replace(shards=tuple(shards), absent=())
 
 
 def write_files(held: HeldDump, target: FolderTarget, advance: Advance) -> tuple[Shard, ...]:

@@ -21,6 +21,7 @@ class FolderTarget:
 
     kind = DUMP_KIND
     is_inline = False
+    absent = ()
 
     def __init__(self, layout: DumpLayout, lineage: tuple[str, ...] = ()) -> None:
         """Nothing is made yet; ``lineage``: the runs that this one resumed."""

@@ -22,6 +22,7 @@ from worker_hooks.machine.free_memory import free_bytes
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.checksum import Bytes
 from worker_hooks.storage.manifest import MEMORY_KIND, REPLICATED, Manifest, Shard
+from worker_hooks.storage.memory_dump import head_size
 
 SMALL = 4 << 20  # bytes of private state that are copied before a thread would have begun
 _FROZEN = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -49,6 +50,8 @@ class MemoryTarget:
         self._files: list[int] = []
         self._private: int | None = None  # the file of all private states
         self._written: dict[tuple[int, int], int] = {}  # rank, share -> file of the newest order
+        self._cut: set[int] = set()  # files that may have no more than their header
+        self._absent: set[int] = set()
         self._is_committed = False
         self._is_abandoned = False
         self._closing = threading.Lock()  # held while a thread writes
@@ -71,12 +74,18 @@ class MemoryTarget:
         self._written[rank, share] = file
         return held(file)
 
-    def take(self, path: str, file: int) -> bool:
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """The states whose tensors stay in the memory of other nodes."""
+        return tuple(sorted(self._absent))
+
+    def take(self, path: str, file: int, *, is_cut: bool = False) -> bool:
         """A file has come in the place of one that a rank of another node was to write.
 
         Args:
             path: as :meth:`place_of` told it.
             file: the descriptor, which is this object's if it takes it.
+            is_cut: it may have come without its tensors.
 
         Returns:
             Whether it does: not if the dump is abandoned, or the rank has a newer order.
@@ -87,6 +96,8 @@ class MemoryTarget:
                 return False
             self._files.append(file)
             self._written[owners[0]] = file
+            if is_cut:
+                self._cut.add(file)
             return True
 
     def write(self, shard: Shard, head: bytes, chunks: Iterable[Bytes], advance: Advance) -> Shard:
@@ -106,6 +117,9 @@ class MemoryTarget:
             self._check()
             file = self._written[written.rank, written.share]
             nbytes = os.fstat(file).st_size
+            if file in self._cut and nbytes == head_size(file, 0) < written.nbytes:
+                self._absent.add(variant)
+                nbytes = written.nbytes
         if nbytes != written.nbytes:
             raise OSError(errno.EIO, f"{nbytes} bytes instead of {written.nbytes}", held(file))
         return Shard(str(file), written.rank, REPLICATED, nbytes, "", variant)

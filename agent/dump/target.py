@@ -64,6 +64,10 @@ class Target(Protocol):
         """The kind of checkpoint that a manifest names here."""
 
     @property
+    def absent(self) -> tuple[int, ...]:
+        """The states whose tensors are not here, once all files were accepted."""
+
+    @property
     def is_inline(self) -> bool:
         """Whether all file work is done sooner than a thread would begin it."""
 
@@ -124,3 +128,16 @@ class Target(Protocol):
 
     def close(self) -> None:
         """Free what the place holds: no rank will read or write here any more."""
+
+
+Collect = Callable[[Manifest], Callable[[Target, Advance], tuple[Shard, ...]]]
+"""By the manifest of a checkpoint in memory: file work that writes what of it is absent here to a
+place, and is called with that, and with what it calls as that grows."""
+
+
+class OtherNodes(NamedTuple):
+    """What they do for a dump."""
+
+    spread: Spread
+    gather: Gather
+    collect: Collect

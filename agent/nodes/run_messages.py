@@ -209,12 +209,16 @@ class ToRanks(NamedTuple):
 
 
 class SaveFar(NamedTuple):
-    """A rank writes to memory: have it do so there, and bring that to the controller's node."""
+    """A rank writes to memory: have it do so there, and bring that to the controller's node.
+
+    If it ``is_left`` there, only the header is brought of what others may fetch.
+    """
 
     rank: int
     message: dict[str, object]  # protocol.Save, as the rank would get it on the controller's node
     port: int  # of that node
     key: str  # in hexadecimal: it lets the file in
+    is_left: bool = False
 
 
 class SaveHere(NamedTuple):
@@ -259,15 +263,15 @@ class DonorFile(NamedTuple):
 
     rank: int
     nbytes: int
+    host: str
     port: int
     key: str
 
 
 class Donor(NamedTuple):
-    """A node that has all files of a state, headers and all."""
+    """From where all files of a state can be fetched, headers and all."""
 
     variant: int
-    host: str
     files: tuple[DonorFile, ...]
 
 

@@ -282,7 +282,13 @@ class MemoryInbox:
 
 
 def give(
-    host: str, port: int, key: bytes, file: BinaryIO, progress: Progress, security: Security = PLAIN
+    host: str,
+    port: int,
+    key: bytes,
+    file: BinaryIO,
+    progress: Progress,
+    security: Security = PLAIN,
+    nbytes: int | None = None,
 ) -> None:
     """Bring a file to the :class:`MemoryInbox` of another node, which has all of it then.
 
@@ -293,13 +299,15 @@ def give(
         file: from its beginning.
         progress: called now and then, as bytes leave.
         security: of the connection.
+        nbytes: no more of it than that; ``None``: all.
 
     Raises:
         OSError: the other node has not got it.
     """
+    count = os.fstat(file.fileno()).st_size if nbytes is None else nbytes
     with dialled(host, port, security) as connection:
-        connection.sendall(key + _SIZE.pack(os.fstat(file.fileno()).st_size))
-        span = Span(file.fileno())
+        connection.sendall(key + _SIZE.pack(count))
+        span = Span(file.fileno(), 0, count)
         if not _sent(connection, span, progress) or connection.recv(1) != _HAS_ALL:
             raise OSError("the controller's node has not taken all")
 
@@ -387,8 +395,8 @@ def _wanted(connection: socket.socket, told: bytes, count: int) -> Iterable[int]
     return found if len(found) == wanted and max(found, default=0) < count else ()
 
 
-def memory_files(sizes: Iterable[int], name: str) -> list[int]:
-    """Files in memory of these sizes, in bytes, that take no room before they are filled.
+def memory_files(count: int, name: str) -> list[int]:
+    """So many empty files in memory.
 
     ``name`` begins their names, which people may see in ``/proc``.
 
@@ -397,10 +405,9 @@ def memory_files(sizes: Iterable[int], name: str) -> list[int]:
     """
     files: list[int] = []
     try:
-        for number, size in enumerate(sizes):
+        for number in range(count):
             flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
             files.append(os.memfd_create(f"{name}-{number}", flags))
-            os.ftruncate(files[-1], size)
     except BaseException:
         close_all(files)
         raise

@@ -1,14 +1,14 @@
-"""The controller's node: which nodes have written what of a checkpoint, and let it be fetched."""
+"""The controller's node: which nodes have what of a checkpoint, and let it be fetched."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from agent.nodes.run_messages import Donor, DonorFile, PartKept
 
-Donors = Mapping[str, Mapping[int, Donor]]
-"""By the digest of a state the nodes that have all of it."""
+Donors = Mapping[str, Sequence[Donor]]
+"""By the digest of a state from where all of it can be fetched, in several ways if there are."""
 
 
 class KnownDonors:
@@ -17,8 +17,8 @@ class KnownDonors:
     def __init__(self) -> None:
         """None is."""
         self._dump_id = -1
-        # digest, in how many parts, node -> by part
-        self._parts: dict[tuple[str, int, int], dict[int, PartKept]] = defaultdict(dict)
+        # digest, in how many parts -> part -> by node
+        self._parts: dict[tuple[str, int], dict[int, dict[int, PartKept]]] = {}
 
     def begin(self, dump_id: int) -> None:
         """A dump is made: those of the one before count no more."""
@@ -29,24 +29,40 @@ class KnownDonors:
     def hear(self, node: int, kept: PartKept) -> None:
         """A node has a file of a state."""
         if kept.dump_id == self._dump_id:
-            self._parts[kept.digest, kept.parts, node][kept.part] = kept
+            parts = self._parts.setdefault((kept.digest, max(kept.parts, 1)), {})
+            parts.setdefault(kept.part, {})[node] = kept
 
     def lose(self, node: int) -> None:
         """A node is lost, or what it had."""
-        for about in [about for about in self._parts if about[-1] == node]:
-            del self._parts[about]
+        for parts in self._parts.values():
+            for by_node in parts.values():
+                by_node.pop(node, None)
 
     def found(self, addresses: Mapping[int, str]) -> Donors:
         """Those of which every part is there.
 
         ``addresses``: of the nodes that count.
         """
-        found: dict[str, dict[int, Donor]] = defaultdict(dict)
-        for (digest, count, node), parts in self._parts.items():
-            if len(parts) == count and node in addresses:
-                files = tuple(
-                    DonorFile(each.rank, each.nbytes, each.port, each.key)
-                    for _, each in sorted(parts.items())
-                )
-                found[digest][node] = Donor(0, addresses[node], files)
+        found: dict[str, list[Donor]] = defaultdict(list)
+        for (digest, count), parts in self._parts.items():
+            there = [
+                [
+                    _file(kept, addresses[node])
+                    for node, kept in sorted(parts.get(part, {}).items())
+                    if node in addresses
+                ]
+                for part in range(count)
+            ]
+            if all(there):
+                found[digest] += _ways(there)
         return found
+
+
+def _ways(there: Sequence[Sequence[DonorFile]]) -> Iterator[Donor]:
+    """Each has every part; those who have one alone send it in all of them."""
+    for turn in range(max(map(len, there))):
+        yield Donor(0, tuple(files[turn % len(files)] for files in there))
+
+
+def _file(kept: PartKept, host: str) -> DonorFile:
+    return DonorFile(kept.rank, kept.nbytes, host, kept.port, kept.key)

@@ -26,7 +26,7 @@ class MemoryInboxes:
         self,
         call_soon: CallSoon,
         progressed: Callable[[int], None],
-        taken: Callable[[int, str, int], None],
+        taken: Callable[[int, str, int, bool], None],
         security: Security = PLAIN,
     ) -> None:
         """Expect nothing yet.
@@ -34,8 +34,8 @@ class MemoryInboxes:
         Args:
             call_soon: the loop's method that another thread may call.
             progressed: takes the dump's id as bytes come.
-            taken: takes the dump's id, the path of a file in memory here, and the descriptor of one
-                in its place.
+            taken: takes the dump's id, the path of a file in memory here, the descriptor of one in
+                its place, and whether that may have come without its tensors.
         """
         self._security = security
         self._call_soon = call_soon
@@ -43,8 +43,10 @@ class MemoryInboxes:
         self._taken = taken
         self._open: dict[tuple[int, int], MemoryInbox] = {}  # by rank and share
 
-    def order(self, rank: int, save: protocol.Save) -> SaveFar:
+    def order(self, rank: int, save: protocol.Save, *, is_left: bool = False) -> SaveFar:
         """What to order the node of a rank that is to write ``save.folder``, a file in memory here.
+
+        ``is_left``: the tensors may stay where they are written.
 
         Raises:
             OSError: no socket can be opened.
@@ -54,13 +56,13 @@ class MemoryInboxes:
 
         inbox = self._open[rank, save.share] = MemoryInbox(
             f"msrun-memory-{save.step}-rank-{rank}",
-            lambda file: self._hand_over(save, file),
+            lambda file: self._hand_over(save, file, is_left=is_left),
             ThrottledProgress(lambda _: self._call_soon(self._progressed, save.dump_id)),
             self._security,
         )
-        return SaveFar(rank, pack_said(save), inbox.port, inbox.key.hex())
+        return SaveFar(rank, pack_said(save), inbox.port, inbox.key.hex(), is_left)
 
-    def _hand_over(self, save: protocol.Save, file: int) -> None:
+    def _hand_over(self, save: protocol.Save, file: int, *, is_left: bool) -> None:
         """Return once the loop has taken the file: only then may its sender say that it is here.
 
         What it says may be read by a turn of the loop that is queued already, so a call that is
@@ -72,7 +74,7 @@ class MemoryInboxes:
         is_here = threading.Event()
 
         def take() -> None:
-            self._taken(save.dump_id, save.folder, file)
+            self._taken(save.dump_id, save.folder, file, is_left)
             is_here.set()
 
         self._call_soon(take)

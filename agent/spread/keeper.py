@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import NamedTuple
 
 from agent.machine.loop_calls import CallSoon
 from agent.machine.threads import begin_thread
 from agent.nodes.run_messages import MemoryTaken, TakeMemory
 from agent.nodes.tls import PLAIN, Security
 from agent.nodes.transfer import close_all
-from agent.spread.memory_copy import MemoryCopy
+from agent.spread.memory_copy import MemoryCopy, States, free
 from agent.spread.written_here import WrittenHere, WrittenStates
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
@@ -23,6 +24,18 @@ Brought = Callable[[str, tuple[int, ...]], object]
 """Takes why tensors cannot be brought (empty: they are here), and whose are absent by now."""
 
 
+class _Waiting(NamedTuple):
+    """Somebody waits for tensors of states."""
+
+    wanted: frozenset[int]
+    done: Brought
+    is_open: bool  # a rank, which has files open that they have to be in
+
+    def lacks(self, copy: MemoryCopy) -> frozenset[int]:
+        """What has yet to come."""
+        return self.wanted & {*copy.absent, *(copy.moved if self.is_open else ())}
+
+
 class MemoryKeeper:
     """Another node: keeps the newest checkpoint that the controller's node has sent."""
 
@@ -31,7 +44,7 @@ class MemoryKeeper:
         host: str,
         call_soon: CallSoon,
         tell: Callable[[MemoryTaken], None],
-        came: Callable[[int, tuple[int, ...]], object],
+        came: Callable[[int, tuple[int, ...], str], object],
         ranks: Collection[int],
         written: WrittenHere,
         security: Security = PLAIN,
@@ -42,8 +55,8 @@ class MemoryKeeper:
             host: address of the controller's node.
             call_soon: the loop's method that another thread may call.
             tell: takes what to say to the controller.
-            came: hears, once tensors have come, by which inode ranks know the copy, and of which
-                states they are still absent.
+            came: hears, once tensors have come, by which inode ranks know the copy, of which states
+                they are still absent, and the path of its manifest, if they are in other files.
             ranks: of this node.
             written: what ranks here write of it.
             security: of the connections between nodes.
@@ -57,8 +70,8 @@ class MemoryKeeper:
         self._tell = tell
         self._copy: MemoryCopy | None = None
         self._order: TakeMemory | None = None  # the newest
-        self._waiting: list[tuple[frozenset[int], Brought]] = []  # for tensors of these states
-        self._is_fetching = False  # some of these
+        self._waiting: list[_Waiting] = []
+        self._is_fetching = False  # for some of these, or so that all is here
         self.is_controllers = False
         """Whether the controller is in this process: its memory is this one's."""
 
@@ -102,8 +115,8 @@ class MemoryKeeper:
             copy.close()
         self._is_fetching = False
         waiting, self._waiting = self._waiting, []
-        for _, done in waiting:
-            done(FORGOTTEN, ())
+        for each in waiting:
+            each.done(FORGOTTEN, ())
 
     def lacks(self) -> bool:
         """Whether tensors that ranks here resume from have yet to come."""
@@ -122,7 +135,7 @@ class MemoryKeeper:
             done: hears what came of it.
         """
         if self._copy is not None and self._copy.has(inode):
-            self._have(variants, done)
+            self._have(_Waiting(frozenset(variants), done, is_open=True))
         else:
             done(FORGOTTEN, ())
 
@@ -134,11 +147,11 @@ class MemoryKeeper:
         if self._copy is None:
             done(FORGOTTEN)
         else:
-            self._have(self._own(self._copy), lambda why, _: done(why))
+            own = frozenset(self._own(self._copy))
+            self._have(_Waiting(own, lambda why, _: done(why), is_open=False))
 
-    def _have(self, variants: Collection[int], done: Brought) -> None:
-        assert self._copy is not None
-        self._waiting.append((frozenset(variants), done))
+    def _have(self, waiting: _Waiting) -> None:
+        self._waiting.append(waiting)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -146,61 +159,92 @@ class MemoryKeeper:
         copy = self._copy
         if copy is None or self._is_fetching:
             return
-        absent = frozenset(copy.absent)
-        ready = [done for wanted, done in self._waiting if not wanted & absent]
-        self._waiting = [each for each in self._waiting if each[0] & absent]
-        for done in ready:
-            done("", copy.absent)
-        if self._waiting:  # one after the other: what fails for one need not fail for all
-            self._begin(copy, tuple(sorted(absent & self._waiting[0][0])))
+        lacking = [(each, each.lacks(copy)) for each in self._waiting]
+        self._waiting = [each for each, lacks in lacking if lacks]
+        for each in (each for each, lacks in lacking if not lacks):
+            each.done("", (*copy.absent, *copy.moved) if each.is_open else copy.absent)
+        if self._waiting and not self._is_fetching:
+            # one after the other: what fails for one need not fail for all
+            self._begin(copy, tuple(sorted(self._waiting[0].lacks(copy))))
 
     def _begin(self, copy: MemoryCopy, variants: tuple[int, ...]) -> None:
+        def bring(files: list[int]) -> States:
+            copy.bring(variants, files)
+            return {}
+
+        self._in_thread(copy, variants, bring, variants)
+
+    def complete(self) -> None:
+        """Have all of it here, if that was ordered: all nodes have what their ranks wait for."""
+        copy, order = self._copy, self._order
+        if copy is None or order is None or not order.is_whole or self._is_fetching:
+            return
+        if variants := copy.absent:
+            self._in_thread(copy, variants, lambda files: copy.bring_anyhow(variants, files), ())
+
+    def _in_thread(
+        self,
+        copy: MemoryCopy,
+        variants: tuple[int, ...],
+        bring: Callable[[list[int]], States],
+        awaited: tuple[int, ...],
+    ) -> None:
+        """Fetch tensors of these states. If they do not come, who waits for those awaited hears."""
         self._is_fetching = True
         try:
             files = copy.opened()
         except OSError as error:
-            self._fail(variants, describe_os_error(error))
+            self._fail(awaited, describe_os_error(error))
             return
+
+        def run() -> None:
+            found, why = States(), ""
+            try:
+                found = bring(files)
+            except OSError as error:
+                why = describe_os_error(error)
+            finally:
+                close_all(files)
+            self._call_soon(self._brought, copy, variants, awaited, found, why)
+
         try:
-            begin_thread("msrun-bring", self._bring, copy, variants, files)
+            begin_thread("msrun-bring", run)
         except OSError as error:
             close_all(files)
-            self._fail(variants, describe_os_error(error))
+            self._fail(awaited, describe_os_error(error))
 
-    def _bring(self, copy: MemoryCopy, variants: tuple[int, ...], files: list[int]) -> None:
-        why = ""
-        try:
-            copy.bring(variants, files)
-        except OSError as error:
-            why = describe_os_error(error)
-        finally:
-            close_all(files)
-        self._call_soon(self._brought, copy, variants, why)
-
-    def _brought(self, copy: MemoryCopy, variants: tuple[int, ...], why_not: str) -> None:
+    def _brought(
+        self,
+        copy: MemoryCopy,
+        variants: tuple[int, ...],
+        awaited: tuple[int, ...],
+        found: States,
+        why_not: str,
+    ) -> None:
         if copy is not self._copy:  # who waited for it has been told
+            free(found)
             return
         if not why_not:
             try:
-                copy.complete(variants)
+                copy.complete(variants, found)
             except OSError as error:
                 why_not = describe_os_error(error)
         if why_not:
-            self._fail(variants, why_not)
+            self._fail(awaited, why_not)
             return
         self._is_fetching = False
         for inode in copy.inodes:
-            self._came(inode, copy.absent)
+            self._came(inode, copy.absent, copy.path if found else "")
         self._go_on()
 
     def _fail(self, variants: Collection[int], why_not: str) -> None:
         """What is fetched does not come: nobody waits for that any more."""
         self._is_fetching = False
-        over = [done for wanted, done in self._waiting if not wanted.isdisjoint(variants)]
-        self._waiting = [each for each in self._waiting if each[0].isdisjoint(variants)]
+        over = [each for each in self._waiting if not each.wanted.isdisjoint(variants)]
+        self._waiting = [each for each in self._waiting if each.wanted.isdisjoint(variants)]
         absent = () if self._copy is None else self._copy.absent
-        for done in over:
-            done(why_not, absent)
+        for each in over:
+            each.done(why_not, absent)
         self._go_on()
 
     def _fetch(self, order: TakeMemory, written: WrittenStates) -> None:
@@ -220,5 +264,3 @@ class MemoryKeeper:
             return
         self._copy = copy
         self._tell(MemoryTaken(order.path, why_not))
-        if copy is not None and order.is_whole and copy.absent:
-            self._have(copy.absent, lambda *_: None)  # until all train again it may be the last one

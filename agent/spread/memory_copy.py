@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from bisect import bisect
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -19,7 +20,10 @@ from worker_hooks.contract.layout import held
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import PRIVATE, REPLICATED, Shard
 
-DONOR_S = 2.0  # until a node answers that need not be reached: the controller's has it, too
+DONOR_S = 2.0  # until a node answers: another one may have it, too
+
+States = dict[int, Sequence[WrittenPart]]
+"""By variant files that came in the place of those of the controller's node."""
 
 
 class MemoryCopy:
@@ -55,19 +59,23 @@ class MemoryCopy:
             if order.heads:
                 now, later = split(self._manifest, order.heads)
             self._variants = [each.variant for each in shared(self._manifest)]
-            self._rest = dict(enumerate(later))  # by the number of its file
+            self._later = dict(enumerate(later))  # tensors, by the number of their file
+            self._absent = {self._variants[number] for number in self._later}
+            self._moved = set[int]()  # states that are in other files than some ranks have open
             self._key = bytes.fromhex(order.rest)
             self._from = host, order.port
             self._security = security
             self._donors = order.donors
             check_room(_size(now))
             self._name = f"msrun-memory-{self._manifest.step}"
-            self._files = memory_files([span.nbytes or 0 for span in self._spans], self._name)
+            self._files = memory_files(len(self._spans), self._name)
             self._begins = [span[:2] for span in self._spans]
             fetch(*self._from, bytes.fromhex(order.key), self._here(now), security)
             self._use_written()
-            self._bring_own({*self.absent} & {*order.own})
-            places = {self._place(*span[:2])[0] for span in self._rest.values()}
+            own = {*self.absent} & {*order.own}
+            self._have(own, self.bring_anyhow(own, self._files))
+            rest = self._rest_of(self._absent | self._states.keys())
+            places = {self._place(*span[:2])[0] for span in rest.values()}
             seal(file for place, file in enumerate(self._files) if place not in places)
             self._describe()
         except BaseException:
@@ -86,7 +94,7 @@ class MemoryCopy:
             variant: found[digest] for variant, digest in enumerate(digests) if digest in found
         }
         self._states |= states
-        self._note(states)
+        self._absent -= states.keys()
 
     @property
     def path(self) -> str:
@@ -96,7 +104,12 @@ class MemoryCopy:
     @property
     def absent(self) -> tuple[int, ...]:
         """The states whose tensors have yet to come."""
-        return tuple(sorted({self._variants[number] for number in self._rest}))
+        return tuple(sorted(self._absent))
+
+    @property
+    def moved(self) -> tuple[int, ...]:
+        """Those that have come in files which ranks do not have open that opened it before."""
+        return tuple(sorted(self._moved))
 
     @property
     def inodes(self) -> tuple[int, ...]:
@@ -138,6 +151,8 @@ class MemoryCopy:
         Raises:
             OSError: they do not come, or there is no room for them.
         """
+        if not {*variants}.isdisjoint(self._manifest.absent):
+            raise OSError(errno.ENODATA, "no node sends what is missing")
         rest = self._rest_of(variants)
         check_room(_size(rest.values()))
         here = self._here(rest.values(), files)
@@ -145,55 +160,68 @@ class MemoryCopy:
         # here: of a large one it takes as long as a turn of the loop must not
         seal(files[self._place(*span[:2])[0]] for span in rest.values())
 
-    def complete(self, variants: Collection[int]) -> None:
-        """Tensors are there: whoever opens it from now on finds them.
+    def bring_anyhow(self, variants: Collection[int], files: Sequence[int]) -> States:
+        """As :meth:`bring`, but of each state from the first that sends it.
 
-        ``variants``: as of :meth:`bring`.
-
-        Raises:
-            OSError: no descriptor is left.
-        """
-        self._note(variants)
-        self._describe()
-
-    def _note(self, variants: Collection[int]) -> None:
-        """The tensors of these states are here."""
-        for number in self._rest_of(variants):
-            del self._rest[number]
-
-    def _rest_of(self, variants: Collection[int]) -> dict[int, Span]:
-        known = self._rest.items()
-        return {number: span for number, span in known if self._variants[number] in variants}
-
-    def _bring_own(self, variants: Collection[int]) -> None:
-        """Fetch the tensors of states, of each from the first node that has them.
+        Returns:
+            Those of which files have come that no rank has open; for :meth:`complete`.
 
         Raises:
             OSError: they do not come, or there is no room for them.
         """
         check_room(_size(self._rest_of(variants).values()))
-
         donated = {donor.variant for donor in self._donors} & {*variants}
         others = tuple(sorted({*variants} - donated))
         parts = [others] * bool(others) + [(variant,) for variant in sorted(donated)]
+        found: States = {}
 
         def bring(number: int) -> None:
             part = parts[number]
-            if part is others or not self._use_donors(*part):
-                self.bring(part, self._files)
+            state = None if part is others else self._from_donors(*part)
+            if state is None:
+                self.bring(part, files)
+            else:
+                found[part[0]] = state
 
-        side_by_side(bring, range(len(parts)))
-        self._note(variants)
+        try:
+            side_by_side(bring, range(len(parts)))
+        except BaseException:
+            free(found)
+            raise
+        return found
 
-    def _use_donors(self, variant: int) -> bool:
-        """Whether a node that has written a state has sent it."""
+    def _from_donors(self, variant: int) -> Sequence[WrittenPart] | None:
+        """The files of a state from other nodes that have them; ``None``: none sends them."""
         for donor in (each for each in self._donors if each.variant == variant):
-            with contextlib.suppress(OSError):  # the controller's node has it, too
-                parts = self._from_donor(donor)
-                self._donated += (part.file for part in parts)
-                self._states[variant] = parts
-                return True
-        return False
+            with contextlib.suppress(OSError):
+                return self._from_donor(donor)
+        return None
+
+    def complete(self, variants: Collection[int], states: States | None = None) -> None:
+        """Tensors are there: whoever opens it from now on finds them.
+
+        Args:
+            variants: as of :meth:`bring`.
+            states: what came in files of its own, which are this object's from now on.
+
+        Raises:
+            OSError: no descriptor is left.
+        """
+        self._have(variants, states or {})
+        self._describe()
+
+    def _have(self, variants: Collection[int], states: States) -> None:
+        """The tensors of these states are here."""
+        self._donated += (part.file for parts in states.values() for part in parts)
+        self._states |= states
+        self._absent -= {*variants}
+        self._moved -= {*variants}
+        if self._described:
+            self._moved |= states.keys()
+
+    def _rest_of(self, variants: Collection[int]) -> dict[int, Span]:
+        known = self._later.items()
+        return {number: span for number, span in known if self._variants[number] in variants}
 
     def _from_donor(self, donor: Donor) -> Sequence[WrittenPart]:
         """The files of a state that ranks of another node have written.
@@ -201,11 +229,11 @@ class MemoryCopy:
         Raises:
             OSError: they do not come.
         """
-        files = memory_files((each.nbytes for each in donor.files), self._name)
+        files = memory_files(len(donor.files), self._name)
         try:
             for each, file in zip(donor.files, files, strict=True):
                 span, key = Span(file, 0, each.nbytes), bytes.fromhex(each.key)
-                fetch(donor.host, each.port, key, [span], self._security, None, DONOR_S)
+                fetch(each.host, each.port, key, [span], self._security, None, DONOR_S)
             seal(files)
         except BaseException:
             close_all(files)
@@ -256,6 +284,11 @@ class MemoryCopy:
         """Where a file is here, or its header at least."""
         number, at = self._place(int(shard.file), shard.at)
         return shard._replace(file=str(self._files[number]), at=at)
+
+
+def free(states: States) -> None:
+    """Free the memory of what has come."""
+    close_all(part.file for parts in states.values() for part in parts)
 
 
 def _size(spans: Iterable[Span]) -> int:

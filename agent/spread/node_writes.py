@@ -24,6 +24,7 @@ from agent.spread.written_here import WrittenHere
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.layout import held
+from worker_hooks.storage.memory_dump import head_size
 
 Answer = protocol.Written | protocol.Digested | protocol.SaveFailed
 
@@ -175,14 +176,19 @@ class NodeWrites:
             tell(_digested(answer))
         return True
 
-    def _keep(self, save: protocol.Save, written: protocol.Written, file: int) -> None:
+    def _keep(self, save: protocol.Save, written: protocol.Written, file: int) -> bool:
+        """Whether others may fetch it."""
         if os.fstat(file).st_size != written.nbytes:
             os.close(file)
-            return
+            return False
         self.here.add(save, written, file)
-        if written.nbytes * max(save.parts, 1) >= LARGE:
-            with contextlib.suppress(OSError):  # then it is fetched from the controller's node
-                self._tell(self._offered.offer(save, written, file))
+        if written.nbytes * max(save.parts, 1) < LARGE:
+            return False
+        try:
+            self._tell(self._offered.offer(save, written, file))
+        except OSError:  # then it is fetched from the controller's node
+            return False
+        return True
 
     def _forget_here(self) -> None:
         self._offered.forget()
@@ -197,14 +203,18 @@ class NodeWrites:
         tell: Callable[[Answer], object],
     ) -> None:
         """Bring what was written to the controller's node, in a thread."""
+        nbytes, is_offered = None, False
         with contextlib.suppress(OSError):  # without a descriptor it is fetched
-            self._keep(owed.save, written, os.dup(owed.file))
+            is_offered = self._keep(owed.save, written, os.dup(owed.file))
+        if is_offered and order.is_left:
+            nbytes = head_size(owed.file, 0)
 
         def give_it() -> None:
             key, answer = bytes.fromhex(order.key), written
             try:
                 with open(owed.file, "rb") as readable:  # closes it
-                    give(self._host, order.port, key, readable, lambda _: None, self._security)
+                    about = readable, lambda _: None, self._security, nbytes
+                    give(self._host, order.port, key, *about)
             except OSError as error:
                 why = describe_os_error(error)
                 why = f"what it wrote cannot be brought to the controller: {why}"

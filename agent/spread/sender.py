@@ -19,6 +19,7 @@ from agent.machine.loop_calls import CallSoon
 from agent.nodes.run_messages import Donor, PartKept, TakeMemory
 from agent.nodes.tls import PLAIN, Security
 from agent.nodes.transfer import MemoryServer, Span
+from agent.spread.collected import Collected
 from agent.spread.donors import Donors, KnownDonors
 from agent.spread.parts import NodeParts, digests_of, heads_of, spans_of, split, variants_of
 from worker_hooks.contract.atomic_file import describe_os_error
@@ -27,6 +28,7 @@ from worker_hooks.storage.durable_file import ThrottledProgress
 from worker_hooks.storage.manifest import Manifest
 
 NOWHERE: Mapping[int, str] = MappingProxyType({})
+NOBODY = "no node is left that holds a part of the state"
 MOST_WHOLE = 8  # nodes that get all of it; the others get what their ranks need
 
 
@@ -81,6 +83,10 @@ class MemorySender:
             addresses: of nodes that are there, by which others reach them.
         """
         self.close()
+        donors = self._donors.found(addresses)
+        if any(not donors.get(digests_of(manifest)[variant]) for variant in manifest.absent):
+            done(NOBODY)
+            return {}
         if not nodes:
             done("")
             return {}
@@ -88,7 +94,7 @@ class MemorySender:
         try:
             server = MemoryServer(tell, self._security)
             try:
-                spread = _Spread(server, path, manifest, nodes, self._donors.found(addresses))
+                spread = _Spread(server, path, manifest, nodes, donors)
                 orders = spread.orders(starting, living)
             except BaseException:
                 server.close()
@@ -124,6 +130,12 @@ class MemorySender:
         donors = self._donors.found(addresses)
         spread = _Spread(server, path, manifest, {node: ranks}, donors)
         return spread.orders((node,), ())[node]._replace(is_whole=False)
+
+    def collected(self, manifest: Manifest, addresses: Mapping[int, str]) -> Collected:
+        """What of a checkpoint is in the memory of other nodes alone; as of :meth:`begin`."""
+        donors, digests = self._donors.found(addresses), digests_of(manifest)
+        found = [donors.get(digests[variant], ()) for variant in manifest.absent]
+        return Collected(manifest, found, self._security)
 
     def expect(self, dump_id: int) -> None:
         """Ranks are about to write a dump."""
@@ -219,10 +231,10 @@ class _Spread:
                 part, text = manifest, manifests.encode(manifest, is_for_people=False).decode()
             orders[node] = self._order(part, text)
         if self._heads:
+            whole = second(nodes, starting, living)
             for node in having:
-                orders[node] = self._with_tensors(node, orders[node])
-            all_of_it = second(nodes, starting, living)
-            orders[all_of_it] = orders[all_of_it]._replace(is_whole=True)
+                is_whole = node == whole
+                orders[node] = self._with_tensors(node, orders[node], is_whole=is_whole)
             self.is_partial = len(having) < len(nodes) or len(self._digests) > 1
         return orders
 
@@ -234,21 +246,22 @@ class _Spread:
         about = self._path, text, server.port, _key(server, now), self._heads
         return TakeMemory(*about, _key(server, later))
 
-    def _with_tensors(self, node: int, order: TakeMemory) -> TakeMemory:
+    def _with_tensors(self, node: int, order: TakeMemory, *, is_whole: bool) -> TakeMemory:
         """The order to a node that is to have what its ranks resume from."""
         own = variants_of(self._manifest, self._nodes[node])
-        donors = tuple(donor for variant in own for donor in self._of(variant, node))
-        return order._replace(own=own, donors=donors)
+        wanted = (*own, *{*range(len(self._digests))}.difference(own)) if is_whole else own
+        donors = tuple(donor for variant in wanted for donor in self._of(variant))
+        return order._replace(own=own, donors=donors, is_whole=is_whole)
 
-    def _of(self, variant: int, node: int) -> Sequence[Donor]:
-        """The nodes that are to be asked for a state before the controller's; each has its turn."""
+    def _of(self, variant: int) -> Sequence[Donor]:
+        """Who is to be asked for a state before the controller's node; each has its turn."""
         digest = self._digests[variant]
-        known = self._donors.get(digest, {})
-        others: list[Donor | None] = [known[each] for each in sorted(known) if each != node]
-        others.append(None)  # the controller's node
-        turn = self._turns[digest] % len(others)
+        ways: list[Donor | None] = [*self._donors.get(digest, ())]
+        if variant not in self._manifest.absent:
+            ways.append(None)  # the controller's node
+        turn = self._turns[digest] % len(ways)
         self._turns[digest] += 1
-        before = [*others[turn:], *others[:turn]]
+        before = [*ways[turn:], *ways[:turn]]
         return [each._replace(variant=variant) for each in takewhile(bool, before) if each]
 
 

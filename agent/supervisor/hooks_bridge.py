@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
-from agent.dump.target import Gather, Spread
+from agent.dump.target import OtherNodes
 from agent.hooks import shared_folders
 from agent.hooks.exiting_ranks import ExitingRanks
 from agent.hooks.page_copies import PageCopies
@@ -94,8 +94,7 @@ class HooksBridge:
         self._is_loss_said = False  # that the memory of a killed rank is not kept
         self._not_shared: dict[str, protocol.NotShared] = {}  # by folder
         self._alike: dict[int, protocol.Replicated] = {}  # by rank, of those in a replica group
-        self._spread: Spread | None = None
-        self._gather: Gather | None = None
+        self._others: OtherNodes | None = None
         self._votes: UpdateVotes | UpdateClearances = (
             UpdateVotes(self._links, spec.ranks_here, journal)
             if spec.nnodes == 1
@@ -137,7 +136,7 @@ class HooksBridge:
             )
             if self._spec.dump.copies is CopyMode.LIVE and self._spec.nnodes > 1:
                 self._say(ONE_NODE_ONLY)
-            loaded.dumps.spread, loaded.dumps.gather = self._spread, self._gather
+            loaded.dumps.others = self._others
             loaded.handshake.begin(self._attempt, self._resume)
             loaded.dumps.begin(self._attempt)
         return self._guarding
@@ -324,19 +323,16 @@ class HooksBridge:
         else:
             self._votes.ready(node, told.attempt, told.step)
 
-    def spread_memory(self, spread: Spread, gather: Gather) -> None:
-        """Checkpoints in memory are complete once ``spread`` has them on all nodes.
+    def dump_with(self, others: OtherNodes) -> None:
+        """What other nodes do for dumps."""
+        self._others = others
 
-        ``gather``: has other nodes write what their ranks have copied.
-        """
-        self._spread, self._gather = spread, gather
-
-    def take_memory(self, dump_id: int, path: str, file: int) -> None:
+    def take_memory(self, dump_id: int, path: str, file: int, is_cut: bool) -> None:
         """What a rank of another node has written to memory is here, in the place of ``path``."""
         if self._guarding is None:
             os.close(file)
         else:
-            self._guarding.dumps.take(dump_id, path, file)
+            self._guarding.dumps.take(dump_id, path, file, is_cut=is_cut)
 
     def mirror_news(self, rank: int, attempt: int, pieces: Iterable[tuple[int, bytes]]) -> None:
         """Take what a rank has written to its page."""

@@ -8,6 +8,7 @@ from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.dump.flush import Written
 from agent.dump.node_copies import CopyGatherer
+from agent.dump.target import Advance, OtherNodes, Target
 from agent.nodes.checkpoint_copy import CheckpointOffers, CheckpointPlace
 from agent.nodes.run_messages import (
     CopyWritten,
@@ -26,7 +27,7 @@ from agent.supervisor.remote_node import RemoteNode
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.storage import manifest as manifests
-from worker_hooks.storage.manifest import Manifest
+from worker_hooks.storage.manifest import Manifest, Shard
 
 EVERY = -1  # in place of a rank's group: all hold the same, so that it is not said who does
 
@@ -60,12 +61,14 @@ class NodesMemory:
         self._say = say
         self._newest: tuple[str, Manifest] | None = None  # the newest checkpoint in memory
         self._gone = frozenset[int]()  # ranks that are to be replaced
+        self._elsewhere = frozenset[int]()  # ranks of other nodes, as it is made
+        self._gone_here = frozenset[int]()  # ranks of this node that are to be replaced
         self._holders = set[int]()  # nodes that are to have all of the dump that is being made
         self._gatherer = CopyGatherer()
         self._sender = MemorySender(call_soon, self._progressed, security)
         self._offers = CheckpointOffers(call_soon, security)
         self._inboxes = MemoryInboxes(call_soon, self._progressed, hooks.take_memory, security)
-        hooks.spread_memory(self._spread, self._gather)
+        hooks.dump_with(OtherNodes(self._spread, self._gather, self._collect))
 
     def begin(self) -> None:
         """Another attempt begins, from a checkpoint on the disk or from nothing."""
@@ -158,6 +161,10 @@ class NodesMemory:
             part = manifests.encode(manifest._replace(shards=shards), is_for_people=False).decode()
             node.write_copy(WriteCopy(dump_id, files, part, folder))
 
+    def _collect(self, manifest: Manifest) -> Callable[[Target, Advance], tuple[Shard, ...]]:
+        """What writes of a checkpoint in memory what other nodes have."""
+        return self._sender.collected(manifest, self._addresses()).write
+
     def copy_written(self, node: int, answer: CopyWritten) -> None:
         """A node has written what its ranks had copied, or has not."""
         self._gatherer.hear(node, answer)
@@ -166,6 +173,9 @@ class NodesMemory:
         """A dump is made: note which nodes are to have all of it, as far as is known by now."""
         self._gone = frozenset(action.gone)
         self._sender.expect(action.dump_id)
+        others = (node for node in self._others if not node.is_here)
+        self._elsewhere = frozenset(rank for node in others for rank in node.ranks)
+        self._gone_here = self._gone - self._elsewhere
         starting, living = self._alive()
         self._holders = holders({*starting, *living}, starting, living)
 
@@ -185,17 +195,22 @@ class NodesMemory:
     def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to this node's memory.
 
+        The tensors may stay there, unless a rank that is to be started here resumes from them.
+
         Raises:
             OSError: no socket can be opened.
         """
-        return self._inboxes.order(rank, save)
+        alike = self._hooks.replicated(rank).alike
+        is_read = bool(self._gone_here) and not (alike and self._gone_here.isdisjoint(alike))
+        return self._inboxes.order(rank, save, is_left=not is_read)
 
     def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:
         """How ranks of another node write what they are to say they hold to that node's memory.
 
-        ``None``: it is not to have it.
+        ``None``: it is not to have it. What this node leaves to others is in the memory of all
+        nodes that hold it: one of them may be lost.
         """
-        if node not in self._holders:
+        if node not in self._holders and not any(map(self._is_left_to, ranks)):
             return None
         groups = dict[int, list[int]]()
         for rank in ranks:
@@ -203,6 +218,11 @@ class NodesMemory:
             alone = rank if told.why_not else EVERY
             groups.setdefault(told.alike[0] if told.alike else alone, []).append(rank)
         return SaveHere(tuple(map(tuple, groups.values())), pack_said(save))
+
+    def _is_left_to(self, rank: int) -> bool:
+        """Whether no rank here holds what this one does."""
+        alike = self._hooks.replicated(rank).alike
+        return bool(alike) and self._elsewhere.issuperset(alike)
 
     def offer(self, path: str, told: Callable[[CheckpointPlace | None], object]) -> None:
         """``told`` takes where a checkpoint on this node's disk is to be had."""

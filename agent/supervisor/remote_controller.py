@@ -256,6 +256,7 @@ class RemoteController:
             self._node.starter.meet_at(port)
         if isinstance(action, do.ReplaceRanks):
             action = self._of_here(action)
+            self._memory.complete()
         if isinstance(action, do.ForgetMemory):
             self._memory.forget()
             self._hooks.writes.close()
@@ -286,10 +287,11 @@ class RemoteController:
 
         self._memory.bring_own(answer)
 
-    def _tell_came(self, inode: int, absent: tuple[int, ...]) -> None:
+    def _tell_came(self, inode: int, absent: tuple[int, ...], path: str) -> None:
         """Tensors have come of the copy in memory that ranks know by this inode."""
+        told = protocol.MemoryBrought(inode, absent=list(absent), path=path)
         for rank in self._hooks.ranks:
-            self._hooks.tell(rank, protocol.MemoryBrought(inode, absent=list(absent)))
+            self._hooks.tell(rank, told)
 
     def _bring(self, order: ResumeFrom) -> None:
         """Let a rank resume once this node has the checkpoint."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
 from support.cluster import Cluster
 from support.jobs import poll
 from support.node_jobs import NodeJobs, NodesJob
+from support.node_trainings import saved
 from support.sharded_trainings import SCRIPT, Undisturbed, undisturbed_digests
 from support.traffic import received, sent
 from support.warm_python import WarmPython
+
+from worker_hooks.storage.manifest import REPLICATED
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 MIB = 1 << 20
@@ -25,10 +29,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPytho
 
 def begin(jobs: NodeJobs, *words: str) -> NodesJob:
     """Ranks 0 and 2 hold one part, ranks 1 and 3 the other, each on a node of its own."""
+    mine = [word for word in words if word.startswith(("--node-wait", "--resume"))]
+    its = [word for word in words if word not in mine]
     where = {"nodes": range(4), "nproc": 1}
-    job = jobs.start(SCRIPT, "tpdp", STEPS, f"--table={TABLE}", "--pause=0.1", *words, **where)
-    job.head.await_error("protected")
-    poll(lambda: any("step 4" in log for log in job.logs().values()))
+    about = SCRIPT, "tpdp", STEPS, f"--table={TABLE}", "--pause=0.1", *its
+    job = jobs.start(*mine, *about, **where)
+    if "--resume" not in mine:
+        job.head.await_error("protected")
+        poll(lambda: any("step 4" in log for log in job.logs().values()))
     return job
 
 
@@ -36,13 +44,13 @@ def check_same(jobs: NodeJobs, job: NodesJob, undisturbed: Undisturbed) -> None:
     job.succeed()
     assert (jobs.folder / "tpdp.sha").read_text() == undisturbed("tpdp"), job.told()
     assert len(job.head.seen("StartAttempt")) == 1, job.told()
-    assert "no step is lost" in job.head.errors
 
 
-@pytest.mark.parametrize("dead", [3, 2])
-def test_a_new_rank_gets_its_part_from_the_node_that_holds_it(
+@pytest.mark.parametrize("dead", [3, 2, 0])
+def test_each_part_travels_from_where_it_is_held_to_the_new_rank_and_nowhere_else(
     nodes: Callable[[int], Cluster], undisturbed: Undisturbed, dead: int
 ) -> None:
+    """But one node gets all of it afterwards, which ends once all train."""
     jobs = NodeJobs(cluster := nodes(4))
     job = begin(jobs)
     came, left = ([each(cluster, node) for node in range(4)] for each in (received, sent))
@@ -51,7 +59,47 @@ def test_a_new_rank_gets_its_part_from_the_node_that_holds_it(
     came = [received(cluster, node) - before for node, before in enumerate(came)]
     left = [sent(cluster, node) - before for node, before in enumerate(left)]
     check_same(jobs, job, undisturbed)
-    part = TABLE * MIB
-    assert part < came[dead] < 1.5 * part, came  # its own, and not the other one
-    donor = dead - 2  # of its own part; rank 1 has none of which node 0 is the donor
-    assert left[donor] > part, left
+    assert "no step is lost" in job.head.errors
+    part, second = TABLE * MIB, 2 if dead == 1 else 1  # where a rank lives on
+    assert part < came[dead] < 1.5 * part, came  # its own part, and not the other one
+    assert all(each < MIB for node, each in enumerate(came) if node not in {dead, second}), came
+    assert left[(dead + 2) % 4] > part, left  # its replica's node has sent it
+
+
+def test_what_other_nodes_have_in_memory_is_saved_when_the_job_is_stopped(
+    nodes: Callable[[int], Cluster], undisturbed: Undisturbed
+) -> None:
+    jobs = NodeJobs(nodes(4))
+    job = begin(jobs, "--late")
+    job.kill_rank(3)
+    job.head.await_error("keep running")
+    poll(lambda: len(job.head.seen("Rejoining")) == 3)
+    job.head.signal(signal.SIGTERM)
+    for part in job.parts:
+        part.wait()
+    check_saved(jobs, job)
+    check_same(jobs, begin(jobs, "--resume"), undisturbed)
+
+
+def test_a_node_that_holds_a_part_is_lost_while_a_rank_is_replaced(
+    nodes: Callable[[int], Cluster], undisturbed: Undisturbed
+) -> None:
+    """Its replica's node has written it as well, and node 0 has only the header."""
+    jobs = NodeJobs(nodes(4))
+    job = begin(jobs, "--late", "--node-wait=0")
+    job.kill_rank(2)
+    job.head.await_error("keep running")
+    poll(lambda: len(job.head.seen("Rejoining")) == 3)
+    jobs.cluster.nodes[1].kill()
+    for node in (0, 2, 3):
+        job.parts[node].wait()
+    check_saved(jobs, job)
+    jobs.cluster.nodes[1].boot()
+    check_same(jobs, begin(jobs, "--resume"), undisturbed)
+
+
+def check_saved(jobs: NodeJobs, job: NodesJob) -> None:
+    """Both parts are."""
+    (found,) = saved(jobs, "dumps")
+    assert found.step >= 3, job.told()
+    assert {shard.variant for shard in found.shards if shard.kind == REPLICATED} == {0, 1}

@@ -121,9 +121,8 @@ class FakeHooks:
         alike = next((group for group in self.alike or () if rank in group), ())
         return protocol.Replicated("" if self.alike else "nobody knows", [*alike])
 
-    def spread_memory(self, spread, gather):
-        self.gather = gather
-        self.spread = spread
+    def dump_with(self, others):
+        self.spread, self.gather, self.collect = others
 
     def mirror_news(self, rank, attempt, pieces):
         self.heard.append(("news", rank, attempt, pieces))

@@ -37,10 +37,13 @@ parser.add_argument("--shrink", type=int)
 parser.add_argument("--foreach", action="store_true")
 parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--periodic", type=int, default=0)
+parser.add_argument("--late", action="store_true", help="a new rank waits for a file")
 parser.add_argument("--table", type=int, default=0, help="MiB that ranks of a part hold besides")
 options, _ = parser.parse_known_args()
 
 torch.set_num_threads(1)
+while options.late and os.environ["TORCHELASTIC_RESTART_COUNT"] != "0" and not os.path.exists("go"):
+    time.sleep(0.01)
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(1)

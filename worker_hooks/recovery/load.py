@@ -22,7 +22,7 @@ from worker_hooks.state.registry import Piece, as_now, boxes_of, restore_alike
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage import safetensors_file
 from worker_hooks.storage.commit import EARLY_BUFFERS
-from worker_hooks.storage.manifest import REPLICATED, Manifest
+from worker_hooks.storage.manifest import MEMORY_KIND, REPLICATED, Manifest, Shard
 from worker_hooks.storage.memory_dump import HERE, HeldDump
 from worker_hooks.storage.one_state import why_not_one
 from worker_hooks.storage.shard_file import HAS, OBJECTS, REST
@@ -254,7 +254,7 @@ def open_dump(folder: Path, manifest: Manifest, variants: tuple[int, ...] = (0,)
         path = folder / shard.file
         if shard.variant not in variants and not manifest.holders:
             continue
-        header = safetensors_file.read_header(path)
+        header = _header(folder, manifest, shard)
         files.append((path, header))
         if shard.variant not in variants:  # they may have parts of distributed tensors
             others.add(path)
@@ -277,6 +277,18 @@ def open_dump(folder: Path, manifest: Manifest, variants: tuple[int, ...] = (0,)
     return LoadedState(folder, manifest, Tensors(stored), values, metadata, names=names)
 
 
+def _header(folder: Path, manifest: Manifest, shard: Shard) -> safetensors_file.Header:
+    """That of a file, of which there may be no more in memory.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged.
+    """
+    is_in_memory = manifest.kind == MEMORY_KIND
+    nbytes = shard.nbytes if is_in_memory else None
+    return safetensors_file.read_header(folder / shard.file, shard.at, nbytes, is_cut=is_in_memory)
+
+
 def _metadata(folder: Path, manifest: Manifest, variants: tuple[int, ...]) -> dict[str, str]:
     """Those of the file that has the most of what it names.
 
@@ -295,7 +307,7 @@ def _metadata(folder: Path, manifest: Manifest, variants: tuple[int, ...]) -> di
     for shard in sorted((*shards, *manifest.heads), key=lambda each: (each.variant, each.rank)):
         if shard.kind != "replicated" or shard.variant not in variants:
             continue
-        header = safetensors_file.read_header(folder / shard.file)
+        header = _header(folder, manifest, shard)
         try:
             named = state_json.names_in(_json(header.metadata, OBJECTS))
         except (LookupError, TypeError, AttributeError, ValueError) as error:

@@ -177,12 +177,15 @@ def sha256_of(path: Path, advance: Callable[[int], None]) -> str:
     return checksum.of_file(path, advance)
 
 
-def read_header(path: Path, at: int = 0, nbytes: int | None = None) -> Header:
+def read_header(
+    path: Path, at: int = 0, nbytes: int | None = None, *, is_cut: bool = False
+) -> Header:
     """The header of a file on the disk.
 
     Args:
         at: where it begins there, if it is in another one.
         nbytes: its size; ``None``: up to the other one's end.
+        is_cut: it may end behind its header, as the tensors are elsewhere.
 
     Raises:
         OSError: it cannot be read.
@@ -190,7 +193,8 @@ def read_header(path: Path, at: int = 0, nbytes: int | None = None) -> Header:
     """
     with open(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size - at
-        size = size if nbytes is None else min(size, nbytes)
+        if nbytes is not None:
+            size = nbytes if is_cut else min(size, nbytes)
         file.seek(at)
         count = int.from_bytes(file.read(_COUNT), "little")
         if size < _COUNT or count > size - _COUNT:
@@ -198,6 +202,8 @@ def read_header(path: Path, at: int = 0, nbytes: int | None = None) -> Header:
         if count > _LIMIT:
             raise ValueError(f"{path} is no safetensors file: its header has {count} bytes")
         text = file.read(count)
+    if len(text) < count:
+        raise ValueError(f"{path} ends before its header does")
     if not text.startswith(b"{"):
         raise ValueError(f"{path} is no safetensors file: its header is not JSON")
     try:

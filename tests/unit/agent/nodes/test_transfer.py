@@ -42,7 +42,7 @@ def sent():
 
 def fetched(port, key, sizes):
     """New files of these sizes, fetched whole."""
-    files = memory_files(sizes, "taken")
+    files = memory_files(len(sizes), "taken")
     try:
         fetch("127.0.0.1", port, key, map(Span, files, [0] * len(files), sizes))
     except OSError:
@@ -111,9 +111,9 @@ def test_a_file_that_is_shorter_than_said_is_an_error(sent):
     [((), b""), ((1,), b"b"), ((0, 2), b"ac"), (None, b"abc")],
 )
 def test_of_what_a_key_is_to_only_some_comes(only, expected):
-    (one,) = memory_files((3,), "offered")
+    (one,) = memory_files(1, "offered")
     os.pwrite(one, b"abc", 0)
-    (copy,) = memory_files((len(expected),), "taken")
+    (copy,) = memory_files(1, "taken")
     server = MemoryServer(lambda _: None)
     key = server.offer([Span(one, at, 1) for at in range(3)])
     try:
@@ -132,10 +132,10 @@ def test_parts_come_where_they_belong(sent):
     contents, files = sent
     server = MemoryServer(lambda _: None)
     key = server.offer([Span(files[3], 7, 70), Span(files[0], 0, 9)])
-    one, other = memory_files((100, 20), "taken")
+    one, other = memory_files(2, "taken")
     try:
         fetch("127.0.0.1", server.port, key, [Span(one, 10, 70), Span(other, 11, 9)])
-        assert content_of(one) == bytes(10) + contents[3][7:77] + bytes(20)
+        assert content_of(one) == bytes(10) + contents[3][7:77]
         assert content_of(other) == bytes(11) + contents[0][:9]
     finally:
         close_all((one, other))

@@ -136,8 +136,9 @@ def test_one_node_gets_all_of_it_after_what_its_ranks_wait_for(node):
     first = node.take()
     assert first == (DONATED, (0,))
     inode = HeldDump.at(str(node.path)).inode
+    node.keeper.complete()
     node.run_until(lambda: node.came)
-    assert node.came == [(inode, ())]  # the ranks that have it open hear of that
+    assert node.came == [(inode, (), "")]  # the ranks that have it open hear of that
     assert node.there() == (DONATED | {(0, 0): SENT[0, 0]}, ())
 
 
@@ -171,13 +172,13 @@ def test_what_a_rank_waits_for_does_not_fail_with_what_nobody_reads(node, monkey
 
     monkeypatch.setattr(memory_copy.MemoryCopy, "bring", scarce)
     node.take(own=())
-    answers = []
-    node.keeper.bring(HeldDump.at(str(node.path)).inode, (1,), lambda *a: answers.append(a))
-    node.run_until(lambda: answers)
-    assert "no room" in answers[0][0]  # it was asked for together with the other one
-    node.keeper.bring(HeldDump.at(str(node.path)).inode, (1,), lambda *a: answers.append(a))
+    node.keeper.complete()
+    dump, answers = HeldDump.at(str(node.path)), []
+    for variants in ((1,), (0,)):
+        node.keeper.bring(dump.inode, variants, lambda *told: answers.append(told))
     node.run_until(lambda: len(answers) == 2)
-    assert answers[1] == ("", (0,))
+    assert answers == [("", (0,)), ("no room", (0,))]
+    dump.close()
 
 
 def test_each_of_those_that_have_it_sends_it_to_some_nodes(node):
@@ -186,9 +187,11 @@ def test_each_of_those_that_have_it_sends_it_to_some_nodes(node):
     places = {place: range(3, 4) for place in (1, 2, 4, 5)}
     about = node.done.append, places, places, [], {2: "two", 3: "three"}
     orders = node.sender.begin(1, MEMORY, two_states(), *about)
-    asked = {place: [each.host for each in order.donors] for place, order in orders.items()}
+    asked = {
+        place: [donor.files[0].host for donor in order.donors] for place, order in orders.items()
+    }
     assert all(order.own == (1,) for order in orders.values())
-    assert asked == {1: ["two", "three"], 2: [], 4: [], 5: ["two", "three"]}
+    assert asked == {1: ["two", "three"], 2: ["three"], 4: [], 5: ["two", "three"]}
 
 
 def kept(part, **changes):
@@ -203,13 +206,25 @@ def known(*told):
     return found
 
 
-WHOLE = Donor(0, "a", (DonorFile(6, 9, 77, "ab"), DonorFile(7, 9, 77, "ab")))
+def donor(*hosts):
+    files = (DonorFile(6 + part, 9, host, 77, "ab") for part, host in enumerate(hosts))
+    return Donor(0, tuple(files))
 
 
-def test_a_donor_has_every_part():
-    donors = known((4, kept(1)), (4, kept(0)), (5, kept(0)), (6, kept(1)))
-    assert donors.found({4: "a", 5: "b", 6: "c"}) == {"d": {4: WHOLE}}
+def test_every_part_is_somewhere():
+    donors = known((4, kept(1)), (4, kept(0)), (5, kept(0)))
+    both = [donor("a", "a"), donor("b", "a")]
+    assert donors.found({4: "a", 5: "b", 6: "c"}) == {"d": both}
+    assert donors.found({4: "a"}) == {"d": both[:1]}
     assert donors.found({5: "b"}) == {}
+
+
+def test_parts_that_different_nodes_have_make_up_a_state():
+    donors = known((4, kept(0)), (5, kept(1)))
+    assert donors.found({4: "a", 5: "b"}) == {"d": [donor("a", "b")]}
+    assert known((4, kept(0)), (5, kept(0))).found({4: "a", 5: "b"}) == {}
+    # of another cut
+    assert known((4, kept(0)), (5, kept(1, parts=3))).found({4: "a", 5: "b"}) == {}
 
 
 def test_a_donor_is_none_any_more_once_its_node_is_lost_or_another_dump_begins():

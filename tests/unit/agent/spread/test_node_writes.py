@@ -39,8 +39,8 @@ class Far:
     def _soon(self, call, *args):
         self.calls.put(lambda: call(*args))
 
-    def _taken(self, _dump_id, path, file):
-        if not self.target.take(path, file):
+    def _taken(self, _dump_id, path, file, is_cut):
+        if not self.target.take(path, file, is_cut=is_cut):
             os.close(file)
             self.refused.append(path)
 
@@ -328,7 +328,7 @@ def test_what_goes_to_the_controllers_node_stays_here_too(far):
 
 def fetched(kept):
     """What a node fetches that was told of a file; ``None``: nothing."""
-    (file,) = memory_files((kept.nbytes,), "fetched")
+    (file,) = memory_files(1, "fetched")
     try:
         fetch("127.0.0.1", kept.port, bytes.fromhex(kept.key), [Span(file, 0, kept.nbytes)])
         return os.pread(file, kept.nbytes, 0)

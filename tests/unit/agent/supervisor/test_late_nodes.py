@@ -171,6 +171,45 @@ def test_one_node_with_ranks_that_live_on_has_what_they_write(cluster, dead, hol
     cluster.all.finish()
 
 
+WRITES = SAVE._replace(folder="/proc/1/fd/9", parts=1)
+GROUPS = ((0, 5), (1, 3), (2, 4))  # of the last one no rank is on node 0
+
+
+@pytest.mark.parametrize(
+    ("gone", "left"), [((3,), {2, 3}), ((0,), {2, 3}), ((1,), {2}), ((0, 1), {2}), ((4,), {2, 3})]
+)
+def test_what_no_rank_of_node_0_reads_stays_where_it_is_written(cluster, gone, left):
+    cluster.start(2, 3, 4)
+    cluster.hooks.alike = GROUPS
+    to_memory(cluster, *gone)
+    for rank in (2, 3):
+        cluster.hooks.send_all((rank,), WRITES)
+        assert cluster.links[0].said[-1].is_left == (rank in left)
+    cluster.all.finish()
+
+
+def test_where_nobody_knows_who_reads_it_all_of_it_comes_to_node_0(cluster):
+    cluster.start(2, 3, 4)
+    for gone, is_left in ((3, True), (0, False)):
+        to_memory(cluster, gone)
+        cluster.hooks.send_all((2,), WRITES)
+        assert cluster.links[0].said[-1].is_left == is_left
+    cluster.all.finish()
+
+
+def test_all_nodes_that_hold_a_part_which_node_0_lacks_write_it(cluster):
+    """One of them may be lost."""
+    cluster.start(2, 3, 4)
+    cluster.hooks.alike = ((0, 3), (1,), (2, 5), (4,))
+    cluster.links[1].hear(Fact(pack_event(ev.WorkerStarted(5, 0, 105))))
+    to_memory(cluster)  # node 1 is the one that has all of it
+    cluster.hooks.send_all((5,), SAVE)
+    assert isinstance(cluster.links[1].said[-1], SaveHere)
+    cluster.hooks.alike = ((0, 3, 5), (1,), (2,), (4,))
+    cluster.hooks.send_all((5,), SAVE)
+    assert not isinstance(cluster.links[1].said[-1], SaveHere)
+
+
 # --- the node of this process, which has taken the part of node 0 ---------------------------------
 
 

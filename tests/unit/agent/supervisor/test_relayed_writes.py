@@ -44,8 +44,8 @@ def test_what_a_rank_writes_to_memory_goes_to_the_controllers_node(node):
     poll(lambda: node.turn() or any(isinstance(each, FromRank) for each in node.said))
     told = [unpack_said(each.message) for each in node.said if isinstance(each, FromRank)]
     assert told == [written]
-    ((dump_id, path, file),) = taken
-    assert dump_id == 3
+    ((dump_id, path, file, is_cut),) = taken
+    assert (dump_id, is_cut) == (3, False)
     assert (path, os.pread(file, 9, 0)) == ("/proc/1/fd/9", b"state")
     os.close(file)
     inboxes.close()

@@ -66,6 +66,19 @@ def test_what_comes_of_other_states_is_noted_and_is_no_answer():
     assert rank.dump.absent == [[1, 2, 4], [2, 4], [4]]
 
 
+def test_a_rank_that_has_to_save_all_of_it_hears_where_it_is(monkeypatch):
+    """What it has read, or reads, is in the files that it has open."""
+    rank, whole = Rank(), SimpleNamespace(inode=78)
+    places = {"/proc/1/fd/9": whole}
+    monkeypatch.setattr(far_tensors, "HeldDump", SimpleNamespace(at=places.get))
+    told = MemoryBrought(INODE, absent=[], path="/proc/1/fd/9")
+    assert rank.far.hear(told, rank.dump) is whole
+    assert rank.dump.absent == []
+    assert rank.far.hear(told, whole) is whole  # of the dump before
+    assert rank.far.hear(told, None) is None
+    assert rank.far.hear(told._replace(path="/proc/1/fd/8"), rank.dump) is rank.dump  # it is gone
+
+
 def test_an_answer_about_an_earlier_dump_completes_no_other():
     rank = Rank([""])
     rank.dump.inode = 78  # another order to rejoin has come meanwhile

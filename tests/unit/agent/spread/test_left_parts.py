@@ -1,0 +1,276 @@
+"""What stays in the memory of the nodes that hold it: node 0 knows of it, and saves it if need be."""
+
+import os
+from pathlib import Path
+
+import pytest
+from support.jobs import poll
+from support.memory_nodes import (
+    MEMORY,
+    STATES,
+    Nodes,
+    state_file,
+    two_states,
+    written_file,
+)
+
+from agent.dump.memory import MemoryTarget
+from agent.dump.target import LostStateError
+from agent.spread import sender
+from agent.spread.kept_parts import KeptParts
+from worker_hooks.contract import protocol
+from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage.manifest import REPLICATED
+from worker_hooks.storage.memory_dump import HeldDump
+
+SAVE = protocol.Save(1, 7, "", is_quick=True)
+FILES = {digest: state_file(b"{ }", tensors) for digest, tensors in STATES.items()}
+HERE = {2: "127.0.0.1", 3: "127.0.0.1"}
+
+
+class Far:
+    """Two nodes that have the second state; ranks 4 and 5 of each have written a half."""
+
+    def __init__(self, sender):
+        self.sender, self.kept = sender, {node: KeptParts() for node in HERE}
+        sender.expect(1)
+
+    def keep(self, node, digest="second", parts=(0, 1), nbytes=0):
+        content = FILES[digest]
+        for part in parts:
+            half = content[:100] if part == 0 else content[100:]
+            file = written_file(half)
+            written = protocol.Written(4 + part, 0, 1, "", nbytes or len(half), "", digest)
+            save = SAVE._replace(part=part, parts=2)
+            self.sender.kept(node, self.kept[node].offer(save, written, file))
+            os.close(file)
+
+    def close(self):
+        for each in self.kept.values():
+            each.forget()
+
+
+@pytest.fixture
+def nodes():
+    made = Nodes()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def far(nodes):
+    made = Far(nodes.sender)
+    yield made
+    made.close()
+
+
+ABSENT = {"absent": (1,)}
+
+
+class Folder:
+    """Takes files as a folder does."""
+
+    def __init__(self):
+        self.files, self.why = {}, None
+
+    def write(self, shard, head, chunks, advance):
+        content = head + b"".join(map(bytes, chunks))
+        if self.why:
+            raise self.why
+        advance(len(content))
+        self.files[shard.file] = content
+        return shard._replace(nbytes=len(content))
+
+
+def saved(nodes, folder):
+    """What is written of what is absent, by rank and variant."""
+    manifest = two_states()._replace(**ABSENT)
+    shards = nodes.sender.collected(manifest, HERE).write(folder, lambda _: None)
+    return {(one.rank, one.variant): folder.files[one.file] for one in shards}
+
+
+# --- to a disk ------------------------------------------------------------------------------------
+
+
+def test_it_is_written_to_a_disk_as_it_comes(nodes, far):
+    far.keep(2)
+    folder = Folder()
+    found = saved(nodes, folder)
+    assert found == {(4, 1): FILES["second"][:100], (5, 1): FILES["second"][100:]}
+    assert sorted(folder.files) == [
+        "rank_4/ttp_rank_4-1_7.safetensors",
+        "rank_5/ttp_rank_5-1_7.safetensors",
+    ]
+
+
+@pytest.mark.parametrize("lost", ["the node", "its file"])
+def test_what_one_node_does_not_send_another_one_does(nodes, far, lost):
+    far.keep(2, parts=(0,), nbytes=101 if lost == "its file" else 0)
+    far.keep(2, parts=(1,))
+    far.keep(3)
+    if lost == "the node":
+        far.kept[2].forget()
+    folder = Folder()
+    found = saved(nodes, folder)
+    assert found == {(4, 1): FILES["second"][:100], (5, 1): FILES["second"][100:]}
+    assert len(folder.files) == 2
+
+
+def test_parts_of_different_nodes_make_up_a_state(nodes, far):
+    far.keep(2, parts=(0,))
+    far.keep(3, parts=(1,))
+    assert saved(nodes, Folder()) == {(4, 1): FILES["second"][:100], (5, 1): FILES["second"][100:]}
+
+
+def test_nobody_has_it_any_more(nodes, far):
+    far.keep(2)
+    nodes.sender.lose(2)
+    with pytest.raises(LostStateError, match="in the memory of other nodes: no node is left"):
+        saved(nodes, Folder())
+    far.keep(3)
+    far.kept[3].forget()
+    with pytest.raises(LostStateError, match=r"127\.0\.0\.1: .*refused"):
+        saved(nodes, Folder())
+
+
+def test_a_disk_that_takes_nothing_is_not_taken_for_a_node_that_sends_nothing(nodes, far):
+    far.keep(2)
+    folder = Folder()
+    folder.why = OSError("no space left")
+    with pytest.raises(OSError, match="no space left"):
+        saved(nodes, folder)
+
+
+# --- to other nodes -------------------------------------------------------------------------------
+
+
+def test_it_is_not_complete_once_nobody_has_a_part_of_it(nodes):
+    manifest = two_states()._replace(**ABSENT)
+    for places in ({}, {1: range(3, 4)}):
+        orders = nodes.sender.begin(
+            1, MEMORY, manifest, nodes.done.append, places, places, [], HERE
+        )
+        assert orders == {}
+        assert nodes.done.pop() == sender.NOBODY
+
+
+def test_the_controllers_node_is_not_asked_for_what_it_lacks(nodes, far):
+    for node in HERE:
+        far.keep(node)
+    places = {place: range(3, 4) for place in (1, 4, 5)}
+    about = nodes.done.append, places, places, [], HERE
+    orders = nodes.sender.begin(1, MEMORY, two_states()._replace(**ABSENT), *about)
+    ports = {node: each._server.port for node, each in far.kept.items()}
+    first = [order.donors[0].files[0].port for order in orders.values()]
+    assert first == [ports[2], ports[3], ports[2]]
+    assert all(len(order.donors) == 2 for order in orders.values() if not order.is_whole)
+
+
+class Copies:
+    """Node 1 has rank 2, which holds the first state, and is to get all once the others go on."""
+
+    def __init__(self, nodes, absent):
+        self.nodes, manifest = nodes, two_states()._replace(absent=absent)
+        about = nodes.done.append, {1: range(2, 3)}, [], [1], HERE
+        self.order = nodes.sender.begin(1, MEMORY, manifest, *about)[1]
+        nodes.keeper._ranks = (2,)
+        nodes.keeper.take(self.order)
+        nodes.run_until(lambda: nodes.told)
+        assert nodes.told[0].why_not == ""
+        self.held = HeldDump.at(str(self.path))  # as a rank has it open
+
+    @property
+    def path(self):
+        return Path(self.nodes.keeper.as_here(protocol.Rejoin(1, MEMORY, "why")).path)
+
+    def complete(self):
+        self.nodes.keeper.complete()
+        self.nodes.run_until(lambda: self.nodes.came)
+        return self.nodes.came[0]
+
+    def bring(self, *variants):
+        answers = []
+        about = self.held.inode, variants, lambda *told: answers.append(told)
+        self.nodes.keeper.bring(*about)
+        self.nodes.run_until(lambda: answers)
+        return answers[0]
+
+    def of(self, variant):
+        """What the files have that the rank has open."""
+        (shard,) = (
+            one
+            for one in self.held.manifest.shards
+            if one.variant == variant and one.kind == REPLICATED
+        )
+        return os.pread(int(shard.file), shard.nbytes, 0)
+
+
+@pytest.mark.parametrize("absent", [(), (1,)])
+def test_what_comes_in_other_files_is_not_in_those_that_a_rank_has_open(nodes, far, absent):
+    far.keep(2)
+    node = Copies(nodes, absent)
+    try:
+        assert node.of(0) == state_file(b"{}", STATES["first"])
+        before = node.path
+        inode, left, path = node.complete()
+        assert (inode, left) == (node.held.inode, ())
+        assert Path(path) == node.path != before
+        now = HeldDump.at(path)
+        assert now.manifest.absent == ()
+        found = {one.rank: os.pread(int(one.file), one.nbytes, 0) for one in now.manifest.shards}
+        assert found[4] + found[5] == FILES["second"]
+        now.close()
+        assert node.of(1) == state_file(b"{}", b"")  # the header: who reads on comes to the end
+        if absent:  # node 0 has no more
+            assert node.bring(1) == ("no node sends what is missing", ())
+        else:
+            assert node.bring(1) == ("", ())
+            assert node.of(1) == state_file(b"{}", STATES["second"])
+        assert node.bring(0) == ("", () if not absent else (1,))
+    finally:
+        node.held.close()
+
+
+def test_all_of_it_comes_to_one_node_only_once_that_is_said(nodes, far):
+    far.keep(2)
+    node = Copies(nodes, (1,))
+    assert node.order.is_whole
+    assert manifests.read(node.path).absent == (1,)
+    nodes.keeper.complete()
+    nodes.keeper.forget()  # all train again
+    poll(lambda: not nodes.calls.empty())
+    nodes.calls.get()()
+    assert nodes.came == []
+    node.held.close()
+
+
+# --- in the controller's memory -------------------------------------------------------------------
+
+
+@pytest.fixture
+def target():
+    made = MemoryTarget(7, 0, 0)
+    made.begin()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("is_cut", "content", "absent"),
+    [(True, b"\x02" + bytes(7) + b"{}", (3,)), (True, b"\x02" + bytes(7) + b"{}" + b"x" * 90, ())],
+)
+def test_a_file_may_come_without_its_tensors(target, is_cut, content, absent):
+    path = target.place_of(4)
+    assert target.take(path, written_file(content), is_cut=is_cut)
+    shard = target.accept(protocol.Written(4, 0, 1, "", 100, "", "d"), 3)
+    assert (shard.nbytes, shard.variant, target.absent) == (100, 3, absent)
+
+
+def test_a_file_that_has_to_have_its_tensors_is_not_taken_without_them(target):
+    head = b"\x02" + bytes(7) + b"{}"
+    for is_cut, content in ((False, head), (True, head + b"x")):
+        path = target.place_of(4)
+        assert target.take(path, written_file(content), is_cut=is_cut)
+        with pytest.raises(OSError, match="bytes instead of 100"):
+            target.accept(protocol.Written(4, 0, 1, "", 100, "", "d"), 3)
+    assert target.absent == ()
