@@ -141,6 +141,30 @@ def test_training_goes_on_where_it_was_left_bit_for_bit(
     assert len(whole) == RANKS
 
 
+def test_a_large_state_is_saved_in_its_first_steps_and_in_those_behind_a_resume(
+    msrun: Launcher, undisturbed: Undisturbed
+) -> None:
+    options, step = ("--epochs=3", "--large"), 0
+    for begun in (1, 1, 2):  # steps of the first life, and of two behind a resume
+        resume = {"resume": ""} if step else {}
+        job = train(msrun, f"left_{step}", *options, "--pause=0.3", "--ckpt=saved", **resume)
+        job.await_lines(f"begins step {step + begun},", RANKS)
+        ask_msrun(job)
+        ended = job.wait()
+        assert ended.code == 0, (ended, job.logs())
+        assert "Traceback" not in "".join(job.logs().values())
+        found = manifests.read(max((msrun.tmp / "saved").iterdir(), key=step_of))
+        assert found.step >= step + begun
+        step = found.step
+    resumed = train(msrun, "last", *options, "--ckpt=saved", resume="")
+    assert resumed.wait().code == 0, resumed.logs()
+    assert weights(resumed) == undisturbed(options)
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.rpartition("_")[2])
+
+
 def test_a_rank_that_is_blocked_in_a_collective_is_heard_at_once(msrun: Launcher) -> None:
     job = train(msrun, "left", f"--validate-s={VALIDATION_S}", "--epochs=2", grace=3)
     job.await_lines("validates after step 8", RANKS)

@@ -116,6 +116,19 @@ def test_a_step_that_the_dead_rank_had_finished_is_finished_by_all(launcher: Lau
     assert (told["steps_lost"], told["replaced"]) == (0, 2)
 
 
+def test_nothing_of_a_large_state_is_lost_in_its_first_steps(launcher: Launcher) -> None:
+    kills = (
+        "--kill=rank=1,step=2,phase=forward+rank=1,step=3,phase=backward",
+        "--kill=rank=0,step=2,phase=update",
+        "--kill=rank=1,step=3,phase=commit+rank=0,step=4,phase=data,attempt=1",
+    )
+    words = ("--json", *kills, "--", "--worker_num=2", *SMALL, "--large")
+    for told in json.loads(launcher.drill(*words).out)["drills"]:
+        assert told["broken"] == []
+        assert (told["steps_lost"], told["weights_equal"], told["runs"]) == (0, True, 1)
+        assert told["restarted"] == 0
+
+
 def test_several_at_once_and_a_hung_one_are_replaced(session: Session) -> None:
     name = "two at once, and one that stands still for ever"
     told, history = session.outcomes[name], session.history(name)

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from worker_hooks import ExitByRequest, OnRequestExit, TrainState, run
+from worker_hooks.changes import observer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--loop", default="batches")
@@ -30,6 +31,7 @@ parser.add_argument("--ckpt", default="checkpoints")
 parser.add_argument("--files", default="files")
 parser.add_argument("--json")
 parser.add_argument("--sig", default="SIGTERM")
+parser.add_argument("--large", action="store_true", help="no state counts as small")
 parser.add_argument("--program", action="store_true", help="export it, too: slow")
 options = parser.parse_args()
 
@@ -42,6 +44,8 @@ class Slow(TensorDataset):
         return super().__getitem__(index)
 
 
+if options.large:
+    observer.COPIED_AT_FIRST = 0
 torch.set_num_threads(1)
 torch.manual_seed(3)
 inputs = torch.randn(128, 8)

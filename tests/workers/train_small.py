@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from worker_hooks import TrainState, run
+from worker_hooks.changes import observer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
@@ -38,6 +39,7 @@ parser.add_argument(
 parser.add_argument("--evaluate", type=int, help="this rank, after training, in its first life")
 parser.add_argument("--linger", type=int, help="this rank, on its way out, for ever")
 parser.add_argument("--fill", type=int, default=0, help="MB of weights more")
+parser.add_argument("--large", action="store_true", help="no state counts as small")
 parser.add_argument("--digest", action="store_true", help="at the end, of all that the rank holds")
 options = parser.parse_args()
 signal.signal(signal.SIGUSR1, lambda *_: ctypes.PyDLL(None).pause())
@@ -61,6 +63,8 @@ def arrive(place):
 
 arrive("start")
 ACCUMULATED = 2
+if options.large:
+    observer.COPIED_AT_FIRST = 0
 torch.set_num_threads(1)
 torch.manual_seed(3)
 inputs = torch.randn(256, 16)

@@ -48,6 +48,10 @@ class Baseline:
             if name not in tensors or self._look(name, tensors[name]) != found
         }
 
+    def has_all_of(self, names: Collection[str]) -> bool:
+        """Whether all of the content of these tensors was looked at."""
+        return self.places is None and self._found.keys() >= set(names)
+
     def _look(self, name: str, tensor: Tensor) -> int | str:
         return digest(tensor) if self.places is None else sample(tensor, self.places[name])
 

@@ -33,6 +33,11 @@ HALTS = (
     "yet to change weights or averages there: %s"
 )
 
+UNSEEN = (
+    "in its first steps msrun has yet to see what changes outside of updates, and the state is too "
+    "large to be copied"
+)
+
 STILL_STEPS = 64
 """After so many steps without a counted change nothing is copied because of such changes.
 
@@ -123,6 +128,9 @@ class ChangeObserver:
         self.keeps_host = False
         """Whether what is in host memory is copied at each commit: the rest is on an accelerator,
         which may hold a commit that the host is past."""
+        self.is_idle = False
+        """Whether no accelerator has anything to do, so that what it holds may be looked at; set by
+        the listener. Otherwise a device may wait for what never comes."""
         self._on_host: frozenset[str] = frozenset()
         self._seen: Mapping[str, Tensor] = {}  # of which that was found out
 
@@ -425,9 +433,9 @@ class ChangeObserver:
             if name not in now or not is_same(then[name], now[name])
         }
         baseline = self.baseline
-        on_host = {name: each for name, each in then.items() if each.is_cpu}
-        if baseline is not None and self.is_open:  # a device may wait for what never comes
-            found |= baseline.differing(then, on_host.keys())
+        if baseline is not None and self.is_open:
+            seen = {name for name, each in then.items() if self._may_see(each)}
+            found |= baseline.differing(then, seen)
         # what has no place any more is not saved from a copy, either
         return found - (held.copies.keys() & now.keys())
 
@@ -435,11 +443,27 @@ class ChangeObserver:
         """Why live memory cannot be taken for the state of the commit; empty: it can."""
         if self._blind_why:
             return self._blind_why
-        if self._audit.is_first and len(held.copies) < len(held.versions.tensors):
-            return "no whole step was audited yet"
+        if self._audit.is_first and not self._is_seen(held):
+            return UNSEEN
         if hidden := self._uncounted - held.copies.keys():
             return f"torch does not count how {_listed(hidden)} changes outside of updates"
         return ""
+
+    def _is_seen(self, held: CommittedTensors) -> bool:
+        """Whether all of the content of what has no copy is compared with that of the commit.
+
+        The main thread has done so where an update has begun, and says what it found; before that,
+        :meth:`changed` does.
+        """
+        tensors, baseline = held.versions.tensors, self.baseline
+        left = tensors.keys() - held.copies.keys()
+        if not left:
+            return True
+        is_seen = baseline is not None and baseline.has_all_of(left)
+        return is_seen and not (self.is_open and any(not self._may_see(tensors[n]) for n in left))
+
+    def _may_see(self, tensor: Tensor) -> bool:
+        return self.is_idle or devices.is_on_host(tensor)
 
 
 def _listed(names: Iterable[str]) -> str:

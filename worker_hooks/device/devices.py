@@ -19,6 +19,11 @@ def devices_of(tensors: Iterable[torch.Tensor]) -> tuple[torch.device, ...]:
     return tuple(dict.fromkeys(each.device for each in tensors if not is_on_host(each)))
 
 
+def are_idle(devices: Iterable[torch.device]) -> bool:
+    """Whether these devices have done all that is queued on this thread's streams."""
+    return all(torch.accelerator.current_stream(each).query() for each in devices)
+
+
 def timeline_of(devices: Sequence[torch.device]) -> DeviceTimeline:
     """How far these devices have come."""
     return DeviceTimeline(lambda: tuple(map(_mark, devices)))

@@ -9,6 +9,7 @@ from worker_hooks.contract.env import RankEnv
 from worker_hooks.guard.gate import FreezeResult, Gate
 from worker_hooks.guard.save import save
 from worker_hooks.state.committed_state import CommittedState
+from worker_hooks.state.snapshot import NotSavableError
 
 
 class FrozenState:
@@ -70,9 +71,13 @@ class FrozenState:
         Raises:
             OSError, RuntimeError: see :func:`worker_hooks.guard.save.save`.
         """
-        device = self._source.device
-        if device is not None and not device.is_settled:  # held at a boundary, with living peers
-            held = self._source.settle_devices(grace_s, is_updated=False)
+        source, device = self._source, self._source.device
+        if device is None or device.is_settled:
+            return save(source, env, order, self.version, advance)
+        try:  # held at a boundary, with living peers
+            held = source.settle_devices(grace_s, is_updated=False, is_held=True)
             if held.why_not or held.step != order.step:
-                raise RuntimeError(held.why_not or f"its device holds step {held.step}")
-        return save(self._source, env, order, self.version, advance)
+                raise NotSavableError(held.why_not or f"its device holds step {held.step}")
+            return save(source, env, order, self.version, advance)
+        finally:
+            source.changes.is_idle = False

@@ -13,6 +13,7 @@ from worker_hooks.contract.atomic_file import FOLDER_MODE, describe_os_error
 from worker_hooks.contract.env import RankEnv
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.state.committed_state import CommittedState
+from worker_hooks.state.snapshot import NotSavableError
 from worker_hooks.tensors.shard import digest, quick_digest, write, write_quick
 
 log = logging.getLogger("msrun")
@@ -77,7 +78,7 @@ def save(
 
     Raises:
         OSError: the folder, or the disk below it, fails.
-        RuntimeError: the state changed meanwhile.
+        NotSavableError: the state changed meanwhile, or is none of a step.
     """
     replica = source.replica(order.step, order.without)  # may still copy what is small
     version = source.version(order.step) if frozen_version is None else frozen_version
@@ -92,11 +93,11 @@ def save(
         path.parent.mkdir(FOLDER_MODE, exist_ok=True)
         shard = write(path, replica, order.part, order.parts, advance)
     if source.version(order.step) != version:
-        raise RuntimeError("the state changed while it was read")
+        raise NotSavableError("the state changed while it was read")
     if why := source.why_moved():
-        raise RuntimeError(why)
+        raise NotSavableError(why)
     if frozen_version is None and (why := source.why_unknown()):  # by now
-        raise RuntimeError(why)
+        raise NotSavableError(why)
     if shard is None:
         return protocol.Digested(**_answer_to(order, env), digest=digested)
     return protocol.Written(
@@ -112,6 +113,9 @@ def failed(env: RankEnv, order: protocol.Save, error: Exception) -> protocol.Sav
     """The answer instead, to be made where the error is caught."""
     if isinstance(error, OSError):
         why, is_place = describe_os_error(error), error.errno in _PLACE_ERRORS
+    elif isinstance(error, NotSavableError):
+        why, is_place = str(error)[:2000], False
+        log.error("rank %d cannot save step %d: %s", env.rank, order.step, why)
     else:
         log.error("rank %d cannot save step %d", env.rank, order.step, exc_info=error)
         why, is_place = repr(error)[:2000], False

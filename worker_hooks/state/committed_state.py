@@ -38,7 +38,7 @@ from worker_hooks.state.registry import (
     structures,
 )
 from worker_hooks.state.replica import PieceReader, replica_of, rest_of
-from worker_hooks.state.snapshot import tensors_in, version
+from worker_hooks.state.snapshot import NotSavableError, tensors_in, version
 from worker_hooks.state.tensor import TensorPiece
 from worker_hooks.tensors.placements import part_of
 from worker_hooks.tensors.reader import Reader
@@ -373,18 +373,23 @@ class CommittedState:
         optimizers = (each for each in self.pieces if isinstance(each, OptimizerPiece))
         return all(each.is_all_tensors for each in optimizers)
 
-    def settle_devices(self, grace_s: float, *, is_updated: bool) -> HeldStep:
+    def settle_devices(
+        self, grace_s: float, *, is_updated: bool, is_held: bool = False
+    ) -> HeldStep:
         """Which step the accelerators hold, and why it cannot be saved.
 
         Args:
             grace_s: how long an update may take there, in seconds.
             is_updated: only the commit of the update is missing.
+            is_held: the main thread waits at a commit, and gives the accelerators nothing to do.
         """
         assert self.device is not None
         held = self.device.settle(grace_s, self.step, is_updated=is_updated)
         commit = self._commit_of(held.step)
         if held.why_not or commit is None or held.step != commit.step:
             return held
+        on_devices = devices.devices_of(commit.tensors.versions.tensors.values())
+        self.changes.is_idle = is_held and devices.are_idle(on_devices)
         why = self.changes.why_unknown(commit.tensors)
         if self.device.is_behind(held.step):
             names = commit.tensors.versions.tensors
@@ -512,14 +517,14 @@ class CommittedState:
         ``without``: names of what is left out, as ranks compare them.
 
         Raises:
-            RuntimeError: it is neither, or the state of a piece could not be read.
+            NotSavableError: it is neither, or the state of a piece could not be read.
         """
         commit = self._commit_of(step)
         if commit is None or step not in {commit.step, commit.step + 1}:
-            raise RuntimeError(f"rank holds step {self.step}, not step {step}")
+            raise NotSavableError(f"rank holds step {self.step}, not step {step}")
         is_behind = self.device is not None and self.device.is_behind(step)
         if step == commit.step and not is_behind and (why := self.why_changed()):
-            raise RuntimeError(why)
+            raise NotSavableError(why)
         found = self._as_of(commit, step)
         return rest_of(found, self.pieces, without) if without else found
 

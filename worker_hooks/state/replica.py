@@ -14,7 +14,7 @@ from worker_hooks.contract.fingerprint import is_named
 from worker_hooks.contract.status_page import Entry
 from worker_hooks.device.side_stream import DeviceAccess
 from worker_hooks.state.registry import Piece, boxes_of, cut_of, labels
-from worker_hooks.state.snapshot import UnreadableState
+from worker_hooks.state.snapshot import NotSavableError, UnreadableState
 from worker_hooks.tensors.placements import Box
 from worker_hooks.tensors.shard import Replica
 from worker_hooks.tensors.tensor_bytes import entry_of, to_bytes
@@ -106,14 +106,14 @@ def replica_of(
         names: of the tensors that belong to it; ``None``: all that there are.
 
     Raises:
-        RuntimeError: the state of a piece could not be read.
+        NotSavableError: the state of a piece could not be read.
     """
     tensors: dict[str, torch.Tensor] = {}
     boxes: dict[str, Box] = {}
     replicated, alike, own = {}, {}, [*own]
     for piece, snapshot in zip(pieces, snapshots, strict=True):
         if isinstance(snapshot, UnreadableState):
-            raise RuntimeError(f"{piece.name} cannot be saved: {snapshot.error}")  # noqa: TRY004
+            raise NotSavableError(f"{piece.name} cannot be saved: {snapshot.error}")
         tensors.update(
             (name, copies.get(name, each))
             for name, each in piece.tensors().items()

@@ -13,6 +13,10 @@ FIXED = frozenset({float, int, bool, str, bytes, complex, type(None)})
 """Types whose values never change in place."""
 
 
+class NotSavableError(RuntimeError):
+    """What would be saved is not the state of a step; the text says why, for users."""
+
+
 class UnreadableState(NamedTuple):
     """Placeholder for a piece whose state could not be read."""
 

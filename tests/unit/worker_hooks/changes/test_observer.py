@@ -144,13 +144,65 @@ def test_what_changes_uncounted_behind_the_update_is_no_complete_step():
     assert not steps.changes.sees_all
 
 
-def test_a_large_state_is_not_known_before_it_was_audited(monkeypatch):
+def large_steps(monkeypatch):
     monkeypatch.setattr(observer, "COPIED_AT_FIRST", 1000)
     steps = Steps()
     assert steps.held.copies == {}
+    return steps
+
+
+def test_of_a_large_state_all_of_the_content_is_looked_at_in_the_first_steps(monkeypatch):
+    steps = large_steps(monkeypatch)
+    for _ in range(audit.FIRST_STEPS):
+        assert steps.changes.why_unknown(steps.held) == ""
+        assert steps.changes.changed(steps.held) == set()
+        steps.train()
+    assert steps.changes.why_unknown(steps.held) == ""
+
+
+@pytest.mark.parametrize("way", CHANGES)
+def test_what_changes_in_the_first_steps_of_a_large_state_is_seen_at_once(monkeypatch, way):
+    steps = large_steps(monkeypatch)
+    steps.train()
+    CHANGES[way](steps.tensors)
+    assert steps.changes.changed(steps.held) == {"second"}
+
+
+def test_a_large_state_is_not_known_while_it_is_first_looked_at(monkeypatch):
+    steps = large_steps(monkeypatch)
+    steps.step += 1
+    held = steps.changes.commit(steps.step)
+    assert steps.changes.why_unknown(held) == observer.UNSEEN
+    steps.changes.committed(held)
+    assert steps.changes.why_unknown(held) == ""
+
+
+def test_what_has_changed_uncounted_as_an_update_of_a_large_state_begins_is_not_known(monkeypatch):
+    steps = large_steps(monkeypatch)
+    CHANGES["data"](steps.tensors)
+    steps.changes.update_begins(steps.held)
+    assert "torch does not count how second changes" in steps.changes.why_unknown(steps.held)
+
+
+def test_a_large_state_is_known_from_an_update_on_that_found_it_unchanged(monkeypatch):
+    steps = large_steps(monkeypatch)
+    steps.changes.update_begins(steps.held)
+    assert steps.changes.why_unknown(steps.held) == ""
+
+
+def test_a_large_state_is_not_known_where_its_content_was_not_all_looked_at(monkeypatch):
+    steps = large_steps(monkeypatch)
+    steps.changes.baseline = audit.Baseline(steps.tensors, {"second": 0.5})
+    assert steps.changes.why_unknown(steps.held) == observer.UNSEEN
+    steps.changes.baseline = audit.Baseline({"second": steps.tensors["second"]}, None)
+    assert steps.changes.why_unknown(steps.held) == observer.UNSEEN
+
+
+def test_what_of_a_large_state_changes_uncounted_is_copied_from_then_on(monkeypatch):
+    steps = large_steps(monkeypatch)
     held = steps.train(CHANGES["data"], count=audit.FIRST_STEPS - 1)
     assert list(held.copies) == ["second"]
-    assert steps.changes.why_unknown(held) == "no whole step was audited yet"
+    assert steps.changes.why_unknown(held) == ""
     held = steps.train(CHANGES["data"])
     assert steps.changes.why_unknown(held) == ""
 

@@ -26,7 +26,7 @@ from worker_hooks.recovery.peer_notes import PeerNotes
 from worker_hooks.state.committed_state import CommittedState, Position, _moved
 from worker_hooks.state.device_state import HeldStep
 from worker_hooks.state.registry import pieces_of
-from worker_hooks.state.snapshot import UnreadableState
+from worker_hooks.state.snapshot import NotSavableError, UnreadableState
 
 LONG_S = 30.0
 
@@ -272,8 +272,12 @@ class OnDevice(Complete):
     def __init__(self, held: HeldStep) -> None:
         super().__init__()
         self.held = held
+        self.changes = SimpleNamespace(is_idle=False)
+        self.were_held = []
 
-    def settle_devices(self, _grace_s, *, is_updated):  # noqa: ARG002
+    def settle_devices(self, _grace_s, *, is_updated, is_held=False):  # noqa: ARG002
+        self.changes.is_idle = is_held
+        self.were_held.append(is_held)
         return self.held
 
     def nbytes(self):
@@ -299,8 +303,10 @@ def test_a_graceful_exit_saves_what_the_device_has_come_to(tmp_path, held):
     source.device = SimpleNamespace(is_settled=False)
     guard = guard_of(source, tmp_path)
     order = protocol.Save(1, 4, str(tmp_path), 0, 0)
-    with pytest.raises(RuntimeError, match=held.why_not or "its device holds step 3"):
+    with pytest.raises(NotSavableError, match=held.why_not or "its device holds step 3"):
         guard.save(order, lambda _: None)
+    assert source.were_held == [True]
+    assert not source.changes.is_idle  # from now on a device may wait for a peer
 
 
 def test_a_rank_whose_device_has_failed_ends_itself(tmp_path, capfd):

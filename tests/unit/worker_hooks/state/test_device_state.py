@@ -13,6 +13,7 @@ import torch
 from support.device_double import GARBAGE, Clock, Device
 from torch import nn
 
+from worker_hooks.changes import observer
 from worker_hooks.data.feed import Feed
 from worker_hooks.device import devices
 from worker_hooks.device.side_stream import DeviceAccess
@@ -185,6 +186,25 @@ def test_what_the_script_changes_behind_a_commit_is_not_saved(monkeypatch):
     held = rank.state.settle_devices(GRACE_S, is_updated=False)
     assert held.step == 2
     assert "model.weight changed after step 2" in held.why_not
+
+
+def test_a_large_state_on_a_device_that_has_nothing_to_do_is_known_in_its_first_steps(monkeypatch):
+    monkeypatch.setattr(observer, "COPIED_AT_FIRST", 0)
+    rank, is_idle = Rank(monkeypatch), []
+    monkeypatch.setattr(devices, "are_idle", lambda _: bool(is_idle))
+    rank.state.changes.begin(0.5)
+    for _ in rank.steps(2):
+        rank.clock.advance(1)
+    rank.state.audit()
+    for is_held in (False, True):
+        held = rank.state.settle_devices(GRACE_S, is_updated=False, is_held=is_held)
+        assert held == HeldStep(2, observer.UNSEEN)
+    is_idle.append(1)
+    assert rank.state.settle_devices(GRACE_S, is_updated=False).why_not == observer.UNSEEN
+    assert rank.state.settle_devices(GRACE_S, is_updated=False, is_held=True) == HeldStep(2)
+    rank.net.weight.data.mul_(2)  # torch does not count it
+    held = rank.state.settle_devices(GRACE_S, is_updated=False, is_held=True)
+    assert held.why_not == "model.weight changed after step 2"
 
 
 def test_an_optimizer_with_more_than_tensors_cannot_be_behind(monkeypatch):
