@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from agent.arrivals.late import NodePlace
@@ -38,7 +38,10 @@ class RunningJob(NamedTuple):
 
 
 class Doorkeeper:
-    """Judges who may join one job. Those that take part are ``facts``, by their ranks."""
+    """Judges who may join one job.
+
+    Those that take part are ``facts``, by their ranks; they are at ``addresses``.
+    """
 
     def __init__(
         self, job: RunningJob, nodes: tuple[NodeFacts, ...], places: LostPlaces, resize: Resize
@@ -49,6 +52,7 @@ class Doorkeeper:
         self._resize = resize
         self._spares: set[tuple[str, int]] = set()  # nodes that wait, or waited: host, pid
         self.facts = list(nodes)
+        self.addresses = _addresses(nodes)
 
     def judge(self, join: Join, address: str) -> NodePlace | Spare | Refused:
         """Whether a node gets the place of a lost one, or waits."""
@@ -81,6 +85,7 @@ class Doorkeeper:
         is_same = (before.host, before.pid) == (join.host, join.pid)
         is_haunted = self._places.is_haunted(rank, time.monotonic()) and not is_same
         self.facts[rank] = new._replace(local_first=local_rank(others, new))
+        self.addresses = _addresses(self.facts)
         settings = {**self._job.settings, "is_late": True, "is_haunted": is_haunted}
         return NodePlace(rank, Begin(tuple(self.facts), settings))
 
@@ -125,3 +130,7 @@ class Doorkeeper:
             kind = "a spare node" if join.is_spare else "another node"
             self._job.say(f"{kind} has come ({join.host}): {why}")
         return Spare(swapped(tuple(self.facts), self._job.spec.node_rank))
+
+
+def _addresses(nodes: Iterable[NodeFacts]) -> frozenset[str]:
+    return frozenset(each.address for each in nodes)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from agent.arrivals.store_relay import HELLO, StoreRelay
+from agent.arrivals.store_relay import HELLO, NO_NODE, NOT_BY_TLS, Store, StoreRelay, is_of_node
 from agent.nodes.guest import ANSWER_S, Guest, StrangerError
 from agent.nodes.line import LIMIT_S, Line, bytes_of, set_options
 from agent.nodes.messages import Admitted, Begin, Join, Refused, Spare
@@ -60,8 +60,9 @@ class LateGuests:
         self._retry: asyncio.TimerHandle | None = None
         self._is_full = False  # nobody is let in until a guest has gone, or had its moment
         self._relay = StoreRelay()
-        self.store_port: Callable[[], int] = lambda: 0
-        """Where the ranks' store is on this machine by now; 0: it is elsewhere."""
+        self.store: Store | None = None
+        """Of the ranks; ``None``: there is none yet."""
+        self._said: set[str] = set()  # why somebody was not led there
         self.refused = 0  # nodes
         self.strangers = 0
 
@@ -185,15 +186,26 @@ class LateGuests:
             return False
 
     def _lead_to_store(self, guest: Guest) -> None:
+        store = self.store
+        if store is None or not (port := store.port()):
+            self._drop(guest)
+            return
+        if why := self._why_no_store(guest, store):
+            if why not in self._said:
+                self._said.add(why)
+                store.say(why % (guest.address, self._listener.getsockname()[1]))
+            self._drop(guest)
+            return
         self._forget(guest)
         self._loop.remove_reader(guest.connection)
-        # without what would speak TLS there
-        client = socket.socket(fileno=guest.connection.detach())
-        if port := self.store_port():
-            self._relay.connect(self._loop, client, ("127.0.0.1", port))
-        else:
-            self.strangers += 1
-            client.close()
+        self._relay.connect(self._loop, guest.connection, ("127.0.0.1", port))
+
+    def _why_no_store(self, guest: Guest, store: Store) -> str:
+        """Why a guest is not led there, with a place for its address and a port; empty: it is."""
+        if self._security is not PLAIN:
+            return NOT_BY_TLS
+        own = guest.connection.getsockname()[0]
+        return "" if is_of_node(guest.address, own, store.addresses()) else NO_NODE
 
     def _admit(self, guest: Guest, answer: NodePlace) -> None:
         self._loop.remove_reader(guest.connection)

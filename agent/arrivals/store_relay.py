@@ -2,18 +2,54 @@
 
 With torchrun the store is at the port of ``--master-port``; here the nodes meet there, and each
 attempt has a store of its own at another port. What such a rank says goes on to that store.
+
+A store knows neither a token nor TLS: who opens the port of the meeting alone has not opened it to
+everybody. So only ranks on nodes that have joined the job are led there, and none where nodes know
+each other by certificates.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from agent.nodes.line import plain_address
 
 HELLO = b"\x00\xce\xf7\x85\x3c"
 """What a client of torch's TCPStore says first: the kind "validate", and its magic number."""
+NOT_BY_TLS = (
+    "%s asks for torch's store at port %d, where nobody reaches it with --tls-config, and will ask "
+    'in vain until its own time-out: let the script say init_method="env://", or no init_method'
+)
+NO_NODE = (
+    "%s asks for torch's store at port %d, where only nodes of this job reach it: if it is one of "
+    'them, by another address, let the script say init_method="env://", or no init_method'
+)
 _PIECE = 1 << 18  # bytes at a time
+
+
+class Store(NamedTuple):
+    """The store of the present attempt, and to whom it is shown."""
+
+    port: Callable[[], int]  # on this machine; 0: it is elsewhere
+    addresses: Callable[[], Collection[str]]  # of the job's nodes
+    say: Callable[[str], object]  # prints one sentence for people
+
+
+def is_of_node(peer: str, own: str, addresses: Collection[str]) -> bool:
+    """Whether a connection comes from this machine, or from a node at one of these addresses.
+
+    Args:
+        peer: the address of the other end.
+        own: that of this end.
+    """
+    peer = plain_address(peer)
+    is_here = peer == plain_address(own) or ip_address(peer).is_loopback
+    return is_here or peer in addresses
 
 
 class StoreRelay:

@@ -17,6 +17,7 @@ from agent.arrivals.going_on import GoingOn
 from agent.arrivals.late import LateGuests, NodePlace
 from agent.arrivals.places import LostPlaces
 from agent.arrivals.resize import Resize
+from agent.arrivals.store_relay import Store
 from agent.arrivals.successors import swapped
 from agent.arrivals.withheld import WithheldFailures
 from agent.controller import actions as do
@@ -131,7 +132,11 @@ class AllNodes:
             gc.set_threshold(GARBAGE)  # else what thousands of ranks are is looked at all the time
         self._shown = ShownNodes(loop, self._others)
         self._door.attach(loop, self._judge, self._admit)
-        self._door.store_port = lambda: self._own.starter.port
+        self._door.store = Store(
+            lambda: self._own.starter.port,
+            lambda: self._doorkeeper.addresses,
+            self._say,
+        )
         for node in self._others:
             node.attach(loop, self, self._on_lost)
         self.going_on.attach(loop, self._by_rank)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from support.cluster import Cluster
-from support.jobs import WORKERS
+from support.jobs import PYTHON, WORKERS
 from support.node_jobs import PORT, NodeJobs, check_nothing_left, job_of
 from support.node_places import PLACE, check_places, places, quiet
 from support.node_trainings import SCRIPT, check_weights, go, weights
@@ -100,6 +100,30 @@ def test_a_script_may_name_the_port_at_which_the_nodes_meet(nodes: Nodes) -> Non
     job = jobs.start(script, f"tcp://node0:{PORT}", nproc=2)
     job.succeed()
     assert all("sum 6 of 4" in log for log in job.logs().values())
+    check_nothing_left(*cluster.nodes)
+
+
+STRANGER = """
+import contextlib, socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 20) as end:
+    end.sendall(bytes.fromhex("00cef7853c") + b"\\x0d" + bytes(4))
+    with contextlib.suppress(ConnectionResetError):
+        assert end.recv(4) == b""
+"""
+"""Asks for torch's store, which would repeat the last four bytes."""
+
+
+@pytest.mark.torch
+def test_who_is_on_no_node_of_the_job_does_not_reach_its_store_there(nodes: Nodes) -> None:
+    jobs = NodeJobs(cluster := nodes(3))
+    script = WORKERS / "hard_coded_store.py"
+    job = jobs.start(script, f"tcp://node0:{PORT}", "go")
+    job.await_lines("sum 1 of 2")
+    away = cluster.nodes[2].run([*PYTHON, "-c", STRANGER, cluster.nodes[0].address, str(PORT)])
+    assert away.wait() == 0
+    job.head.await_error(f"10.77.0.3 asks for torch's store at port {PORT}, where only nodes of")
+    go(jobs)
+    job.succeed()
     check_nothing_left(*cluster.nodes)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
 from support.certificates import PASSWORDS, authority
 from support.cluster import Cluster
-from support.node_jobs import NodeJobs, check_nothing_left, static
+from support.jobs import WORKERS
+from support.node_jobs import PORT, NodeJobs, check_nothing_left, static
 from support.node_trainings import SCRIPT, go, train, weights
 
 Nodes = Callable[[int], Cluster]
@@ -44,4 +46,25 @@ def test_ranks_are_replaced_over_encrypted_lines(
     assert "training resumes at step 5, no step is lost" in job.head.errors
     assert "the list" in job.head.errors and "expires in 29 days" in job.head.errors
     assert "the nodes have no token" not in job.head.errors
+    check_nothing_left(*cluster.nodes)
+
+
+@pytest.mark.torch
+def test_a_script_that_names_the_port_of_the_meeting_is_told_what_to_say(
+    nodes: Nodes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Who has no certificate would reach torch's store there."""
+    jobs = NodeJobs(cluster := nodes(2))
+    (folder := tmp_path_factory.mktemp("certificates")).chmod(0o755)
+    option = f"--tls-config={authority(folder).config()}"
+    job = jobs.start(
+        option, WORKERS / "hard_coded_store.py", f"tcp://node0:{PORT}", environ=PASSWORDS
+    )
+    job.head.await_error(
+        f"asks for torch's store at port {PORT}, where nobody reaches it with --tls"
+    )
+    assert 'let the script say init_method="env://"' in job.head.errors
+    job.head.signal(signal.SIGTERM)
+    job.wait()
+    assert "sum" not in "".join(job.logs().values())
     check_nothing_left(*cluster.nodes)

@@ -6,7 +6,8 @@ import pytest
 from support.certificates import PASSWORDS, authority
 from support.meeting_nodes import LONG_S, TOKEN, is_closed, node
 
-from agent.arrivals.store_relay import HELLO
+from agent.arrivals import late as arrivals
+from agent.arrivals.store_relay import HELLO, Store, is_of_node
 from agent.launch.certificates import TlsConfig, tls_context
 from agent.nodes.join import RefusedError
 from agent.nodes.tls import Tls
@@ -19,8 +20,16 @@ def store(late):
     """What stands for the store; ranks are led to it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(LONG_S)
-        late.store_port = lambda: listener.getsockname()[1]
+        late.said = []
+        late.store = Store(lambda: listener.getsockname()[1], lambda: (), late.said.append)
         yield listener
+
+
+def is_unreached(store):
+    store.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        store.accept()
+    return True
 
 
 def reached(store):
@@ -87,7 +96,7 @@ def test_without_a_store_it_is_a_stranger(job, late):
     assert is_closed(job.connect(HELLO))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    late.store_port = lambda: port  # nobody listens there
+    late.store = Store(lambda: port, lambda: (), pytest.fail)  # nobody listens there
     assert is_closed(job.connect(HELLO))
 
 
@@ -102,11 +111,50 @@ def test_nodes_are_answered_as_ever(job, late, store):
         late.loop.call_soon_threadsafe(late._listen)  # for the fixture
 
 
-def test_a_job_with_certificates_has_such_ranks_too(job, late, store, tmp_path):
+@pytest.mark.parametrize(
+    ("peer", "own", "is_one"),
+    [
+        ("10.0.0.2", "10.0.0.1", True),  # of a node that has joined
+        ("10.0.0.3", "10.0.0.1", False),
+        ("10.0.0.1", "10.0.0.1", True),  # of this machine
+        ("127.0.0.1", "127.0.1.1", True),
+        ("::1", "::1", True),
+        ("::ffff:10.0.0.2", "::ffff:10.0.0.1", True),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("::ffff:127.0.0.1", "::ffff:127.0.1.1", True),
+        ("fe80::2%eth0", "fe80::1%eth0", True),
+        ("fe80::3%eth0", "fe80::1%eth0", False),
+        ("10.0.0.20", "10.0.0.1", False),
+    ],
+)
+def test_only_ranks_on_nodes_of_the_job_are_led_to_the_store(peer, own, is_one):
+    assert is_of_node(peer, own, ("10.0.0.2", "fe80::2%eth0")) == is_one
+
+
+def test_who_is_on_no_node_of_the_job_is_turned_away_and_it_is_said_once(
+    job, late, store, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(arrivals, "is_of_node", lambda *about: asked.append(about))
+    late.store = late.store._replace(addresses=lambda: ("10.0.0.2",))
+    for _ in range(3):
+        assert is_closed(job.connect(HELLO + b"get"))
+    assert asked == [("127.0.0.1", "127.0.0.1", ("10.0.0.2",))] * 3
+    assert is_unreached(store)
+    (said,) = late.said
+    port = job.listener.getsockname()[1]
+    assert said.startswith(f"127.0.0.1 asks for torch's store at port {port}, where only nodes of")
+    assert 'init_method="env://"' in said
+    assert late.strangers == 3
+
+
+def test_a_job_with_certificates_leads_nobody_to_its_store(job, late, store, tmp_path):
     config = TlsConfig.read(authority(tmp_path).config())
     late._security = Tls(tls_context(config, PASSWORDS, pytest.fail, is_server=True))
-    client = job.connect(HELLO + b"get")
-    with reached(store) as server:
-        assert read(server, 8) == HELLO + b"get"
-        server.sendall(b"it")
-        assert read(client, 2) == b"it"
+    for _ in range(2):
+        assert is_closed(job.connect(HELLO + b"get"))
+    assert is_unreached(store)
+    (said,) = late.said
+    assert said.startswith("127.0.0.1 asks for torch's store at port ")
+    assert "with --tls-config" in said
+    assert 'init_method="env://"' in said

@@ -398,6 +398,19 @@ def test_a_spare_node_gets_the_place_of_the_first_lost_one_of_its_size(waiting, 
     assert place.begin.nodes[1] == NodeFacts(1, "d", "10.0.0.4", 3, 77)
 
 
+def test_the_store_is_shown_to_the_nodes_of_the_job_as_they_are_now(waiting):
+    store = waiting.all._door.store
+    others = {each.facts.address for each in waiting.others}
+    assert store.addresses() == {"10.0.0.1", *others}
+    assert store.port() == 4712
+    waiting.all._judge(spare(), "10.0.0.9")
+    assert "10.0.0.9" not in store.addresses()
+    waiting.all._places.lose(1, time.monotonic(), is_silent=False)
+    waiting.all._judge(spare(), "10.0.0.9")
+    assert store.addresses() >= {"10.0.0.1", "10.0.0.9"}
+    assert waiting.others[0].facts.address not in store.addresses()
+
+
 @pytest.mark.parametrize(
     ("is_silent", "join", "is_haunted"),
     [
