@@ -66,4 +66,4 @@ def test_memory_is_held_and_given_back_unless_too_little_is_left(share, extra):
         held = children() - before
         assert len(held) == (not share)
         assert all(field(PROC / pid / "status", "VmRSS") * 1024 > size for pid in held)
-    assert children() == before
+    assert children() <= before  # of these some may have ended, which other tests have left

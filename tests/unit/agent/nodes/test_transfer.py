@@ -171,17 +171,18 @@ def serving():
 
 def test_a_stranger_costs_a_thread_for_a_moment_only(sent, monkeypatch):
     """The server of a checkpoint that is resumed lives as long as the job."""
-    monkeypatch.setattr(transfer, "PROOF_S", 0.1)
-    before = serving()
+    monkeypatch.setattr(transfer, "PROOF_S", 0.5)
+    before, most = serving(), transfer.MOST_UNKNOWN
     server = MemoryServer(lambda _: None)
     key = server.offer([Span(sent[1][2])])
     try:
         with ExitStack() as stack:
-            for _ in range(2 * transfer.MOST_UNKNOWN):
+            for _ in range(4 * most):
                 stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
             (file,) = fetched(server.port, key, [1])
             os.close(file)
-            assert serving() <= before + transfer.MOST_UNKNOWN + 2
+            # besides those that wait for strangers, on a busy machine as many are about to end
+            assert serving() <= before + 2 * most + 2
         poll(lambda: serving() <= before + 2)
         (file,) = fetched(server.port, key, [1])
         os.close(file)
