@@ -302,8 +302,9 @@ def _check(
     issuers = [each for each in (*authorities, *own.chain) if _has_issued(each, certificate)]
     if not issuers:
         raise UsageError(f"the certificate {path} was not issued by {config.ca_cert}")
-    # while an authority is renewed, the file has the old one as well
-    newest = max(issuers, key=lambda each: each.not_valid_after_utc)
+    # while an authority is renewed, the file has the old one as well, or the next one already
+    begun = [each for each in issuers if each.not_valid_before_utc <= now]
+    newest = max(begun or issuers, key=lambda each: each.not_valid_after_utc)
     named = [
         (f"the certificate {path}", certificate),
         (f"its authority {config.ca_cert}", newest),

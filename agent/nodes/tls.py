@@ -17,6 +17,9 @@ from agent.nodes.line import bytes_of
 from agent.nodes.messages import Refused
 
 NEEDS_TLS = "the nodes of this job know each other by certificates: give --tls-config here, too"
+_NOT_YET_VALID = 9  # X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL
+_OF_MANY_KINDS = "bad certificate"  # what the other side is told of that one, and of others
+_CLOCKS = " (are the clocks of both right?)"
 _BLOCK_BYTES = 1 << 20  # of a file at a time
 _RECORD_BYTES = 16 << 10  # the longest that TLS has
 
@@ -157,10 +160,13 @@ def why_untrusted(error: ssl.SSLError) -> str:
     """What went wrong between two sides, as a clause about the other one."""
     reason = (error.reason or "").replace("_", " ").lower()
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"shows a certificate that is not accepted here: {error.verify_message}"
+        is_early = error.verify_code == _NOT_YET_VALID
+        why = f"shows a certificate that is not accepted here: {error.verify_message}"
+        return why + _CLOCKS * is_early
     if "alert" in reason:
         said = reason.partition("alert ")[2]
-        return f"does not accept this node's certificate, or its own list has expired: {said}"
+        why = f"does not accept this node's certificate, or its own list has expired: {said}"
+        return why + _CLOCKS * (said == _OF_MANY_KINDS)
     if reason in {"wrong version number", "http request"}:
         return "does not speak TLS: all nodes need --tls-config, or none"
     return f"cannot agree with this node on TLS: {reason or error}"

@@ -34,7 +34,13 @@ class Authority:
         (folder / "ca.crt").write_bytes(self.certificate.public_bytes(of.Encoding.PEM))
 
     def _sign(
-        self, name: x509.Name, key: ec.EllipticCurvePrivateKey, days: float, *, is_authority: bool
+        self,
+        name: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        days: float,
+        since: float = -400,
+        *,
+        is_authority: bool,
     ) -> x509.Certificate:
         made = (
             x509.CertificateBuilder()
@@ -42,7 +48,7 @@ class Authority:
             .issuer_name(self.name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(NOW - timedelta(days=400))
+            .not_valid_before(NOW + timedelta(days=since))
             .not_valid_after(NOW + timedelta(days=days))
             .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
         )
@@ -51,10 +57,18 @@ class Authority:
             made = made.add_extension(use, critical=True)
         return made.sign(self.key, hashes.SHA256())
 
-    def issue(self, name: str, days: float = 365, *, is_pem: bool = False) -> Path:
+    def renew(self, days: float = 3650, since: float = -1) -> None:
+        """Another certificate of this authority, of the same key, beside those in its file."""
+        made = self._sign(self.name, self.key, days, since, is_authority=True)
+        with (self.folder / "ca.crt").open("ab") as file:
+            file.write(made.public_bytes(of.Encoding.PEM))
+
+    def issue(
+        self, name: str, days: float = 365, since: float = -400, *, is_pem: bool = False
+    ) -> Path:
         """A certificate with its key: NAME.p12, or NAME.pem."""
         key = ec.generate_private_key(ec.SECP256R1())
-        certificate = self._sign(named(name), key, days, is_authority=False)
+        certificate = self._sign(named(name), key, days, since, is_authority=False)
         self.serials[name] = certificate.serial_number
         locked = of.BestAvailableEncryption(PASSWORD.encode())
         if is_pem:
@@ -68,12 +82,12 @@ class Authority:
         )
         return path
 
-    def revoke(self, *names: str, days: float = 30) -> Path:
+    def revoke(self, *names: str, days: float = 30, since: float = -60) -> Path:
         """The list of what is revoked: crl.pem."""
         made = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.name)
-            .last_update(NOW - timedelta(days=60))
+            .last_update(NOW + timedelta(days=since))
             .next_update(NOW + timedelta(days=days))
         )
         for name in names:

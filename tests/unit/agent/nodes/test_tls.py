@@ -10,11 +10,13 @@ import socket
 import ssl
 import struct
 import sys
+from datetime import datetime, timedelta
 
 import pytest
 from support.certificates import PASSWORD, PASSWORDS, Authority, authority
 from support.meeting_nodes import LONG_S, node
 
+from agent.launch import certificates
 from agent.launch.certificates import TlsConfig, lacking_password, tls_context
 from agent.nodes.join import RefusedError
 from agent.nodes.link import NodeLink
@@ -258,6 +260,12 @@ def nothing(_authority):
     ("make", "more", "why"),
     [
         (lambda each: each.issue("server", -1), {}, r"server\.p12 expired on 20.*: renew it"),
+        (lambda each: each.issue("server", since=1), {}, r"server\.p12 is not valid before 20"),
+        (
+            lambda each: each.revoke(since=1),
+            {"crl_path": "crl.pem"},
+            r"crl\.pem is not valid before 20",
+        ),
         (nothing, {"crl_path": "none.pem"}, r"none\.pem cannot be read \(No such file"),
         (
             lambda each: each.revoke("server"),
@@ -295,6 +303,53 @@ def test_an_authority_is_renewed(job, job_authority):
     path.write_bytes(old + path.read_bytes())
     controller, other = meet(job, *sides(new))
     controller.result(LONG_S), other.result(LONG_S)
+
+
+@pytest.mark.parametrize("since", [-1, 1], ids=["valid", "not yet"])
+def test_an_authority_whose_certificate_is_renewed_has_two_for_a_while(job, job_authority, since):
+    """Of one key; the new one may not be valid before tomorrow."""
+    job_authority.renew(days=7300, since=since)
+    controller, other = meet(job, *sides(job_authority))
+    controller.result(LONG_S), other.result(LONG_S)
+
+
+def test_an_authority_that_is_not_valid_yet_is_said(tmp_path):
+    made = authority(tmp_path)
+    (tmp_path / "ca.crt").unlink()
+    made.renew(since=1)
+    with pytest.raises(UsageError, match=r"its authority .*ca\.crt is not valid before 20"):
+        sides(made)
+
+
+class Ahead(datetime):
+    """A clock that is two days ahead."""
+
+    @classmethod
+    def now(cls, zone=None):
+        return super().now(zone) + timedelta(days=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (
+            "server",
+            r"shows a certificate .*not accepted here: .*not yet valid .are the clocks of both right",
+        ),
+        ("client", r"does not accept this node's certificate.*: bad certificate .are the clocks"),
+    ],
+)
+def test_a_clock_that_is_ahead_of_the_others_is_thought_of(
+    job, job_authority, monkeypatch, name, why
+):
+    """There a certificate is valid already, of which the others say that it is not yet."""
+    job_authority.issue(name, since=1)
+    monkeypatch.setattr(certificates, "datetime", Ahead)
+    controller, other = meet(job, *sides(job_authority), timeout_s=3.0)
+    with pytest.raises(RefusedError, match=why) as told:
+        other.result(LONG_S)
+    assert told.value.exit_code == 2
+    controller.exception(LONG_S)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", None])
