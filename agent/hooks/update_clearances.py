@@ -54,7 +54,7 @@ class UpdateClearances:
         self._nodes: frozenset[int] = frozenset()
         self._attempt = 0
         self._is_cut = False
-        self._owed: list[int] = []  # ranks that could not be sent the order yet
+        self._owed: list[int] = []  # ranks here that could not be sent the order yet
         self._is_open = False
         self._begin_anew()
 
@@ -89,12 +89,10 @@ class UpdateClearances:
             self._attempt, self._is_cut, self._is_open = attempt, is_cut, True
             self._owed = sorted(registered)
         order = protocol.OpenVote(is_over_nodes=True, is_cut=self._is_cut)
-        self._owed = [rank for rank in self._owed if not self._send(rank, order)]
-
-    def _send(self, rank: int, order: protocol.OpenVote) -> bool:
-        if rank in self._here:
-            return self._node.hand(rank, order)
-        return self._links.send(rank, order)
+        elsewhere = [rank for rank in self._owed if rank not in self._here]
+        here = [rank for rank in self._owed if rank in self._here]
+        self._owed = [rank for rank in here if not self._node.hand(rank, order)]
+        self._links.send_all(elsewhere, order)  # by one call: they may be thousands
 
     def hear(self, message: protocol.VoteOpened) -> None:
         """A rank waits for clearances from now on, or does not."""

@@ -70,6 +70,7 @@ class HooksBridge:
             kept: remembers where the run saves, and what it began from; does file work.
         """
         self._spec = spec
+        self._world, self._here = spec.world_size, spec.ranks_here  # each time they are counted
         self._fallback = fallback
         self._journal = journal
         self._say = say
@@ -187,7 +188,7 @@ class HooksBridge:
         self._links.end()
         self._pages.clear()
         self._copies.forget()
-        self._processes.forget(range(self._spec.world_size))
+        self._processes.forget(range(self._world))
         self._steps.clear()
         self._exiting.clear()
         self._training.clear()
@@ -232,7 +233,7 @@ class HooksBridge:
 
     def catch_up(self) -> None:
         """Take in what living ranks of this node have said by now."""
-        self._links.catch_up(self._spec.ranks_here)
+        self._links.catch_up(self._here)
 
     def hear_out(self, rank: int) -> int | None:
         """Take in the last messages of a dead rank; its newest commit, if it had any.
@@ -240,7 +241,7 @@ class HooksBridge:
         Others may have registered before it died, and not been heard yet: they hold its state.
         """
         self._links.hear_out(rank)
-        self._links.catch_up(other for other in self._spec.ranks_here if other not in self._steps)
+        self._links.catch_up(other for other in self._here if other not in self._steps)
         self._training.discard(rank)
         self.refresh({rank: self._agent.worker(rank)})
         step = self._pages.newest_step(rank)
@@ -279,7 +280,7 @@ class HooksBridge:
 
     def _watch(self) -> None:
         if self._guarding is not None:
-            are_all = len(self._training) == self._spec.world_size
+            are_all = len(self._training) == self._world
             self._guarding.health.watch(self._state, self._training, are_all=are_all)
             self._guarding.stopped.watch(self._state)
 
@@ -499,7 +500,7 @@ class HooksBridge:
     def _register(self, message: protocol.Registered, fds: list[int]) -> None:
         rank = message.rank
         self._copies.hear(message)
-        if rank in self._spec.ranks_here:
+        if rank in self._here:
             why = self._pages.receive(rank, message.attempt, fds)
         else:
             why = "" if self._pages.has_page(rank, message.attempt) else f"rank {rank} sent no page"
@@ -511,7 +512,7 @@ class HooksBridge:
         self._agent.announce()  # the start comes before this message, the death after it
         known, self._steps[rank] = self._steps.get(rank), message.step
         self._training.add(rank)
-        if rank in self._spec.ranks_here:
+        if rank in self._here:
             self._agent.protect(self._links.pid(rank))
             self._copies.show(rank)
             message = self._kept(message)
@@ -525,7 +526,7 @@ class HooksBridge:
         )
         for each in told if known is None else ():  # who lives on knows it
             self._links.send(rank, each)
-        if len(self._steps) == self._spec.world_size:
+        if len(self._steps) == self._world:
             self._load().dumps.beside.all_joined()
 
     def _kept(self, message: protocol.Registered) -> protocol.Registered:

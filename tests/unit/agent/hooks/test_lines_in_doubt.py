@@ -33,6 +33,10 @@ class Boards:
             self.of[rank] = ClearanceBoard(fd)
         return True
 
+    def send_all(self, ranks, message):
+        for rank in ranks:
+            self.send(rank, message)
+
     def close(self):
         for board in self.of.values():
             board.close()

@@ -15,10 +15,11 @@ from worker_hooks.contract.clearance_board import ClearanceBoard
 
 
 class Links:
-    """Links to ranks; those of other nodes are sent nothing beside a message."""
+    """Links to ranks; those of other nodes are sent nothing beside a message, and at once."""
 
     def __init__(self):
         self.boards, self.orders, self.is_full = {}, [], False
+        self.elsewhere = []  # the ranks of each call
 
     def send(self, rank, message, fds=()):
         if self.is_full:
@@ -29,6 +30,10 @@ class Links:
                 old.close()
             self.boards[rank] = ClearanceBoard(fd)
         return True
+
+    def send_all(self, ranks, message):
+        self.elsewhere.append(ranks)
+        self.orders += [(rank, message) for rank in ranks]
 
     def close(self):
         for board in self.boards.values():
@@ -261,10 +266,16 @@ def test_replicas_that_turn_out_to_be_none_vote(job):
 def test_who_could_not_be_sent_the_board_is_sent_it_later(job):
     job.links.is_full = True
     job.clearances.open(0, range(3), is_cut=False)
-    assert job.links.orders == []
+    assert [rank for rank, _ in job.links.orders] == [2]  # on another node
     job.links.is_full = False
     job.clearances.open(0, range(3), is_cut=False)
-    assert [rank for rank, _ in job.links.orders] == [0, 1, 2]
+    assert [rank for rank, _ in job.links.orders] == [2, 0, 1]
+
+
+def test_all_ranks_of_other_nodes_are_told_by_one_call(job):
+    job.clearances = UpdateClearances(job.links, 5, (0, 1), job.journal)
+    job.clearances.open(0, range(5), is_cut=False)
+    assert job.links.elsewhere == [[2, 3, 4]]
 
 
 def test_a_new_attempt_begins_anew(job):
