@@ -192,8 +192,9 @@ class RemoteNode:
 
     def go_on(self, view: JobView) -> None:
         """Order what was ordered while nobody was here, or before the memory had come."""
-        self.know(view)
         waiting, self._waiting = self._waiting, None
+        if waiting is not None or self._known is None:  # else it hears of it with the next order
+            self.know(view)
         if waiting is not None:
             self._link.send(waiting)
 

@@ -461,6 +461,15 @@ def test_a_late_node_gets_the_state_before_it_starts_ranks(replacing):
     assert replacing.events == []
 
 
+def test_a_node_that_has_the_state_and_waits_for_nothing_is_told_nothing(replacing):
+    """With thousands of nodes each word costs: it hears of the job with the next order."""
+    link = replacing.links[1]
+    link.said.clear()
+    replacing.controller.view = JobView(JobState.COMMITTING, 1)
+    link.hear(MemoryTaken(MEMORY))
+    assert link.said == []
+
+
 def test_the_node_that_has_come_is_lost_as_well_and_another_one_gets_the_order(replacing):
     replacing.all._admit(1, None)
     lost = replacing.late
