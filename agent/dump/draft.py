@@ -75,7 +75,9 @@ class DumpDraft:
         except (ValueError, TypeError, KeyError):
             return  # a page that describes itself wrongly is as good as none
         shard = Shard(DumpLayout.private(rank), rank, PRIVATE, nbytes=0, sha256="")
-        self._private.append(self._target.write(shard, head, [found.payload], advance))
+        written = self._target.write(shard, head, [found.payload], advance)
+        is_early = self._target.kind == MEMORY_KIND and not found.is_commit
+        self._private.append(written._replace(is_early=is_early))
         if found.step != self.step:
             self._stale.append(rank)
 

@@ -283,17 +283,20 @@ class TakeMemory(NamedTuple):
     before it is said to be there, unless ranks of the node have written them; those of all others
     later if it ``is_whole``, and else if a rank needs them. They are fetched from the first of a
     state's donors that has them, or with another key, ``rest``, from the controller's node.
+    What is little comes with the order: thousands of connections take longer than what they bring.
     """
 
     path: str  # its manifest's, on the controller's node
     manifest: str
     port: int  # as agent.nodes.transfer
-    key: str  # hexadecimal
+    key: str  # hexadecimal; empty: nothing is to be fetched but the rest
     heads: tuple[int, ...] = ()
     rest: str = ""
     own: tuple[int, ...] = ()
     is_whole: bool = False
     donors: tuple[Donor, ...] = ()
+    alike: bytes = b""  # without a key: what all nodes get of files that are not private, deflated
+    private: bytes = b""  # and the private ones
 
 
 class MemoryTaken(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import zlib
 from bisect import bisect
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -13,7 +14,15 @@ from agent.machine.file_thread import side_by_side
 from agent.nodes.run_messages import Donor, TakeMemory
 from agent.nodes.tls import Security
 from agent.nodes.transfer import Span, close_all, fetch, memory_files, seal
-from agent.spread.parts import digests_of, shared, spans_of, split, variants_of
+from agent.spread.parts import (
+    Pieces,
+    digests_of,
+    shared,
+    size_of,
+    spans_of,
+    split,
+    variants_of,
+)
 from agent.spread.room import check_room
 from agent.spread.written_here import WrittenPart, WrittenStates
 from worker_hooks.contract.layout import held
@@ -55,22 +64,23 @@ class MemoryCopy:
             written.keep({*written.parts} if order.heads else set())
             self._manifest = manifests.decode(order.manifest)
             self._spans = spans_of(self._manifest)
-            now, later = self._spans, list[Span]()
-            if order.heads:
-                now, later = split(self._manifest, order.heads)
+            pieces = split(self._manifest, order.heads)
             self._variants = [each.variant for each in shared(self._manifest)]
-            self._later = dict(enumerate(later))  # tensors, by the number of their file
+            self._later = dict(enumerate(pieces.later))  # tensors, by the number of their file
             self._absent = {self._variants[number] for number in self._later}
             self._moved = set[int]()  # states that are in other files than some ranks have open
             self._key = bytes.fromhex(order.rest)
             self._from = host, order.port
             self._security = security
             self._donors = order.donors
-            check_room(_size(now))
+            check_room(size_of(pieces.now))
             self._name = f"msrun-memory-{self._manifest.step}"
             self._files = memory_files(len(self._spans), self._name)
             self._begins = [span[:2] for span in self._spans]
-            fetch(*self._from, bytes.fromhex(order.key), self._here(now), security)
+            if order.key:
+                fetch(*self._from, bytes.fromhex(order.key), self._here(pieces.now), security)
+            else:
+                self._unpack(order, pieces)
             self._use_written()
             own = {*self.absent} & {*order.own}
             self._have(own, self.bring_anyhow(own, self._files))
@@ -81,6 +91,19 @@ class MemoryCopy:
         except BaseException:
             self.close()
             raise
+
+    def _unpack(self, order: TakeMemory, pieces: Pieces) -> None:
+        """Take what came with the order."""
+        most = size_of(pieces.alike)
+        alike = zlib.decompressobj().decompress(order.alike, most + 1)
+        for spans, data in ((pieces.alike, alike), (pieces.own, order.private)):
+            if len(data) != size_of(spans):
+                raise ValueError(f"{len(data)} bytes came in place of {size_of(spans)}")
+            at = 0
+            for file, begin, nbytes in self._here(spans):
+                assert nbytes is not None
+                os.pwrite(file, data[at : at + nbytes], begin)
+                at += nbytes
 
     def _use_written(self) -> None:
         """Have no tensors come that ranks here have written; free what they wrote besides."""
@@ -154,7 +177,7 @@ class MemoryCopy:
         if not {*variants}.isdisjoint(self._manifest.absent):
             raise OSError(errno.ENODATA, "no node sends what is missing")
         rest = self._rest_of(variants)
-        check_room(_size(rest.values()))
+        check_room(size_of(rest.values()))
         here = self._here(rest.values(), files)
         fetch(*self._from, self._key, here, self._security, tuple(rest))
         # here: of a large one it takes as long as a turn of the loop must not
@@ -169,7 +192,7 @@ class MemoryCopy:
         Raises:
             OSError: they do not come, or there is no room for them.
         """
-        check_room(_size(self._rest_of(variants).values()))
+        check_room(size_of(self._rest_of(variants).values()))
         donated = {donor.variant for donor in self._donors} & {*variants}
         others = tuple(sorted({*variants} - donated))
         parts = [others] * bool(others) + [(variant,) for variant in sorted(donated)]
@@ -289,11 +312,6 @@ class MemoryCopy:
 def free(states: States) -> None:
     """Free the memory of what has come."""
     close_all(part.file for parts in states.values() for part in parts)
-
-
-def _size(spans: Iterable[Span]) -> int:
-    """How many bytes they have."""
-    return sum(span.nbytes or 0 for span in spans)
 
 
 def _is_sealed(files: Iterable[int]) -> bool:

@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from agent.nodes.transfer import Span
 from worker_hooks.storage.manifest import PRIVATE, Manifest, Shard
 from worker_hooks.storage.memory_dump import head_size
 
 PEERS = 8  # other ranks whose private state a rank may need, as worker_hooks.recovery.resume
-LARGE = 1 << 20  # bytes of tensors: those of a smaller one go to all nodes
+LARGE = 1 << 20  # bytes of tensors: those of a smaller one go to all nodes, if these are few
+MOST_TO_ALL = 64 << 20  # bytes, together, of what goes to all nodes though most do not read it
 
 
 class NodeParts:
     """What a node needs of a checkpoint in memory: its ranks' state, and what its ranks alone have.
 
     A rank that died before its commit lacks what it would have drawn since: it takes that from the
-    ranks that come next. The whole checkpoint is for nodes that save it if node 0 is lost.
+    ranks that come next, and nobody else reads those. The whole checkpoint is for nodes that save
+    it if node 0 is lost.
     """
 
     def __init__(self, manifest: Manifest) -> None:
         """``manifest``: of the whole."""
         self._manifest = manifest
         self._private = {each.rank: each for each in manifest.shards if each.kind == PRIVATE}
+        stale = {*manifest.stale_private}
+        self._sure = {
+            rank for rank, each in self._private.items() if not (each.is_early or rank in stale)
+        }
         self._shared = shared(manifest)
 
     def of(self, ranks: range) -> Manifest:
         """The part for a node with these ranks."""
-        world = self._manifest.world_size
-        behind = (rank % world for rank in range(ranks.stop, ranks.start + world))
-        wanted = (*ranks, *islice(filter(self._private.__contains__, behind), PEERS))
+        wanted = (*ranks, *(() if self._sure.issuperset(ranks) else self._behind(ranks)))
         private = tuple(self._private[rank] for rank in wanted if rank in self._private)
         return self._manifest._replace(shards=(*self._shared, *private))
 
+    def _behind(self, ranks: range) -> Iterable[int]:
+        world = self._manifest.world_size
+        behind = (rank % world for rank in range(ranks.stop, ranks.start + world))
+        return islice(filter(self._private.__contains__, behind), PEERS)
 
-def heads_of(manifest: Manifest) -> tuple[int, ...]:
-    """Of each file that is not private how many bytes precede its tensors; none: they are few."""
+
+def heads_of(manifest: Manifest, nodes: int) -> tuple[int, ...]:
+    """Of each file that is not private how many bytes precede its tensors; none: they are few.
+
+    ``nodes``: to how many they would go.
+    """
     files = shared(manifest)
     heads = tuple(min(each.nbytes, head_size(int(each.file), each.at)) for each in files)
-    return heads if sum(each.nbytes for each in files) - sum(heads) >= LARGE else ()
+    tensors = sum(each.nbytes for each in files) - sum(heads)
+    return heads if tensors >= min(LARGE, MOST_TO_ALL // nodes) else ()
 
 
 def shared(manifest: Manifest) -> list[Shard]:
@@ -48,26 +63,50 @@ def shared(manifest: Manifest) -> list[Shard]:
 
 
 def spans_of(manifest: Manifest) -> list[Span]:
-    """What its shards are in, in the order in which it is sent: what adjoins is one."""
+    """What its shards are in: what adjoins is one."""
     return _joined((int(each.file), each.at, each.nbytes) for each in manifest.shards)
 
 
-def split(manifest: Manifest, heads: Sequence[int]) -> tuple[list[Span], list[Span]]:
-    """All but the tensors of files that are not private, and these, file by file.
+class Pieces(NamedTuple):
+    """What a node gets of a checkpoint."""
 
-    ``heads``: as of the order.
+    alike: list[Span]  # as all nodes do: files that are not private, or their heads
+    own: list[Span]  # what its ranks alone have
+    later: list[Span]  # the tensors of the former, file by file, if their heads are all it gets
+
+    @property
+    def now(self) -> list[Span]:
+        """What is sent at once, in this order."""
+        return [*self.alike, *self.own]
+
+
+def split(manifest: Manifest, heads: Sequence[int] = ()) -> Pieces:
+    """The pieces of a part of a checkpoint.
+
+    ``heads``: as of the order; none: all of it is sent at once.
 
     Raises:
         ValueError: heads of other files.
     """
-    now = [(int(s.file), s.at, s.nbytes) for s in manifest.shards if s.kind == PRIVATE]
-    later = []
-    for shard, head in zip(shared(manifest), heads, strict=True):
+    own = [(int(s.file), s.at, s.nbytes) for s in manifest.shards if s.kind == PRIVATE]
+    files, alike, later = shared(manifest), [], []
+    for shard, head in zip(files, heads or [each.nbytes for each in files], strict=True):
         if not 0 <= head <= shard.nbytes:
             raise ValueError(f"the head of {shard} cannot have {head} bytes")
-        now.append((int(shard.file), shard.at, head))
-        later.append(Span(int(shard.file), shard.at + head, shard.nbytes - head))
-    return _joined(now), later
+        alike.append((int(shard.file), shard.at, head))
+        if heads:
+            later.append(Span(int(shard.file), shard.at + head, shard.nbytes - head))
+    return Pieces(_joined(alike), _joined(own), later)
+
+
+def size_of(spans: Iterable[Span]) -> int:
+    """How many bytes they have."""
+    return sum(span.nbytes or 0 for span in spans)
+
+
+def content_of(spans: Iterable[Span]) -> bytes:
+    """What is in them."""
+    return b"".join(os.pread(file, nbytes or 0, at) for file, at, nbytes in spans)
 
 
 def digests_of(manifest: Manifest) -> list[str]:

@@ -9,6 +9,7 @@ the rest, and fetch the tensors if one of these ranks has to read them.
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
@@ -21,7 +22,17 @@ from agent.nodes.tls import PLAIN, Security
 from agent.nodes.transfer import MemoryServer, Span
 from agent.spread.collected import Collected
 from agent.spread.donors import Donors, KnownDonors
-from agent.spread.parts import NodeParts, digests_of, heads_of, spans_of, split, variants_of
+from agent.spread.parts import (
+    MOST_TO_ALL,
+    NodeParts,
+    Pieces,
+    content_of,
+    digests_of,
+    heads_of,
+    size_of,
+    split,
+    variants_of,
+)
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.durable_file import ThrottledProgress
@@ -30,6 +41,8 @@ from worker_hooks.storage.manifest import Manifest
 NOWHERE: Mapping[int, str] = MappingProxyType({})
 NOBODY = "no node is left that holds a part of the state"
 MOST_WHOLE = 8  # nodes that get all of it; the others get what their ranks need
+MOST_INSIDE = 64 << 10  # bytes of an order, if the nodes are few: what is more is fetched
+MOST_HEADS = 1 << 20  # bytes; the names and places of tensors become a tenth when deflated
 
 
 class _Spreading(NamedTuple):
@@ -208,7 +221,7 @@ class _Spread:
         self._digests = digests_of(manifest)
         self._donors = donors
         self._turns = Counter[str]()  # by digest, how many nodes have donors of it
-        self._heads = heads_of(manifest)
+        self._heads = heads_of(manifest, len(nodes))
         self.is_partial = False
         """Whether a node may come for tensors later."""
 
@@ -222,6 +235,9 @@ class _Spread:
         having = holders(nodes, starting, living) if self._heads else {*nodes}
         first = sorted(having)[:MOST_WHOLE]
         parts, encoded = NodeParts(manifest), manifests.QuickEncoder(manifest)
+        of_all = split(manifest, self._heads)
+        inside = _Inside(of_all, len(nodes))
+        rest = _key(self._server, of_all.later) if self._heads else ""
         orders = dict[int, TakeMemory]()
         for node in (*first, *nodes.keys() - {*first}):
             if node not in first:
@@ -229,7 +245,13 @@ class _Spread:
                 text = encoded(part.shards)
             elif not orders:  # to say it again for each would take longer than to send it
                 part, text = manifest, manifests.encode(manifest, is_for_people=False).decode()
-            orders[node] = self._order(part, text)
+            pieces = split(part, self._heads)
+            order = TakeMemory(self._path, text, self._server.port, "", self._heads, rest)
+            if inside.has_room(pieces):
+                private = content_of(pieces.own)
+                orders[node] = order._replace(alike=inside.alike, private=private)
+            else:
+                orders[node] = order._replace(key=_key(self._server, pieces.now))
         if self._heads:
             whole = second(nodes, starting, living)
             for node in having:
@@ -237,14 +259,6 @@ class _Spread:
                 orders[node] = self._with_tensors(node, orders[node], is_whole=is_whole)
             self.is_partial = len(having) < len(nodes) or len(self._digests) > 1
         return orders
-
-    def _order(self, part: Manifest, text: str) -> TakeMemory:
-        server = self._server
-        if not self._heads:
-            return TakeMemory(self._path, text, server.port, _key(server, spans_of(part)))
-        now, later = split(part, self._heads)
-        about = self._path, text, server.port, _key(server, now), self._heads
-        return TakeMemory(*about, _key(server, later))
 
     def _with_tensors(self, node: int, order: TakeMemory, *, is_whole: bool) -> TakeMemory:
         """The order to a node that is to have what its ranks resume from."""
@@ -263,6 +277,22 @@ class _Spread:
         self._turns[digest] += 1
         before = [*ways[turn:], *ways[:turn]]
         return [each._replace(variant=variant) for each in takewhile(bool, before) if each]
+
+
+class _Inside:
+    """What may travel within the orders: it waits in this process's memory for all nodes."""
+
+    def __init__(self, pieces: Pieces, nodes: int) -> None:
+        """``pieces``: of the whole checkpoint."""
+        most = min(MOST_INSIDE, MOST_TO_ALL // nodes)
+        is_little = size_of(pieces.alike) <= (MOST_HEADS if pieces.later else most)
+        self.alike = zlib.compress(content_of(pieces.alike), 1) if is_little else b""
+        """What all nodes get, deflated."""
+        self._room = most - len(self.alike) if is_little else -1
+
+    def has_room(self, pieces: Pieces) -> bool:
+        """Whether what a node gets of its own fits in, too."""
+        return size_of(pieces.own) <= self._room
 
 
 def _key(server: MemoryServer, spans: Iterable[Span]) -> str:

@@ -48,6 +48,7 @@ class Shard(NamedTuple):
     sha256: str
     variant: int = 0  # of the replicated state, if there are several: see Manifest.holders
     at: int = 0  # where it begins in the file: in memory all private ones are in one
+    is_early: bool = False  # in memory: a private one as of its rank's backward, before its commit
 
 
 class Manifest(NamedTuple):
@@ -144,8 +145,9 @@ class QuickEncoder:
 def _fields(shard: Shard) -> dict[str, Any]:
     """A shard as JSON; on a disk each has a file of its own."""
     fields = shard._asdict()
-    if not shard.at:
-        del fields["at"]
+    for name in ("at", "is_early"):
+        if not fields[name]:
+            del fields[name]
     return fields
 
 
@@ -251,6 +253,7 @@ def _is_sound(shard: Shard, is_quick: bool) -> bool:
     return (
         all(_is_number(number) for number in numbers)
         and all(isinstance(text, str) for text in texts)
+        and isinstance(shard.is_early, bool)
         and bool(shard.file)
         and shard.file.isprintable()
         and (_SHA256.fullmatch(shard.sha256) is not None or (is_quick and not shard.sha256))

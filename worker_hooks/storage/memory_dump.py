@@ -91,7 +91,7 @@ class HeldDump:
             raise OSError(errno.EIO, "it ends before its header does", f"{HERE}/{file}")
         head = b"".join(_pieces(file, at, at + size))
         tensors = _pieces(file, at + len(head), at + shard.nbytes)
-        return DiskFile(shard._replace(file=name, at=0), head, tensors)
+        return DiskFile(shard._replace(file=name, at=0, is_early=False), head, tensors)
 
     def on_disk(self, kind: str, shards: Iterable[Shard]) -> Manifest:
         """The manifest of the same dump on a disk, where its files are ``shards``.

@@ -53,6 +53,7 @@ from msrun import __version__
 from worker_hooks.contract import protocol
 from worker_hooks.contract.packed_page import packed
 from worker_hooks.contract.status_page import MAGIC, Entry, Page, Phase, create
+from worker_hooks.storage.manifest import PRIVATE
 
 HOST = "127.0.0.1"
 AT_ONCE = 32  # nodes of this process that are about to join
@@ -61,6 +62,7 @@ STATE = bytes(1 << 16)  # the replicated one
 DIGEST = "a" * 32
 LOST_PEER = "RuntimeError: Connection closed by peer [10.0.0.7]:41022"
 UNUSED = b'{"kind":"ShownStatus"'
+BESIDE = 1 << 30  # in a frame's length: bytes follow its JSON, see agent.nodes.frames
 HOLDS = {"model": "12 parts", "crc32": "abcdef"}
 _OF = struct.Struct("<II")  # whose page it is: rank, attempt
 
@@ -211,11 +213,15 @@ class FakeNode:
         data = self._unread + data
         at = 0
         while len(data) >= at + 4:
-            end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+            length = int.from_bytes(data[at : at + 4], "big")
+            body, end = at + 4, at + 4 + (length & ~BESIDE)
             if len(data) < end:
                 break
-            if not data.startswith(UNUSED, at + 4):
-                self._hear(json.loads(data[at + 4 : end]))
+            if not data.startswith(UNUSED, body):
+                stop = end
+                if length & BESIDE:
+                    body, stop = body + 4, body + 4 + int.from_bytes(data[body : body + 4], "big")
+                self._hear(json.loads(data[body:stop]))
             at = end
         self._unread = data[at:]
         self._flush()
@@ -236,7 +242,7 @@ class FakeNode:
             case "SaveFar":
                 self._crowd.do(self._give, message)
             case "TakeMemory":
-                self._crowd.do(self._fetch, message)
+                self._have(message)
             case "Ended":
                 self._close()
             case _:
@@ -258,6 +264,12 @@ class FakeNode:
                 self._send(SweptNode(self._attempt, ()))
             case _:
                 pass
+
+    def _have(self, order: dict[str, Any]) -> None:
+        if order["key"]:
+            self._crowd.do(self._fetch, order)
+        else:  # all that is needed at once has come with the order
+            self._send(MemoryTaken(order["path"]))
 
     def _start(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
@@ -342,7 +354,10 @@ class FakeNode:
 
     def _fetch(self, order: dict[str, Any]) -> None:
         """Take all of it, and keep nothing: many nodes are one process here."""
-        left = sum(shard["nbytes"] for shard in json.loads(order["manifest"])["shards"])
+        shards = json.loads(order["manifest"])["shards"]
+        left = sum(each["nbytes"] for each in shards if each["kind"] == PRIVATE)
+        shared = [each["nbytes"] for each in shards if each["kind"] != PRIVATE]
+        left += sum(_numbers(order["heads"]) or shared)
         with asked(HOST, order["port"], bytes.fromhex(order["key"]), PLAIN) as connection:
             while left:
                 data = connection.recv(min(left, RECEIVE_BYTES))

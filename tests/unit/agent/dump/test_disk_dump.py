@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import threading
 from dataclasses import replace
@@ -98,6 +99,15 @@ def test_a_dump_is_complete_and_verified(tmp_path, pages):
         "rank_0/ttp_rank_0-1_5.safetensors",
         *(f"rank_{rank}/private_rank_{rank}.safetensors" for rank in (0, 1, 2)),
     }
+
+
+def test_older_versions_read_it(tmp_path, pages):
+    target, draft = begun(tmp_path / "ckpt", pages)
+    draft.write_private(lambda _: None)
+    saved = draft.commit(order([written(target, 0)]))
+    shards = json.loads((Path(saved.path) / "manifest.json").read_text())["shards"]
+    known = {"file", "rank", "kind", "nbytes", "sha256", "variant"}
+    assert [each.keys() for each in shards] == [known] * 4
 
 
 def test_private_state_is_the_pages_payload(tmp_path, pages):

@@ -212,6 +212,19 @@ def test_it_is_written_to_disk_as_any_dump(pages, tmp_path):
     assert os.listdir(tmp_path / "ckpt") == [layout.folder.name]
 
 
+def test_it_says_whose_private_state_is_of_before_its_commit_and_a_disk_does_not(pages, tmp_path):
+    """Only such ranks read what peers have; what is on a disk is read by older versions, too."""
+    pages.all()[1].write(STEP, 1, 5, b"{}", lambda to: ctypes.memset(to, 1, 8), is_commit=False)
+    memory, draft, _ = complete(pages)
+    found = manifest.decode(manifest.encode(draft.manifest))
+    assert {each.rank for each in found.shards if each.is_early} == {1}
+    layout = DumpLayout.of_step(tmp_path / "ckpt", STEP, "rec")
+    flush = MemoryFlush(draft.manifest, FolderTarget(layout))
+    memory.close()
+    flushed(flush, lambda _: None)
+    assert "is_early" not in (layout.folder / "manifest.json").read_text()
+
+
 def test_two_parts_that_a_rank_wrote_are_two_files_on_disk(pages, tmp_path):
     memory, draft, _ = complete(pages, variants=((0,), (1,)))
     shards = (each._replace(rank=0) for each in draft.manifest.shards if each.kind != "private")

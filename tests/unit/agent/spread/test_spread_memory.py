@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import zlib
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,17 @@ from worker_hooks.storage.manifest import PRIVATE, REPLICATED
 from worker_hooks.storage.memory_dump import HeldDump
 
 
+@pytest.fixture(params=["with the order", "fetched"])
+def comes(request, monkeypatch):
+    """How what a node needs at once comes there."""
+    if request.param == "fetched":
+        monkeypatch.setattr(sender, "MOST_INSIDE", 0)
+    return request.param
+
+
 @pytest.fixture
-def nodes():
+def nodes(comes):
+    assert comes
     made = Nodes()
     yield made
     made.close()
@@ -61,7 +71,7 @@ def test_what_ranks_alone_have_is_sent_in_as_few_pieces_as_it_lies_in(
     monkeypatch.setattr(parts, "PEERS", 2)
     contents = [b"%d" % rank * (1 + rank % 3) for rank in range(9)]  # of rank 0 a byte, and so on
     contents[4] = b""
-    manifest = in_one_file(contents)
+    manifest = in_one_file(contents)._replace(stale_private=(7,))
     order = nodes.sender.begin(1, MEMORY, manifest, nodes.done.append, {3: range(6, 8)})[3]
     sent = manifests.decode(order.manifest)
     # ranks 6 to 8 adjoin, as does 0 to itself
@@ -82,10 +92,40 @@ def test_what_ranks_alone_have_is_sent_in_as_few_pieces_as_it_lies_in(
     held.close()
 
 
-def test_of_many_nodes_only_the_first_get_what_ranks_of_others_alone_have(nodes, monkeypatch):
+@pytest.mark.parametrize(
+    ("lacks", "found"),
+    [
+        ("nothing", [0, 2]),
+        ("the step", [0, 2, 3, 4]),
+        ("the commit", [0, 2, 3, 4]),
+        ("all", [0, 3, 4]),
+    ],
+)
+def test_what_other_ranks_alone_have_is_for_ranks_that_lack_their_own(
+    nodes, monkeypatch, lacks, found
+):
+    monkeypatch.setattr(sender, "MOST_WHOLE", 0)
+    monkeypatch.setattr(parts, "PEERS", 2)
+    manifest = in_memory([b"state", *(b"own" for _ in range(5))])
+    if lacks == "the step":
+        manifest = manifest._replace(stale_private=(2,))
+    shards = (
+        each._replace(is_early=each.rank == 2 and lacks == "the commit")
+        for each in manifest.shards
+        if each.rank != 2 or lacks != "all"
+    )
+    manifest = manifest._replace(shards=tuple(shards))
+    order = nodes.sender.begin(1, "p", manifest, nodes.done.append, ranks(2))[2]
+    assert sorted(each.rank for each in manifests.decode(order.manifest).shards) == found
+
+
+def test_of_many_nodes_only_the_first_get_what_ranks_of_others_alone_have(
+    nodes, comes, monkeypatch
+):
     monkeypatch.setattr(sender, "MOST_WHOLE", 2)
     monkeypatch.setattr(parts, "PEERS", 2)
     manifest = in_memory([b"state", *(b"own" for _ in range(7))])  # of rank 0 nothing is private
+    manifest = manifest._replace(stale_private=(7,))
     places = {node: range(2 * node, 2 * node + 2) for node in (1, 2, 3)}
     orders = nodes.sender.begin(1, "p", manifest, nodes.done.append, places)
     sent = {node: manifests.decode(order.manifest) for node, order in orders.items()}
@@ -96,7 +136,51 @@ def test_of_many_nodes_only_the_first_get_what_ranks_of_others_alone_have(nodes,
         2: [*range(8)],
         3: [0, 1, 2, 6, 7],
     }
-    assert len({order.key for order in orders.values()}) == 3
+    assert len({order.key for order in orders.values() if order.key}) == 3 * (comes == "fetched")
+
+
+def test_what_comes_with_the_order_needs_no_connection(nodes, comes):
+    contents = [b"state" * 100, b"own"]
+    order = nodes.sender.begin(1, MEMORY, in_memory(contents), nodes.done.append, ranks(1))[1]
+    nodes.sender.close()
+    nodes.keeper.take(order)
+    nodes.run_until(lambda: nodes.told)
+    if comes == "fetched":
+        assert "refused" in nodes.told[0].why_not
+    else:
+        path = Path(nodes.keeper.as_here(protocol.Rejoin(1, MEMORY, "why")).path)
+        assert contents_at(path) == dict(enumerate(contents))
+
+
+@pytest.mark.parametrize("comes", ["with the order"], indirect=True)
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"private": b"o"},
+        {"private": b"owns"},
+        {"alike": zlib.compress(bytes(400))},
+        {"alike": b"nothing"},
+    ],
+)
+def test_another_content_than_the_manifests_is_refused(nodes, other):
+    manifest = in_memory([b"state" * 100, b"own"])
+    order = nodes.sender.begin(1, MEMORY, manifest, nodes.done.append, ranks(1))[1]
+    nodes.keeper.take(order._replace(**other))
+    nodes.run_until(lambda: nodes.told)
+    why = "decompressing" if other == {"alike": b"nothing"} else "in place of"
+    assert why in nodes.told[0].why_not
+
+
+@pytest.mark.parametrize("comes", ["with the order"], indirect=True)
+def test_orders_to_many_nodes_hold_little_together(nodes, monkeypatch):
+    """They wait in the memory of the controller's node."""
+    manifest = in_memory([b"state", *(b"of this rank alone" for _ in range(4))])
+    for most, are_fetched in ((400, False), (100, True)):
+        monkeypatch.setattr(sender, "MOST_TO_ALL", most)
+        orders = nodes.sender.begin(1, "p", manifest, nodes.done.append, ranks(1, 2, 3, 4))
+        assert {bool(each.key) for each in orders.values()} == {are_fetched}
+        inside = sum(len(each.alike) + len(each.private) for each in orders.values())
+        assert inside <= most
 
 
 def test_it_is_done_once_all_nodes_have_answered(nodes):
@@ -215,7 +299,7 @@ def brought(nodes, path):
     ],
 )
 def test_tensors_go_to_nodes_that_start_ranks_and_to_one_where_ranks_live_on(
-    nodes, starting, living, whole
+    nodes, comes, starting, living, whole
 ):
     places, done = ranks(1, 2, 3), nodes.done.append
     orders = nodes.sender.begin(1, MEMORY, in_memory(LARGE), done, places, starting, living)
@@ -223,7 +307,7 @@ def test_tensors_go_to_nodes_that_start_ranks_and_to_one_where_ranks_live_on(
     assert all(order.heads == (14,) and order.rest for order in orders.values())
     assert [order.is_whole for order in orders.values()].count(True) == 1
     keys = {key for order in orders.values() for key in (order.key, order.rest)}
-    assert len(keys) == 6
+    assert len(keys) == (4 if comes == "fetched" else 2)  # the tensors' is the same for all
 
 
 def test_a_sender_without_descriptors_fails_as_a_node_without_room_does(nodes, monkeypatch):
@@ -248,11 +332,21 @@ def test_few_tensors_go_to_all(nodes):
     assert not any(order.heads or order.rest for order in orders.values())
 
 
+def test_few_tensors_go_to_all_of_few_nodes(nodes, monkeypatch):
+    """Thousands of nodes that get what most of them do not read have the controller's node send."""
+    manifest = in_memory([state_file(b"{}", b"few"), b"own"])
+    monkeypatch.setattr(parts, "MOST_TO_ALL", 12)
+    for count, are_few in ((3, True), (4, False)):
+        places = ranks(*range(1, count + 1))
+        orders = nodes.sender.begin(1, MEMORY, manifest, nodes.done.append, places, [2], [2])
+        assert {not each.heads for each in orders.values()} == {are_few}
+
+
 def test_a_partial_copy_has_all_but_the_tensors_and_nobody_takes_it_for_whole(partial):
     found = contents_at(partial)
     assert manifests.read(partial).is_partial
     assert found[0] == LARGE[0][:14]  # who reads on comes to the end, and to no zeros
-    assert [found[rank] for rank in (1, 2)] == LARGE[1:3]
+    assert found[1] == LARGE[1]
     dump = HeldDump.at(str(partial))
     numbers = {shard.kind: number for number, shard in enumerate(dump.manifest.shards)}
     with pytest.raises(OSError, match="its tensors are on another node"):

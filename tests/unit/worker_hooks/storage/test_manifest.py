@@ -58,7 +58,8 @@ def test_manifests_that_differ_in_their_shards_are_written_as_each_alone(folder)
     quick = QuickEncoder(found)
     one, other = found.shards
     far = one._replace(file="12", kind=PRIVATE, at=7)
-    for shards in ((one, other), (), (far,), (other, far, one)):
+    early = far._replace(file="13", is_early=True)
+    for shards in ((one, other), (), (far,), (other, far, early, one)):
         text = quick(shards)
         assert text == encode(found._replace(shards=shards), is_for_people=False).decode()
         assert decode(text).shards == tuple(sorted(shards))
