@@ -326,6 +326,22 @@ def test_a_sender_without_descriptors_fails_as_a_node_without_room_does(nodes, m
     assert len(closed) == 1
 
 
+@pytest.mark.parametrize("comes", ["with the order"], indirect=True)
+def test_names_of_tensors_are_many_and_become_few(nodes, monkeypatch):
+    header = b",".join(b'"model.layers.%d.weight":[4096,4096]' % layer for layer in range(4096))
+    manifest = in_memory([state_file(header, bytes(1 << 20)), b"own"])
+    assert len(header) > sender.MOST_INSIDE
+    about = ranks(1, 2), [2], [2]
+    order = nodes.sender.begin(1, MEMORY, manifest, nodes.done.append, *about)[1]
+    assert not order.key
+    nodes.keeper.take(order)
+    nodes.run_until(lambda: nodes.told)
+    path = Path(nodes.keeper.as_here(protocol.Rejoin(1, MEMORY, "why")).path)
+    assert contents_at(path) == {0: state_file(header, bytes(1 << 20)), 1: b"own"}
+    monkeypatch.setattr(sender, "MOST_HEADS", len(header))  # without the number of its bytes
+    assert nodes.sender.begin(1, MEMORY, manifest, nodes.done.append, *about)[1].key
+
+
 def test_few_tensors_go_to_all(nodes):
     manifest = in_memory([state_file(b"{}", b"few"), b"own"])
     orders = nodes.sender.begin(1, MEMORY, manifest, nodes.done.append, ranks(1, 2), [2], [2])
