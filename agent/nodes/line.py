@@ -5,6 +5,10 @@ process is gone; of a machine that is off, or behind a cut cable, nothing is hea
 well and alone. Only keepalive *and* TCP_USER_TIMEOUT notice silence: no probe is sent while data is
 unacknowledged, and on an idle line there is no data.
 
+The kernel counts from the first byte that it sends again, and so notices somewhere in the second
+behind the limit, at each end at another moment. A link notices at that second's end at the latest,
+and says how late it is: how long others wait counts from the last byte heard.
+
 The kernel repeats unacknowledged data after 0.2, 0.6, 1.4, 3.0, 6.2 and 12.6 seconds. A cable that
 is back after 7 seconds would be noticed behind the limit alone, so the kernel is told to wait no
 longer than a second, where it can be told (Linux 6.15).
@@ -13,6 +17,7 @@ longer than a second, where it can be told (Linux 6.15).
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import struct
 import time
@@ -25,6 +30,7 @@ from agent.nodes.frames import frame, message_of
 from agent.nodes.messages import NodeMessage, pack, unpack
 
 LIMIT_S = 10.0  # of silence
+LATE_S = 1.0  # more, at most, until it is noticed: what was lost is sent again each second
 TCP_RTO_MAX_MS = 44  # linux/tcp.h
 AGAIN_MS = 1000  # at most, until data is sent again
 RECEIVE_BYTES = 256 << 10  # at a time
@@ -55,6 +61,7 @@ class Loss(NamedTuple):
 
     kind: LossKind
     why: str  # a verb phrase
+    over_s: float = 0.0  # nothing was heard for so much longer than the limit, as it was noticed
 
 
 def loss_of(error: OSError) -> Loss:
@@ -64,6 +71,7 @@ def loss_of(error: OSError) -> Loss:
 
 
 CLOSED = Loss(LossKind.PROOF, "closed the line")
+SILENT = loss_of(OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
 
 
 def set_options(connection: socket.socket, limit_s: float = LIMIT_S) -> None:
@@ -101,6 +109,14 @@ class Pulse:
     def unheard_s(self) -> float:
         """How long nothing was heard; an idle line is asked each second. 0: it cannot be told."""
         return self._told()[1]
+
+    def limit_s(self) -> float:
+        """How long nothing may be heard, as :func:`set_options` was told; 0: it was not."""
+        try:
+            told = self._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        except OSError:
+            return 0.0
+        return told / 1000
 
     def _told(self) -> tuple[int, float]:
         """What is not acknowledged, and how long ago anything was heard."""

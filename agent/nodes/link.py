@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from agent.nodes.alike import ANYTIME, Merger, Once
 from agent.nodes.frames import FrameError, FrameReader
 from agent.nodes.line import (
     CLOSED,
+    LATE_S,
     RECEIVE_BYTES,
+    SILENT,
     Line,
     Loss,
     LossKind,
@@ -27,6 +31,8 @@ from agent.nodes.vocabulary import CodecError
 MOST_UNSENT = 64 << 20  # bytes: an end that takes so much less than it is told is as good as silent
 MOST_READS = 64  # at once: more than the kernel keeps, of an end that does not stop talking
 _SEND_BYTES = 1 << 20  # at a time
+_LEAST_S = 0.002  # between two looks at a silent end: what the kernel tells is that coarse
+_AT_ONCE = struct.pack("ii", 1, 0)  # linger: what is unsent is dropped, and the other end is told
 
 _encoded = Once(bytes_of)
 
@@ -56,6 +62,8 @@ class NodeLink:
         line.connection.setblocking(False)
         self._connection = line.connection
         self._pulse = Pulse(line.connection)
+        self._limit_s = self._pulse.limit_s()
+        self._silence: asyncio.Handle | None = None  # until the limit may be reached
         self._reader = FrameReader(message_in)
         self._early = line.heard
         self._unsent = bytearray(line.unsent)
@@ -90,6 +98,8 @@ class NodeLink:
         self._loop, self._heard, self._lost = loop, heard, lost
         loop.add_reader(self._connection, self._read)
         loop.call_soon(self._take_early)  # not before the caller is ready for it
+        if self._limit_s:
+            self._silence = loop.call_soon(self._await_silence)
         self._write()
 
     def send(self, message: NodeMessage) -> None:
@@ -161,7 +171,32 @@ class NodeLink:
             self._is_open = False
             self._connection.close()
 
+    def _await_silence(self) -> None:
+        """Lose the line if the kernel has not yet, though nothing was heard for so long."""
+        if self._loop is None:
+            return
+        left_s = self._limit_s + LATE_S - self._pulse.unheard_s()
+        if left_s > 0:
+            self._silence = self._loop.call_later(max(left_s, _LEAST_S), self._await_silence)
+            return
+        with suppress(OSError):  # what was said may not arrive behind that, as the other end is
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)  # given up
+        self._lose(self._timed(SILENT))
+
+    def _loss_of(self, error: OSError) -> Loss:
+        return self._timed(loss_of(error))
+
+    def _timed(self, loss: Loss) -> Loss:
+        """With how long nothing was heard, where that is why, and the kernel can tell."""
+        unheard_s = self._pulse.unheard_s()
+        if loss.kind is LossKind.PROOF or not (self._limit_s and unheard_s):
+            return loss
+        return loss._replace(over_s=unheard_s - self._limit_s)
+
     def _detach(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
         if self._loop is not None:
             self._loop.remove_reader(self._connection)
             self._loop.remove_writer(self._connection)
@@ -188,7 +223,7 @@ class NodeLink:
         except BlockingIOError:
             return False
         except OSError as error:
-            self._lose(loss_of(error))
+            self._lose(self._loss_of(error))
             return False
         if data:
             self._take(data)
@@ -218,7 +253,7 @@ class NodeLink:
                 break
             except OSError as error:
                 self._unsent.clear()
-                self._failure = loss_of(error)
+                self._failure = self._loss_of(error)
                 self._lose_soon(self._failure)
                 break
             del self._unsent[:sent]

@@ -55,7 +55,7 @@ from agent.text.wording import duration
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
 
-FENCE_S = 2.0  # from the notice that a node is silent: it notices the same at about that time
+FENCE_S = 2.0  # behind the limit of a node's silence: it has noticed the same by half of that
 SWEEP_S = 10.0  # until a node has swept, and told what it found
 TELL_S = 10.0  # until nodes whose ranks train already have told what these hold
 GARBAGE = 50_000  # objects, some megabytes, before cycles of them are looked for
@@ -320,7 +320,7 @@ class AllNodes:
         """A node that is only silent may be alive: it has ended its ranks by then, too."""
         if loss.kind is LossKind.SILENCE:
             self._say(f"{node.name} is silent: its msrun {loss.why}")
-            self._loop.call_later(FENCE_S, self._lose, node, loss)
+            self._loop.call_later(max(0.0, FENCE_S - loss.over_s), self._lose, node, loss)
         else:
             self._lose(node, loss)
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from agent.nodes.line import LIMIT_S, Loss, LossKind
+from agent.nodes.line import LATE_S, LIMIT_S, Loss, LossKind
 
 LATENCY_S = 0.05
-JITTER_S = 1.0  # by which ends notice silence at different times
+JITTER_S = LATE_S  # by which ends notice silence at different times
 GONE = Loss(LossKind.PROOF, "closed the line")
 SILENT = Loss(LossKind.SILENCE, "is lost")
 
@@ -91,12 +91,12 @@ class Line:
     def cut(self) -> None:
         self._cuts += 1
         for end in self.ends:
-            after_s = LIMIT_S + JITTER_S * self.network.rng.random()
-            self.network.clock.after(after_s, self._silent, end, self._cuts)
+            over_s = JITTER_S * self.network.rng.random()
+            self.network.clock.after(LIMIT_S + over_s, self._silent, end, self._cuts, over_s)
 
-    def _silent(self, end: Any, cuts: int) -> None:
+    def _silent(self, end: Any, cuts: int, over_s: float) -> None:
         if cuts == self._cuts:
-            self._lose(end, SILENT)
+            self._lose(end, SILENT._replace(over_s=over_s))
 
     def mend(self) -> None:
         self._cuts += 1

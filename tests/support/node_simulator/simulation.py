@@ -144,7 +144,8 @@ class World:
             return
         # of that place: it may be a spare node by then, and have another one
         about = self.members.index(node), node, loss, self.controller
-        self.sim.clock.after(FENCE_S if loss.kind is LossKind.SILENCE else 0.0, self._lose, *about)
+        wait_s = FENCE_S - loss.over_s if loss.kind is LossKind.SILENCE else 0.0
+        self.sim.clock.after(wait_s, self._lose, *about)
 
     def _lose(self, place: int, node: Msrun, loss: Loss, controller: Msrun) -> None:
         if self.is_over or controller is not self.controller or not controller.is_alive:

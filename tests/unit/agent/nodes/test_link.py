@@ -205,6 +205,7 @@ def test_only_what_a_living_kernel_says_is_proof(number, kind):
     assert loss_of(OSError(number, os.strerror(number))) == (
         kind,
         f"is lost ({os.strerror(number)})",
+        0.0,
     )
 
 
@@ -476,3 +477,123 @@ def test_a_lost_line_is_in_doubt(end):
     end.link.close()
     assert end.link.is_in_doubt()
     assert end.link.unheard_s() == 0
+
+
+# --- a machine that says nothing any more ---------------------------------------------------------
+
+
+class Quiet(socket.socket):
+    """A connection whose kernel tells how long ago the other machine was heard."""
+
+    heard_s = limit_s = 0.0
+    clock = staticmethod(lambda: 0.0)
+    dies_of = 0
+
+    def recv(self, *words):
+        if self.dies_of:
+            raise OSError(self.dies_of, os.strerror(self.dies_of))
+        return super().recv(*words)
+
+    def getsockopt(self, level, name, *size):
+        if level == socket.IPPROTO_TCP and name == socket.TCP_USER_TIMEOUT:
+            return int(self.limit_s * 1000)
+        if level == socket.IPPROTO_TCP and name == socket.TCP_INFO:
+            ago = round(1000 * (self.clock() - self.heard_s))
+            return struct.pack("=8B13I", *[0] * 8, *[0] * 11, ago, ago)
+        return super().getsockopt(level, name, *size)
+
+
+@pytest.fixture
+def quiet(loop, monkeypatch):
+    """A link with a limit of ten seconds, on a clock that stands still; heard at 0.7 s."""
+    one, other = pair()
+    now = [1.0]
+    monkeypatch.setattr(loop, "time", lambda: now[0])
+    connection = Quiet(fileno=one.detach())
+    connection.clock, connection.heard_s, connection.limit_s = loop.time, 0.7, 10.0
+    end = End(loop, Line(connection)).attach()
+    end.peer, end.connection = other, connection
+
+    def pass_until(at_s):
+        now[0] = at_s
+        turn(loop)
+
+    end.pass_until = pass_until
+    yield end
+    end.link.close()
+    other.close()
+
+
+def test_silence_is_noticed_a_second_behind_the_limit_at_the_latest(quiet):
+    """When the kernel does depends on what it had to send."""
+    quiet.pass_until(11.69)
+    assert not quiet.losses
+    quiet.pass_until(11.71)
+    (loss,) = quiet.losses
+    assert loss[:2] == (LossKind.SILENCE, "is lost (Connection timed out)")
+    assert loss.over_s == pytest.approx(1.0, abs=0.02)
+    assert not quiet.link.is_open
+
+
+def test_the_limit_counts_from_what_was_heard_last(quiet):
+    quiet.connection.heard_s = 6.0
+    quiet.pass_until(11.71)
+    quiet.pass_until(16.99)
+    assert not quiet.losses
+    quiet.pass_until(17.01)
+    assert len(quiet.losses) == 1
+
+
+def test_a_clock_that_is_a_little_fast_does_not_bring_it_forward(quiet):
+    """The loop may be early by its clock's resolution."""
+    quiet.connection.clock = lambda: quiet.loop.time() - 0.1
+    quiet.pass_until(11.71)
+    assert not quiet.losses
+    quiet.pass_until(11.82)
+    assert len(quiet.losses) == 1
+
+
+@pytest.mark.parametrize("kernel_tells", [True, False])
+@pytest.mark.parametrize("at_s", [9.7, 10.9])
+def test_it_is_said_how_long_it_was_as_the_kernel_noticed(quiet, at_s, kernel_tells):
+    """It may be less than the limit: what this end said was not answered, the other one spoke."""
+    quiet.pass_until(at_s)
+    if not kernel_tells:
+        quiet.connection.heard_s = at_s
+    quiet.connection.dies_of = errno.ETIMEDOUT
+    quiet.peer.send(b"wake")
+    (loss,) = [quiet.loss()]
+    assert loss[:2] == (LossKind.SILENCE, "is lost (Connection timed out)")
+    assert loss.over_s == pytest.approx(at_s - 10.7 if kernel_tells else 0.0, abs=0.02)
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 30.0])
+def test_the_limit_is_that_of_the_connection(quiet, loop, limit_s):
+    one, other = pair()
+    connection = Quiet(fileno=one.detach())
+    connection.clock, connection.limit_s = loop.time, limit_s
+    end = End(loop, Line(connection)).attach()
+    quiet.pass_until(30.9)
+    assert not end.losses
+    quiet.pass_until(31.1)
+    assert len(end.losses) == (1 if limit_s else 0)
+    end.link.close()
+    other.close()
+
+
+def test_whoever_was_silent_gets_nothing_late(quiet):
+    """What was ordered of it before it was given up must not be done behind that."""
+    quiet.peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    quiet.link.send(ShownStatus({"text": os.urandom(3 << 20).hex()}))
+    turn(quiet.loop)
+    quiet.pass_until(11.71)
+    quiet.peer.settimeout(60)
+    with pytest.raises(ConnectionResetError):
+        while quiet.peer.recv(1 << 20):
+            pass
+
+
+def test_a_closed_link_does_not_look_any_more(quiet):
+    quiet.link.close()
+    quiet.pass_until(99.0)
+    assert not quiet.losses

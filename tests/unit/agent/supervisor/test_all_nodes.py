@@ -321,6 +321,19 @@ def test_the_ranks_of_a_lost_node_are_lost_with_it(cluster, monkeypatch, loss, w
     assert cluster.all.worker(2).exit_code == 0
 
 
+@pytest.mark.parametrize(("over_s", "left_s"), [(0.0, 2.0), (0.3, 1.7), (-4.0, 6.0), (99.0, 0.0)])
+def test_a_silent_node_counts_as_lost_two_seconds_behind_the_limit(
+    cluster, monkeypatch, over_s, left_s
+):
+    """However late that is noticed: those who wait for it wait no longer for that."""
+    waits = []
+    monkeypatch.setattr(cluster.loop, "call_later", lambda after_s, *_: waits.append(after_s))
+    cluster.start(2, 3)
+    cluster.links[0].lose(SILENT._replace(over_s=over_s))
+    assert waits == [pytest.approx(left_s)]
+    assert cluster.events == []
+
+
 def test_nobody_waits_for_the_sweep_of_a_lost_node(cluster):
     cluster.start()
     sweep(cluster)
