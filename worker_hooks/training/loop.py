@@ -434,11 +434,8 @@ class DataLoop:
 
     def _say_changes(self) -> None:
         """Say what has changed, and is saved nowhere."""
-        is_first = self.batch <= 1
         told = [] if self._feed is None else self._feed.unsaved()
-        told += self._committed.private.script.changes_of_data(is_first=is_first)
-        if self._unkept is not None:
-            told += self._unkept.committed(self._variables.is_kept, is_first=is_first)
+        told += self._committed.private.script.changes_of_data(is_first=self.batch <= 1)
         self._say_unprotected((each, True) for each in told)
         while names := self._committed.private.script.newly_large:  # the log has them
             self._report_anew(f"`{names.pop()}`")
@@ -554,7 +551,6 @@ class DataLoop:
         if not self.reducers.has_learned:
             self._guard.promise_nothing(self.reducers.learn())
         self._look_at_script()
-        self._has_committed = True
         if self._begun != self._armed_feed.begun():
             self._renewed()
         position = position or self._position()
@@ -566,10 +562,14 @@ class DataLoop:
         if self._committed.changes.wants_audit:
             self._committed.audit()
         if private.page is not None:
+            if self._unkept is not None:  # behind it: what is saved is that of the newest commit
+                told = self._unkept.committed(self._variables.is_kept, is_first=self.batch <= 1)
+                self._say_unprotected((each, True) for each in told)
             self._renew_page()
             private.page.beat(
                 self._committed.step, position.epoch, position.batch, self.tracker.phase
             )
+        self._has_committed = True
         if self._guard.is_on:
             self._tell_committed()
             self._gate.told()
