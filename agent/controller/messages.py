@@ -35,6 +35,7 @@ _STALE = (
     "position of {} are of a step before"
 )
 _COPY, _CHECKPOINT = "copy", "ModelCheckpoint, else from its beginning"
+_COPY_OF_NODE = f"{_COPY}, after the loss of a node from the newest {_CHECKPOINT}"
 _RESULT = (
     f"{{}} differs {_DIES} it lacks that step, and what training returns may be another; change it "
     "before backward"
@@ -152,7 +153,8 @@ def _of_own_values(before: Job, after: Job) -> str:
     """Values of the script's own turned out to differ by rank."""
     news = after.differing - before.differing
     is_copied = are_copies_wanted(after) and not after.since_restart.copies.why_not
-    newest = _COPY if is_copied else _CHECKPOINT
+    copy = _COPY_OF_NODE if after.policy.replace.has_nodes else _COPY
+    newest = copy if is_copied else _CHECKPOINT
     return "; ".join(_of_values(news, newest)) if news else ""
 
 

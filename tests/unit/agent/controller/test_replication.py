@@ -90,6 +90,20 @@ def test_values_of_the_scripts_own_that_differ_are_said_and_take_from_the_promis
     assert (comparison.unprotected, comparison.compared) == ("", 2)
 
 
+def test_copies_of_a_lost_node_are_lost_with_it():
+    job = play(THREE, EQUAL[:1])
+    policy = job.policy._replace(replace=job.policy.replace._replace(has_nodes=True))
+    job = job._replace(policy=policy)
+    for rank in range(3):
+        best = {f"{LATE}t.py:3 `best`": "a" if rank else "b"}
+        decision = decide(job, says(rank, 2, {"model.w": "x", **best}))
+        job = decision.job
+    assert (
+        "the step is not saved, and training resumes from the newest copy, after the loss of a "
+        "node from the newest ModelCheckpoint, else from its beginning; change it before backward"
+    ) in decision.say
+
+
 def test_what_begins_anew_is_in_the_promise_and_takes_from_it_later():
     def anew(step, *names):
         texts = {f"{ANEW}`{each}`": "" for each in names}
