@@ -16,7 +16,7 @@ from support.recorded_runs import Page
 from agent.accounting.summary import percent
 from msrun.terminal.table import brief
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
 SCHEMAS = ROOT / "docs/reference/schemas"
 
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 from support.jobs import WORKERS, Launcher
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.warm]
 
 
 def test_an_argument_that_newcomers_refuse_is_named(msrun: Launcher) -> None:
