@@ -175,7 +175,7 @@ class MemoryKeeper:
         self._in_thread(copy, variants, bring, variants)
 
     def complete(self) -> None:
-        """Have all of it here, if that was ordered: all nodes have what their ranks wait for."""
+        """Have all of it here, if that was ordered: the ranks do not train again yet."""
         copy, order = self._copy, self._order
         if copy is None or order is None or not order.is_whole or self._is_fetching:
             return

@@ -57,6 +57,7 @@ SAVE_S = 1800.0  # for ranks that save by themselves; as the forkserver gives th
 KILL_S = 30.0  # for killed ranks to be gone: a device may keep one for good
 BRING_S = 1500.0  # for a checkpoint to come here: a rank waits longer for the answer
 BEAT_S = 1.0  # how old what the controller's node knows of the ranks' progress may be
+LONG_S = 3.0  # a replacement takes less, as a rule, and does not share the line with copies then
 ELSEWHERE_S = 60.0  # for ranks of other nodes to notice that one here died, and to save
 LOST = "a rank is lost, and no scheduler is there"
 ASKED = "it is asked for, and no scheduler is there"
@@ -256,7 +257,7 @@ class RemoteController:
             self._node.starter.meet_at(port)
         if isinstance(action, do.ReplaceRanks):
             action = self._of_here(action)
-            self._memory.complete()
+            self._loop.call_later(LONG_S, self._memory.complete)
         if isinstance(action, do.ForgetMemory):
             self._memory.forget()
             self._hooks.writes.close()

@@ -171,7 +171,7 @@ class Copies:
 
     def __init__(self, nodes, absent):
         self.nodes, manifest = nodes, two_states()._replace(absent=absent)
-        about = nodes.done.append, {1: range(2, 3)}, [], [1], HERE
+        about = nodes.done.append, {1: range(2, 3)}, [1], [1], HERE
         self.order = nodes.sender.begin(1, MEMORY, manifest, *about)[1]
         nodes.keeper._ranks = (2,)
         nodes.keeper.take(self.order)

@@ -337,7 +337,7 @@ def test_names_of_tensors_are_many_and_become_few(nodes, monkeypatch):
     nodes.keeper.take(order)
     nodes.run_until(lambda: nodes.told)
     path = Path(nodes.keeper.as_here(protocol.Rejoin(1, MEMORY, "why")).path)
-    assert contents_at(path) == {0: state_file(header, bytes(1 << 20)), 1: b"own"}
+    assert contents_at(path) == {0: state_file(header, b""), 1: b"own"}
     monkeypatch.setattr(sender, "MOST_HEADS", len(header))  # without the number of its bytes
     assert nodes.sender.begin(1, MEMORY, manifest, nodes.done.append, *about)[1].key
 
