@@ -10,6 +10,9 @@ from agent.nodes.run_messages import Donor, DonorFile, PartKept
 Donors = Mapping[str, Sequence[Donor]]
 """By the digest of a state from where all of it can be fetched, in several ways if there are."""
 
+_Parts = dict[tuple[str, int], dict[int, dict[int, PartKept]]]
+"""By a state's digest and in how many parts it lies, by part, by node."""
+
 
 class KnownDonors:
     """They are known from what nodes say before their ranks' answers."""
@@ -17,14 +20,14 @@ class KnownDonors:
     def __init__(self) -> None:
         """None is."""
         self._dump_id = -1
-        # digest, in how many parts -> part -> by node
-        self._parts: dict[tuple[str, int], dict[int, dict[int, PartKept]]] = {}
+        self._parts: _Parts = {}
+        self._older: _Parts = {}  # of the dump before
 
     def begin(self, dump_id: int) -> None:
-        """A dump is made: those of the one before count no more."""
+        """A dump is made. What is known of the one before counts until the next one."""
         if dump_id != self._dump_id:
             self._dump_id = dump_id
-            self._parts.clear()
+            self._parts, self._older = {}, self._parts
 
     def hear(self, node: int, kept: PartKept) -> None:
         """A node has a file of a state."""
@@ -34,7 +37,7 @@ class KnownDonors:
 
     def lose(self, node: int) -> None:
         """A node is lost, or what it had."""
-        for parts in self._parts.values():
+        for parts in (*self._parts.values(), *self._older.values()):
             for by_node in parts.values():
                 by_node.pop(node, None)
 
@@ -44,7 +47,7 @@ class KnownDonors:
         ``addresses``: of the nodes that count.
         """
         found: dict[str, list[Donor]] = defaultdict(list)
-        for (digest, count), parts in self._parts.items():
+        for (digest, count), parts in (*self._parts.items(), *self._older.items()):
             there = [
                 [
                     _file(kept, addresses[node])

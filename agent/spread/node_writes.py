@@ -60,6 +60,7 @@ class NodeWrites:
         self._host = host
         self._tell = tell
         self._offered = KeptParts(security)
+        self._older = KeptParts(security)  # of the dump before: it counts until this one is made
         self._security = security
         self._dump_id = -1
         self._owed: dict[tuple[int, int, int], _Owed] = {}  # by rank, share and round
@@ -86,7 +87,9 @@ class NodeWrites:
         assert isinstance(save, protocol.Save)
         if save.dump_id != self._dump_id:
             self._dump_id = save.dump_id
-            self._forget_here()
+            self._older.forget()
+            self._offered, self._older = self._older, self._offered
+            self.here.forget()
             self._give_up(tuple(self._owed))
         if isinstance(order, SaveHere):
             return self._orders_here(save, order.groups, sizes)
@@ -127,8 +130,13 @@ class NodeWrites:
         Raises:
             OSError: there is not.
         """
-        written = (each.nbytes - os.fstat(each.file).st_size for each in self._owed.values())
-        check_room(nbytes + sum(max(0, to_come) for to_come in written))
+        owed = (each.nbytes - os.fstat(each.file).st_size for each in self._owed.values())
+        wanted = nbytes + sum(max(0, to_come) for to_come in owed)
+        try:
+            check_room(wanted)
+        except OSError:
+            self._older.forget()
+            check_room(wanted)
 
     def _place(
         self, rank: int, save: protocol.Save, nbytes: int, far: SaveFar | None = None
@@ -255,6 +263,7 @@ class NodeWrites:
         close_all(self._given_up)
         self._given_up = []
         self._forget_here()
+        self._older.forget()
 
 
 def _empty(file: int) -> None:

@@ -356,9 +356,9 @@ class AllNodes:
             self._next = there
             self._hooks.copy_pages(None if there is None else there.keep_page)
 
-    def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
+    def far_order(self, node: int, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to this node's memory; may raise OSError."""
-        return self._memory.far_order(rank, save)
+        return self._memory.far_order(node, rank, save)
 
     def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:
         """How ranks of another node write to that node's memory, if they are to."""

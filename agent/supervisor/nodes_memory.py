@@ -24,6 +24,7 @@ from agent.spread.sender import MemorySender, holders
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
 from agent.supervisor.remote_node import RemoteNode
+from agent.workers.master_port import is_loopback
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.storage import manifest as manifests
@@ -119,8 +120,12 @@ class NodesMemory:
             there[rank].take_memory(order)
 
     def _addresses(self) -> dict[int, str]:
-        """Of the nodes that are there."""
-        return {node.facts.rank: node.facts.address for node in self._others if node.is_there}
+        """Of the nodes that are there, those by which others can reach them."""
+        found = {node.facts.rank: node.facts.address for node in self._others if node.is_there}
+        near = {rank for rank, address in found.items() if is_loopback(address)}
+        if len(near) == len(found):  # all are on this machine
+            return found
+        return {rank: address for rank, address in found.items() if rank not in near}
 
     def kept(self, node: int, kept: PartKept) -> None:
         """A node has a file of a state, which others may fetch."""
@@ -192,7 +197,7 @@ class NodesMemory:
         starting = [node for node, are_alive in alive.items() if not all(are_alive)]
         return starting, [node for node, are_alive in alive.items() if any(are_alive)]
 
-    def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
+    def far_order(self, node: int, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to this node's memory.
 
         The tensors may stay there, unless a rank that is to be started here resumes from them.
@@ -202,7 +207,8 @@ class NodesMemory:
         """
         alike = self._hooks.replicated(rank).alike
         is_read = bool(self._gone_here) and not (alike and self._gone_here.isdisjoint(alike))
-        return self._inboxes.order(rank, save, is_left=not is_read)
+        is_reached = node in self._addresses()
+        return self._inboxes.order(rank, save, is_left=is_reached and not is_read)
 
     def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:
         """How ranks of another node write what they are to say they hold to that node's memory.

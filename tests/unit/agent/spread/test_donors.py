@@ -225,13 +225,23 @@ def test_parts_that_different_nodes_have_make_up_a_state():
     assert known((4, kept(0)), (5, kept(1, parts=3))).found({4: "a", 5: "b"}) == {}
 
 
-def test_a_donor_is_none_any_more_once_its_node_is_lost_or_another_dump_begins():
+def test_a_donor_is_none_any_more_once_its_node_is_lost():
     donors = known((4, kept(1)), (4, kept(0)))
     donors.begin(1)  # another round of the same
     assert donors.found({4: "a"})
     donors.lose(4)
     assert not donors.found({4: "a"})
-    donors = known((4, kept(1)), (4, kept(0)))
+    donors = known((4, kept(1)))
     donors.begin(2)
     donors.hear(4, kept(0))  # late, of the one before
     assert not donors.found({4: "a"})
+
+
+def test_the_dump_before_counts_until_the_next_one():
+    """All return to it if that one fails."""
+    donors = known((4, kept(1)), (4, kept(0)), (5, kept(1)), (5, kept(0)))
+    donors.begin(2)
+    donors.lose(4)
+    assert donors.found({4: "a", 5: "b"}) == {"d": [donor("b", "b")]}
+    donors.begin(3)
+    assert donors.found({5: "b"}) == {}

@@ -353,7 +353,8 @@ def test_other_nodes_may_fetch_what_stays_here(far):
     assert fetched(kept) is None
 
 
-def test_what_a_node_frees_for_another_dump_is_not_fetched_any_more(here):
+def test_what_a_node_has_can_be_fetched_until_the_second_dump_after_it(here):
+    """Until the next one is made, all may return to this one."""
     orders = here.order()
     here.write(orders[4], 4, content=b"x" * LARGE)
     here.write(orders[5], 5, content=b"y" * LARGE)
@@ -361,6 +362,8 @@ def test_what_a_node_frees_for_another_dump_is_not_fetched_any_more(here):
     assert [one[:4], other[:4]] == [(3, "d", 0, 2), (3, "d", 1, 2)]
     assert [fetched(one), fetched(other)] == [b"x" * LARGE, b"y" * LARGE]
     here.order(ASKED._replace(dump_id=4))
+    assert [fetched(one), fetched(other)] == [b"x" * LARGE, b"y" * LARGE]
+    here.order(ASKED._replace(dump_id=5))
     assert fetched(one) is fetched(other) is None
     here.told.clear()
 

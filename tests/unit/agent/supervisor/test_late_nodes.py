@@ -197,6 +197,19 @@ def test_where_nobody_knows_who_reads_it_all_of_it_comes_to_node_0(cluster):
     cluster.all.finish()
 
 
+def test_what_others_cannot_reach_comes_to_node_0(cluster):
+    """A second msrun on the machine of node 0, which sees it by an address of that machine alone."""
+    cluster.start(2, 3, 4)
+    addresses = {("127.0.0.1", "10.0.0.2"): False, ("127.0.0.1", "127.0.0.1"): True}
+    for (one, other), is_left in addresses.items():
+        for node, address in zip(cluster.others, (one, other), strict=True):
+            node.facts = node.facts._replace(address=address)
+        to_memory(cluster, 3)
+        cluster.hooks.send_all((2,), WRITES)
+        assert cluster.links[0].said[-1].is_left == is_left
+    cluster.all.finish()
+
+
 def test_all_nodes_that_hold_a_part_which_node_0_lacks_write_it(cluster):
     """One of them may be lost."""
     cluster.start(2, 3, 4)
