@@ -27,6 +27,10 @@ _RECORD_BYTES = 16 << 10  # the longest that TLS has
 class Security(Protocol):
     """What connections between nodes are made of."""
 
+    @property
+    def is_both_ways(self) -> bool:
+        """Whether any node may dial any other one, not only that of the controller."""
+
     def accepted(self, connection: socket) -> socket:
         """For a connection that this node has accepted; it shakes hands as it first reads."""
 
@@ -45,6 +49,8 @@ class UntrustedError(Exception):
 
 class PlainText:
     """No TLS."""
+
+    is_both_ways = True
 
     def accepted(self, connection: socket) -> socket:
         """As it is."""
@@ -117,7 +123,9 @@ class TlsSocket(ssl.SSLSocket):
 
 
 class Tls:
-    """Connections on which both sides show certificates."""
+    """Connections on which both sides show certificates, each that of its part."""
+
+    is_both_ways = False
 
     def __init__(self, context: ssl.SSLContext) -> None:
         """``context``: of this side; it wants a certificate from the other one."""

@@ -190,7 +190,7 @@ class NodeWrites:
             os.close(file)
             return False
         self.here.add(save, written, file)
-        if written.nbytes * max(save.parts, 1) < LARGE:
+        if not self._security.is_both_ways or written.nbytes * max(save.parts, 1) < LARGE:
             return False
         try:
             self._tell(self._offered.offer(save, written, file))

@@ -63,6 +63,7 @@ class NodesMemory:
         self._newest: tuple[str, Manifest] | None = None  # the newest checkpoint in memory
         self._gone = frozenset[int]()  # ranks that are to be replaced
         self._elsewhere = frozenset[int]()  # ranks of other nodes, as it is made
+        self._is_unreached = False  # a node got nothing where others had some of it
         self._gone_here = frozenset[int]()  # ranks of this node that are to be replaced
         self._holders = set[int]()  # nodes that are to have all of the dump that is being made
         self._gatherer = CopyGatherer()
@@ -133,6 +134,10 @@ class NodesMemory:
 
     def taken(self, node: int, path: str, why_not: str) -> None:
         """A node has the checkpoint in memory, or has not because of ``why_not``."""
+        if why_not and self._newest is not None and self._newest[1].absent:
+            self._is_unreached = (
+                True  # all of it comes here from now on, as the nodes reach this one
+            )
         self._sender.hear(node, path, why_not)
         if self._newest is None or path != self._newest[0]:
             return
@@ -207,7 +212,7 @@ class NodesMemory:
         """
         alike = self._hooks.replicated(rank).alike
         is_read = bool(self._gone_here) and not (alike and self._gone_here.isdisjoint(alike))
-        is_reached = node in self._addresses()
+        is_reached = node in self._addresses() and not self._is_unreached
         return self._inboxes.order(rank, save, is_left=is_reached and not is_read)
 
     def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:

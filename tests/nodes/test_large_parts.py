@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
+from support.certificates import PASSWORDS, authority
 from support.cluster import Cluster
 from support.jobs import poll
 from support.node_jobs import NodeJobs, NodesJob
@@ -27,11 +28,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPytho
     return undisturbed_digests(tmp_path_factory.mktemp("undisturbed"), warm_python, STEPS)
 
 
-def begin(jobs: NodeJobs, *words: str) -> NodesJob:
+def begin(jobs: NodeJobs, *words: str, **how: object) -> NodesJob:
     """Ranks 0 and 2 hold one part, ranks 1 and 3 the other, each on a node of its own."""
-    mine = [word for word in words if word.startswith(("--node-wait", "--resume"))]
+    mine = [word for word in words if word.startswith(("--node-wait", "--resume", "--tls"))]
     its = [word for word in words if word not in mine]
-    where = {"nodes": range(4), "nproc": 1}
+    where = {"nodes": range(4), "nproc": 1, **how}
     about = SCRIPT, "tpdp", STEPS, f"--table={TABLE}", "--pause=0.1", *its
     job = jobs.start(*mine, *about, **where)
     if "--resume" not in mine:
@@ -63,6 +64,25 @@ def test_each_part_travels_from_where_it_is_held_to_the_new_rank_and_nowhere_els
     assert part < came[dead] < 1.5 * part, came  # its own part, and not the other one
     assert all(each < MIB for node, each in enumerate(came) if node != dead), came
     assert left[(dead + 2) % 4] > part, left  # its replica's node has sent it
+
+
+def test_nodes_with_certificates_reach_node_0_alone(
+    nodes: Callable[[int], Cluster],
+    undisturbed: Undisturbed,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """So the parts come there, and from there to the new rank."""
+    (folder := tmp_path_factory.mktemp("certificates")).chmod(0o755)
+    option = f"--tls-config={authority(folder).config()}"
+    jobs = NodeJobs(cluster := nodes(4))
+    job = begin(jobs, option, environ=PASSWORDS)
+    before = received(cluster, 0)
+    job.kill_rank(3)
+    job.head.await_error("training resumes at step")
+    came = received(cluster, 0) - before
+    check_same(jobs, job, undisturbed)
+    assert "no step is lost" in job.head.errors
+    assert came > TABLE * MIB
 
 
 def test_what_other_nodes_have_in_memory_is_saved_when_the_job_is_stopped(

@@ -5,13 +5,14 @@ import os
 import threading
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 from support.jobs import poll
 from support.memory_nodes import DEADLINE_S
 
 from agent.dump.memory import MemoryTarget
-from agent.nodes.run_messages import SaveFar, SaveHere, pack_said
+from agent.nodes.run_messages import SaveFar, SaveHere, pack_said, unpack_said
 from agent.nodes.transfer import Span, fetch, memory_files
 from agent.spread import far_writes, room
 from agent.spread.far_writes import MemoryInboxes
@@ -366,6 +367,22 @@ def test_what_a_node_has_can_be_fetched_until_the_second_dump_after_it(here):
     here.order(ASKED._replace(dump_id=5))
     assert fetched(one) is fetched(other) is None
     here.told.clear()
+
+
+def test_a_node_whose_certificate_is_for_dialling_offers_nothing(far):
+    far.writes._security = SimpleNamespace(is_both_ways=False)
+    order = far.order()._replace(is_left=True)
+    far.writes._keep(
+        unpack_said(order.message), protocol.Written(4, 0, 1, "", LARGE, "", "d"), large()
+    )
+    assert far.kept == []
+    far.writes.here.take().close()
+
+
+def large():
+    file = os.memfd_create("large")
+    os.ftruncate(file, LARGE)
+    return file
 
 
 def test_a_node_without_sockets_keeps_it_for_itself(here, request):

@@ -21,6 +21,7 @@ from agent.nodes.messages import LivingRanks, Refused, Spare, SurvivedStep
 from agent.nodes.run_messages import (
     Ended,
     Fact,
+    MemoryTaken,
     NodeFacts,
     PageSeen,
     SaveHere,
@@ -204,6 +205,21 @@ def test_what_others_cannot_reach_comes_to_node_0(cluster):
     for (one, other), is_left in addresses.items():
         for node, address in zip(cluster.others, (one, other), strict=True):
             node.facts = node.facts._replace(address=address)
+        to_memory(cluster, 3)
+        cluster.hooks.send_all((2,), WRITES)
+        assert cluster.links[0].said[-1].is_left == is_left
+    cluster.all.finish()
+
+
+def test_where_nodes_do_not_reach_each_other_all_of_it_comes_to_node_0_the_next_time(cluster):
+    cluster.start(2, 3, 4)
+    cluster.hooks.alike = GROUPS
+    cluster.all._memory._sender = SimpleNamespace(
+        begin=lambda *_: {}, hear=print, expect=print, close=print, lose=print
+    )
+    for absent, is_left in (((), True), ((1,), False)):
+        cluster.hooks.spread(1, "/proc/7/fd/4", SimpleNamespace(absent=absent), print)
+        cluster.links[1].hear(MemoryTaken("/proc/7/fd/4", "it timed out"))
         to_memory(cluster, 3)
         cluster.hooks.send_all((2,), WRITES)
         assert cluster.links[0].said[-1].is_left == is_left
