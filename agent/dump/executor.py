@@ -185,13 +185,15 @@ class DumpExecutor:
         return self._folder(action, action.place)
 
     def _written_here(self, action: do.SaveRanks) -> do.SaveRanks:
-        """Without what stays in the memory of other nodes, see ``NodesMemory.far_order``."""
-        here, parts = {*self._spec.ranks_here}, self._parts(action)
-        if not here.isdisjoint(action.gone) or self.others is None:
+        """Without what stays in the memory of other nodes."""
+        if self.others is None:
             return action
+        stays, owner_of = self.others.stays, self._parts(action).owner_of
         groups = action.groups or (action.writers,)
-        near = tuple(group for group in groups if not here.isdisjoint(parts.ranks_of(group)))
-        return replace(action, groups=near or ((),))
+        here = tuple(group for group in groups if not all(stays(*owner_of(seat)) for seat in group))
+        if len(here) == len(groups):
+            return action
+        return replace(action, groups=here or ((),))
 
     def _folder(
         self, action: do.SaveRanks, place: int, position: tuple[int, int] | None = None

@@ -135,8 +135,15 @@ Collect = Callable[[Manifest], Callable[[Target, Advance], tuple[Shard, ...]]]
 place, and is called with that, and with what it calls as that grows."""
 
 
+Stays = Callable[[int, int], bool]
+"""Whether what a rank writes to memory of a part of the state, its number among those of the rank,
+stays in the memory of its own node."""
+
+
 class OtherNodes(NamedTuple):
     """What they do for a dump."""
+
+    stays: Stays
 
     spread: Spread
     gather: Gather

@@ -12,11 +12,13 @@ from agent.dump.target import Advance, LostStateError, Target
 from agent.nodes.run_messages import Donor, DonorFile
 from agent.nodes.tls import Security
 from agent.nodes.transfer import asked, received
+from agent.spread.memory_copy import DONOR_S
 from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.contract.layout import DumpLayout
 from worker_hooks.storage.manifest import REPLICATED, Manifest, Shard
 
 HEAD_BYTES = 8  # of a file's header: how long it is
+SILENT_S = 5.0  # without a byte: another node may have it, and a flush has 20 s without progress
 _BUFFER = 4 << 20
 
 
@@ -39,7 +41,13 @@ class Collected(NamedTuple):
             AbandonedError: the dump was abandoned.
             LostStateError: nobody sends a part of it.
         """
-        found, shares = list[Shard](), Counter[int]()
+        found, near = list[Shard](), self.manifest
+        # of ranks whose other parts are here, see HeldDump
+        shares = Counter(
+            shard.rank
+            for shard in near.shards
+            if shard.kind == REPLICATED and shard.variant not in near.absent
+        )
         for variant, donors in zip(self.manifest.absent, self.donors, strict=True):
             found += self._state(variant, donors, shares, target, advance)
         return tuple(found)
@@ -55,6 +63,7 @@ class Collected(NamedTuple):
         why = "no node is left that has it"
         for donor in donors:
             found = list[Shard]()
+            advance(0)  # a node that is asked in vain takes its time
             try:
                 for file in donor.files:
                     found.append(self._file(variant, file, shares[file.rank], target, advance))
@@ -75,7 +84,8 @@ class Collected(NamedTuple):
         with ExitStack() as stack:
             with _sending(file):
                 about_it = file.host, file.port, bytes.fromhex(file.key), self.security
-                connection = stack.enter_context(asked(*about_it))
+                connection = stack.enter_context(asked(*about_it, None, DONOR_S))
+                connection.settimeout(SILENT_S)
                 head = received(connection, HEAD_BYTES)
                 head += received(connection, min(int.from_bytes(head, "little"), file.nbytes))
             return target.write(shard, head, _rest(connection, file, len(head)), advance)
@@ -86,12 +96,15 @@ def _rest(connection: socket.socket, file: DonorFile, begin: int) -> Iterator[me
     left = file.nbytes - begin
     while left:
         buffer = memoryview(bytearray(min(_BUFFER, left)))
+        count = 0
         with _sending(file):
-            count = connection.recv_into(buffer)
-            if not count:
-                raise OSError("the other node closed the connection before all had come")
+            while count < len(buffer):
+                more = connection.recv_into(buffer[count:])
+                if not more:
+                    raise OSError("the other node closed the connection before all had come")
+                count += more
         left -= count
-        yield buffer[:count]
+        yield buffer
 
 
 @contextmanager

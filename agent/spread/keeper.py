@@ -72,6 +72,7 @@ class MemoryKeeper:
         self._order: TakeMemory | None = None  # the newest
         self._waiting: list[_Waiting] = []
         self._is_fetching = False  # for some of these, or so that all is here
+        self._is_long = False  # all of it is to be here, once that is fetched
         self.is_controllers = False
         """Whether the controller is in this process: its memory is this one's."""
 
@@ -113,7 +114,7 @@ class MemoryKeeper:
         copy, self._copy = self._copy, None
         if copy is not None:
             copy.close()
-        self._is_fetching = False
+        self._is_fetching = self._is_long = False
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each.done(FORGOTTEN, ())
@@ -166,6 +167,8 @@ class MemoryKeeper:
         if self._waiting and not self._is_fetching:
             # one after the other: what fails for one need not fail for all
             self._begin(copy, tuple(sorted(self._waiting[0].lacks(copy))))
+        elif self._is_long and not self._is_fetching:
+            self.complete()
 
     def _begin(self, copy: MemoryCopy, variants: tuple[int, ...]) -> None:
         def bring(files: list[int]) -> States:
@@ -177,9 +180,10 @@ class MemoryKeeper:
     def complete(self) -> None:
         """Have all of it here, if that was ordered: the ranks do not train again yet."""
         copy, order = self._copy, self._order
-        if copy is None or order is None or not order.is_whole or self._is_fetching:
+        if copy is None or order is None or not order.is_whole:
             return
-        if variants := copy.absent:
+        self._is_long = self._is_fetching  # then it is fetched after that
+        if not self._is_fetching and (variants := copy.to_be_had):
             self._in_thread(copy, variants, lambda files: copy.bring_anyhow(variants, files), ())
 
     def _in_thread(
@@ -234,7 +238,10 @@ class MemoryKeeper:
             return
         self._is_fetching = False
         for inode in copy.inodes:
-            self._came(inode, copy.absent, copy.path if found else "")
+            if found:
+                self._came(inode, copy.absent, copy.path)
+            else:
+                self._came(inode, (*copy.absent, *copy.moved), "")
         self._go_on()
 
     def _fail(self, variants: Collection[int], why_not: str) -> None:

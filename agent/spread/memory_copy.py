@@ -130,6 +130,13 @@ class MemoryCopy:
         return tuple(sorted(self._absent))
 
     @property
+    def to_be_had(self) -> tuple[int, ...]:
+        """Those of them that some node has."""
+        donated = {donor.variant for donor in self._donors}
+        lost = {*self._manifest.absent} - donated
+        return tuple(sorted(self._absent - lost))
+
+    @property
     def moved(self) -> tuple[int, ...]:
         """Those that have come in files which ranks do not have open that opened it before."""
         return tuple(sorted(self._moved))

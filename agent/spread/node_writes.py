@@ -59,7 +59,8 @@ class NodeWrites:
         """
         self._host = host
         self._tell = tell
-        self._offered = KeptParts(security)
+        self._offered = KeptParts(security)  # the controller's node, or others, have it as well
+        self._left = KeptParts(security)  # of which the controller's node has but the header
         self._older = KeptParts(security)  # of the dump before: it counts until this one is made
         self._security = security
         self._dump_id = -1
@@ -88,8 +89,8 @@ class NodeWrites:
         if save.dump_id != self._dump_id:
             self._dump_id = save.dump_id
             self._older.forget()
-            self._offered, self._older = self._older, self._offered
-            self.here.forget()
+            self._left, self._older = self._older, self._left
+            self._forget_here()
             self._give_up(tuple(self._owed))
         if isinstance(order, SaveHere):
             return self._orders_here(save, order.groups, sizes)
@@ -132,11 +133,7 @@ class NodeWrites:
         """
         owed = (each.nbytes - os.fstat(each.file).st_size for each in self._owed.values())
         wanted = nbytes + sum(max(0, to_come) for to_come in owed)
-        try:
-            check_room(wanted)
-        except OSError:
-            self._older.forget()
-            check_room(wanted)
+        check_room(wanted)
 
     def _place(
         self, rank: int, save: protocol.Save, nbytes: int, far: SaveFar | None = None
@@ -180,11 +177,13 @@ class NodeWrites:
         elif found.far is not None:
             self._give(found.far, found, answer, call_soon, tell)
         else:
-            self._keep(found.save, answer, found.file)
+            self._keep(found.save, answer, found.file, self._offered)
             tell(_digested(answer))
         return True
 
-    def _keep(self, save: protocol.Save, written: protocol.Written, file: int) -> bool:
+    def _keep(
+        self, save: protocol.Save, written: protocol.Written, file: int, kept: KeptParts
+    ) -> bool:
         """Whether others may fetch it."""
         if os.fstat(file).st_size != written.nbytes:
             os.close(file)
@@ -193,7 +192,7 @@ class NodeWrites:
         if not self._security.is_both_ways or written.nbytes * max(save.parts, 1) < LARGE:
             return False
         try:
-            self._tell(self._offered.offer(save, written, file))
+            self._tell(kept.offer(save, written, file))
         except OSError:  # then it is fetched from the controller's node
             return False
         return True
@@ -213,7 +212,8 @@ class NodeWrites:
         """Bring what was written to the controller's node, in a thread."""
         nbytes, is_offered = None, False
         with contextlib.suppress(OSError):  # without a descriptor it is fetched
-            is_offered = self._keep(owed.save, written, os.dup(owed.file))
+            kept = self._left if order.is_left else self._offered
+            is_offered = self._keep(owed.save, written, os.dup(owed.file), kept)
         if is_offered and order.is_left:
             nbytes = head_size(owed.file, 0)
 
@@ -245,7 +245,10 @@ class NodeWrites:
             self._given_up.append(file)
 
     def free(self) -> None:
-        """Free what would stay here. Who writes it fails, and says what it holds."""
+        """Free what would stay here, but for what only this node has.
+
+        Who writes it fails, and says what it holds.
+        """
         self._forget_here()
         for about, owed in self._owed.items():
             if owed.far is None:
@@ -263,6 +266,7 @@ class NodeWrites:
         close_all(self._given_up)
         self._given_up = []
         self._forget_here()
+        self._left.forget()
         self._older.forget()
 
 

@@ -143,7 +143,7 @@ class MemorySender:
         self._extra.append(server)
         donors = self._donors.found(addresses)
         spread = _Spread(server, path, manifest, {node: ranks}, donors)
-        return spread.orders((node,), ())[node]._replace(is_whole=False)
+        return spread.orders((node,), (), is_late=True)[node]
 
     def collected(self, manifest: Manifest, addresses: Mapping[int, str]) -> Collected:
         """What of a checkpoint is in the memory of other nodes alone; as of :meth:`begin`."""
@@ -226,8 +226,12 @@ class _Spread:
         self.is_partial = False
         """Whether a node may come for tensors later."""
 
-    def orders(self, starting: Collection[int], living: Collection[int]) -> dict[int, TakeMemory]:
+    def orders(
+        self, starting: Collection[int], living: Collection[int], *, is_late: bool = False
+    ) -> dict[int, TakeMemory]:
         """They, by node; arguments as of :meth:`MemorySender.begin`.
+
+        ``is_late``: another node has all of it already.
 
         Raises:
             OSError: no descriptor is left.
@@ -257,7 +261,8 @@ class _Spread:
             whole = second(nodes, starting, living)
             is_cut = len(self._digests) > 1
             for node in having:
-                order = self._with_tensors(node, orders[node], is_whole=node == whole)
+                is_whole = node == whole and not is_late
+                order = self._with_tensors(node, orders[node], is_whole=is_whole)
                 if is_cut and node not in starting:  # it has not all of it by then in any case
                     order = order._replace(own=())
                 orders[node] = order
@@ -277,6 +282,8 @@ class _Spread:
         ways: list[Donor | None] = [*self._donors.get(digest, ())]
         if variant not in self._manifest.absent:
             ways.append(None)  # the controller's node
+        if not ways:
+            return ()
         turn = self._turns[digest] % len(ways)
         self._turns[digest] += 1
         before = [*ways[turn:], *ways[:turn]]

@@ -123,7 +123,8 @@ class AllNodes:
         self._doorkeeper = Doorkeeper(job, met.roster.nodes, self._places, self._resize)
         self._view, self._holders = JobView(), Holders()
         call_soon = until_closed(own.loop.call_soon_threadsafe)
-        self._memory = NodesMemory(self._others, hooks, controller, call_soon, met.security, say)
+        about = call_soon, met.security, say, spec.world_size
+        self._memory = NodesMemory(self._others, hooks, controller, *about)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen to the others on ``loop``."""
@@ -356,9 +357,9 @@ class AllNodes:
             self._next = there
             self._hooks.copy_pages(None if there is None else there.keep_page)
 
-    def far_order(self, node: int, rank: int, save: protocol.Save) -> SaveFar:
+    def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to this node's memory; may raise OSError."""
-        return self._memory.far_order(node, rank, save)
+        return self._memory.far_order(rank, save)
 
     def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:
         """How ranks of another node write to that node's memory, if they are to."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, KeysView, Sequence
 
 from agent.controller import actions as do
 from agent.controller import events as ev
@@ -19,6 +19,7 @@ from agent.nodes.run_messages import (
     pack_said,
 )
 from agent.nodes.tls import Security
+from agent.ranks.parts import seated
 from agent.spread.far_writes import MemoryInboxes
 from agent.spread.sender import MemorySender, holders
 from agent.supervisor.hooks_bridge import HooksBridge
@@ -30,6 +31,7 @@ from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import Manifest, Shard
 
+KEEPERS = 2  # nodes that write a part of the state as others write it
 EVERY = -1  # in place of a rank's group: all hold the same, so that it is not said who does
 
 
@@ -44,6 +46,7 @@ class NodesMemory:
         call_soon: Callable[..., object],
         security: Security,
         say: Callable[[str], None],
+        world: int,
     ) -> None:
         """Nothing is there yet.
 
@@ -54,23 +57,30 @@ class NodesMemory:
             call_soon: the loop's method that another thread may call.
             security: of connections between nodes.
             say: prints one sentence for people.
+            world: how many ranks the job has.
         """
         self._others = others
+        self._security = security
+        self._world = world
         self._by_rank = {node.facts.rank: node for node in others}
         self._controller = controller
         self._hooks = hooks
         self._say = say
         self._newest: tuple[str, Manifest] | None = None  # the newest checkpoint in memory
         self._gone = frozenset[int]()  # ranks that are to be replaced
-        self._elsewhere = frozenset[int]()  # ranks of other nodes, as it is made
+        self._elsewhere = dict[int, int]()  # rank of another node, as it is made -> that node
+        self._reached: KeysView[int] = {}.keys()  # nodes that others can reach
         self._is_unreached = False  # a node got nothing where others had some of it
-        self._gone_here = frozenset[int]()  # ranks of this node that are to be replaced
+        self._dump_id = -1  # of the newest
+        self._readers = frozenset[int]()  # ranks that do not hold its step, dead ones too
+        # by the first and the last rank of a part, and their number; None: it does not stay there
+        self._keepers = dict[tuple[int, int, int], set[int] | None]()
         self._holders = set[int]()  # nodes that are to have all of the dump that is being made
         self._gatherer = CopyGatherer()
         self._sender = MemorySender(call_soon, self._progressed, security)
         self._offers = CheckpointOffers(call_soon, security)
         self._inboxes = MemoryInboxes(call_soon, self._progressed, hooks.take_memory, security)
-        hooks.dump_with(OtherNodes(self._spread, self._gather, self._collect))
+        hooks.dump_with(OtherNodes(self._stays, self._spread, self._gather, self._collect))
 
     def begin(self) -> None:
         """Another attempt begins, from a checkpoint on the disk or from nothing."""
@@ -184,36 +194,53 @@ class NodesMemory:
         self._gone = frozenset(action.gone)
         self._sender.expect(action.dump_id)
         others = (node for node in self._others if not node.is_here)
-        self._elsewhere = frozenset(rank for node in others for rank in node.ranks)
-        self._gone_here = self._gone - self._elsewhere
+        self._elsewhere = {rank: node.facts.rank for node in others for rank in node.ranks}
+        self._reached = self._addresses().keys()
+        if action.digesters or action.dump_id != self._dump_id:
+            seats = (*action.writers, *action.digesters)
+            parts = seated(self._world, action.parts) if action.parts else None
+            whole = seats if parts is None else parts.ranks_of(seats)
+            self._readers = frozenset(range(self._world)).difference(whole)
+        self._dump_id = action.dump_id
+        self._keepers.clear()
         starting, living = self._alive()
         self._holders = holders({*starting, *living}, starting, living)
 
     def _alive(self) -> tuple[list[int], list[int]]:
         """The other nodes that will start ranks, and those of which ranks live on."""
-        alive = {
-            node.facts.rank: [
-                worker.is_alive and worker.rank not in self._gone
-                for worker in node.workers.values()
-            ]
-            for node in self._others
-            if node.is_there and not node.is_here
-        }
-        starting = [node for node, are_alive in alive.items() if not all(are_alive)]
-        return starting, [node for node, are_alive in alive.items() if any(are_alive)]
+        starting, living = list[int](), list[int]()
+        for node in (each for each in self._others if each.is_there and not each.is_here):
+            workers = node.workers.values()
+            alive = [each.rank for each in workers if each.is_alive and each.rank not in self._gone]
+            # who lives and does not hold the step reads it as a new rank does
+            if len(alive) < len(workers) or not self._readers.isdisjoint(alive):
+                starting.append(node.facts.rank)
+            if alive:
+                living.append(node.facts.rank)
+        return starting, living
 
-    def far_order(self, node: int, rank: int, save: protocol.Save) -> SaveFar:
+    def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to this node's memory.
-
-        The tensors may stay there, unless a rank that is to be started here resumes from them.
 
         Raises:
             OSError: no socket can be opened.
         """
-        alike = self._hooks.replicated(rank).alike
-        is_read = bool(self._gone_here) and not (alike and self._gone_here.isdisjoint(alike))
-        is_reached = node in self._addresses() and not self._is_unreached
-        return self._inboxes.order(rank, save, is_left=is_reached and not is_read)
+        return self._inboxes.order(rank, save, is_left=self._stays(rank, save.share))
+
+    def _stays(self, rank: int, share: int) -> bool:
+        """Whether what it writes is left there: others can fetch it, and no rank here reads it."""
+        if not self._security.is_both_ways or self._is_unreached:
+            return False
+        if self._elsewhere.get(rank) not in self._reached:
+            return False
+        here = self._readers - self._elsewhere.keys()
+        group = self._group(rank, share)
+        return not here or (bool(group) and here.isdisjoint(group))
+
+    def _group(self, rank: int, share: int) -> Sequence[int]:
+        """The ranks that hold a part of the state; none: nobody knows, or all do."""
+        told = self._hooks.replicated(rank)
+        return told.parts[share] if share < len(told.parts) else told.alike
 
     def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:
         """How ranks of another node write what they are to say they hold to that node's memory.
@@ -221,7 +248,9 @@ class NodesMemory:
         ``None``: it is not to have it. What this node leaves to others is in the memory of all
         nodes that hold it: one of them may be lost.
         """
-        if node not in self._holders and not any(map(self._is_left_to, ranks)):
+        if node not in self._holders and not any(
+            self._is_kept_by(node, rank, save.share) for rank in ranks
+        ):
             return None
         groups = dict[int, list[int]]()
         for rank in ranks:
@@ -230,10 +259,21 @@ class NodesMemory:
             groups.setdefault(told.alike[0] if told.alike else alone, []).append(rank)
         return SaveHere(tuple(map(tuple, groups.values())), pack_said(save))
 
-    def _is_left_to(self, rank: int) -> bool:
-        """Whether no rank here holds what this one does."""
-        alike = self._hooks.replicated(rank).alike
-        return bool(alike) and self._elsewhere.issuperset(alike)
+    def _is_kept_by(self, node: int, rank: int, share: int) -> bool:
+        """Whether a node is one of the few that keep what no rank here holds."""
+        group = self._group(rank, share)
+        if not group or group[0] not in self._elsewhere:  # quick: it is asked of every rank
+            return False
+        about = group[0], group[-1], len(group)
+        if about not in self._keepers:
+            is_left = self._elsewhere.keys() >= {*group} and self._stays(rank, share)
+            self._keepers[about] = set[int]() if is_left else None
+        keepers = self._keepers[about]
+        if keepers is None:
+            return False
+        if len(keepers) < KEEPERS:
+            keepers.add(node)
+        return node in keepers
 
     def offer(self, path: str, told: Callable[[CheckpointPlace | None], object]) -> None:
         """``told`` takes where a checkpoint on this node's disk is to be had."""

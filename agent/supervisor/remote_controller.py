@@ -257,7 +257,7 @@ class RemoteController:
             self._node.starter.meet_at(port)
         if isinstance(action, do.ReplaceRanks):
             action = self._of_here(action)
-            self._loop.call_later(LONG_S, self._memory.complete)
+            self._loop.call_later(LONG_S, self._complete_memory)
         if isinstance(action, do.ForgetMemory):
             self._memory.forget()
             self._hooks.writes.close()
@@ -287,6 +287,11 @@ class RemoteController:
                 self.post(ev.RankUnreachable(rank, attempt, why))
 
         self._memory.bring_own(answer)
+
+    def _complete_memory(self) -> None:
+        """The ranks have not trained again for long: have all of the checkpoint, if that is due."""
+        if self.view.state is not JobState.RUNNING:
+            self._memory.complete()
 
     def _tell_came(self, inode: int, absent: tuple[int, ...], path: str) -> None:
         """Tensors have come of the copy in memory that ranks know by this inode."""

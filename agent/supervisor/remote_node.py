@@ -84,7 +84,7 @@ class JobPort(Protocol):
     def next_end(self) -> int:
         """The number of one more worker's end, among those of all nodes."""
 
-    def far_order(self, node: int, rank: int, save: protocol.Save) -> SaveFar:
+    def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
         """How a rank of another node writes to the controller's memory; may raise OSError."""
 
     def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:
@@ -406,7 +406,7 @@ class RemoteNode:
             return order is not None
         for rank in ranks:
             try:
-                self._link.send(self._job.far_order(self.facts.rank, rank, save))
+                self._link.send(self._job.far_order(rank, save))
             except OSError as error:  # no descriptor is left
                 attempt, why = self.workers[rank].attempt, describe_os_error(error)
                 self._job.post(not_written(rank, attempt, save, why))

@@ -122,7 +122,7 @@ class FakeHooks:
         return protocol.Replicated("" if self.alike else "nobody knows", [*alike])
 
     def dump_with(self, others):
-        self.spread, self.gather, self.collect = others
+        self.stays, self.spread, self.gather, self.collect = others
 
     def mirror_news(self, rank, attempt, pieces):
         self.heard.append(("news", rank, attempt, pieces))

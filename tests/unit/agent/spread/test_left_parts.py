@@ -1,6 +1,7 @@
 """What stays in the memory of the nodes that hold it: node 0 knows of it, and saves it if need be."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,11 @@ from support.memory_nodes import (
 
 from agent.dump.memory import MemoryTarget
 from agent.dump.target import LostStateError
-from agent.spread import sender
+from agent.spread import collected, sender
 from agent.spread.kept_parts import KeptParts
 from worker_hooks.contract import protocol
 from worker_hooks.storage import manifest as manifests
-from worker_hooks.storage.manifest import REPLICATED
+from worker_hooks.storage.manifest import REPLICATED, Shard
 from worker_hooks.storage.memory_dump import HeldDump
 
 SAVE = protocol.Save(1, 7, "", is_quick=True)
@@ -133,6 +134,35 @@ def test_nobody_has_it_any_more(nodes, far):
         saved(nodes, Folder())
 
 
+def test_no_two_files_get_one_name(nodes, far):
+    """A rank may have brought another part of its state to the controller's node."""
+    far.keep(2)
+    manifest = two_states()
+    near = Shard(manifest.shards[0].file, 4, REPLICATED, 9, "", variant=0)
+    manifest = manifest._replace(shards=(*manifest.shards, near), **ABSENT)
+    shards = nodes.sender.collected(manifest, HERE).write(Folder(), lambda _: None)
+    assert [shard.file for shard in shards] == [
+        "rank_4/ttp_rank_4-1_7-part1.safetensors",
+        "rank_5/ttp_rank_5-1_7.safetensors",
+    ]
+
+
+def test_of_a_silent_node_it_is_not_awaited_for_long(nodes, far, monkeypatch):
+    """A flush is given up where nothing moves, and another node has it."""
+    monkeypatch.setattr(collected, "SILENT_S", 0.05)
+    moved = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        far.keep(2)
+        far.keep(3)
+        mute = {"port": silent.getsockname()[1]}
+        for by_node in nodes.sender._donors._parts["second", 2].values():
+            by_node[2] = by_node[2]._replace(**mute)
+        manifest = two_states()._replace(**ABSENT)
+        shards = nodes.sender.collected(manifest, HERE).write(Folder(), moved.append)
+    assert [shard.rank for shard in shards] == [4, 5]
+    assert moved[:2] == [0, 0]  # it moves: another one is asked
+
+
 def test_a_disk_that_takes_nothing_is_not_taken_for_a_node_that_sends_nothing(nodes, far):
     far.keep(2)
     folder = Folder()
@@ -152,6 +182,15 @@ def test_it_is_not_complete_once_nobody_has_a_part_of_it(nodes):
         )
         assert orders == {}
         assert nodes.done.pop() == sender.NOBODY
+
+
+def test_a_late_node_is_not_sent_what_nobody_has_any_more(nodes):
+    manifest = two_states()._replace(**ABSENT)
+    order = nodes.sender.again(MEMORY, manifest, 1, range(3, 4), HERE)
+    assert (order.own, order.donors, order.is_whole) == ((1,), (), False)
+    nodes.keeper.take(order)
+    nodes.run_until(lambda: nodes.told)
+    assert "no node sends what is missing" in nodes.told[0].why_not
 
 
 def test_the_controllers_node_is_not_asked_for_what_it_lacks(nodes, far):

@@ -12,7 +12,7 @@ from support.jobs import poll
 from support.memory_nodes import DEADLINE_S
 
 from agent.dump.memory import MemoryTarget
-from agent.nodes.run_messages import SaveFar, SaveHere, pack_said, unpack_said
+from agent.nodes.run_messages import SaveFar, SaveHere, pack_said
 from agent.nodes.transfer import Span, fetch, memory_files
 from agent.spread import far_writes, room
 from agent.spread.far_writes import MemoryInboxes
@@ -354,8 +354,7 @@ def test_other_nodes_may_fetch_what_stays_here(far):
     assert fetched(kept) is None
 
 
-def test_what_a_node_has_can_be_fetched_until_the_second_dump_after_it(here):
-    """Until the next one is made, all may return to this one."""
+def test_what_a_node_has_for_others_as_well_is_freed_for_the_next_dump(here):
     orders = here.order()
     here.write(orders[4], 4, content=b"x" * LARGE)
     here.write(orders[5], 5, content=b"y" * LARGE)
@@ -363,26 +362,53 @@ def test_what_a_node_has_can_be_fetched_until_the_second_dump_after_it(here):
     assert [one[:4], other[:4]] == [(3, "d", 0, 2), (3, "d", 1, 2)]
     assert [fetched(one), fetched(other)] == [b"x" * LARGE, b"y" * LARGE]
     here.order(ASKED._replace(dump_id=4))
-    assert [fetched(one), fetched(other)] == [b"x" * LARGE, b"y" * LARGE]
-    here.order(ASKED._replace(dump_id=5))
     assert fetched(one) is fetched(other) is None
     here.told.clear()
 
 
+FILE = b"\x02" + bytes(7) + b"{}" + bytes(range(256)) * (LARGE // 256)
+
+
 def test_a_node_whose_certificate_is_for_dialling_offers_nothing(far):
-    far.writes._security = SimpleNamespace(is_both_ways=False)
-    order = far.order()._replace(is_left=True)
-    far.writes._keep(
-        unpack_said(order.message), protocol.Written(4, 0, 1, "", LARGE, "", "d"), large()
+    far.writes._security = SimpleNamespace(
+        is_both_ways=False, dialled=lambda connection: connection
     )
+    order = far.order()._replace(is_left=True)
+    far.give(far.write(order, b"x" * LARGE))
+    far.run_until(lambda: far.told)
+    assert os.fstat(far.target._written[4, 0]).st_size == LARGE  # all of it has gone there
     assert far.kept == []
     far.writes.here.take().close()
 
 
-def large():
-    file = os.memfd_create("large")
-    os.ftruncate(file, LARGE)
-    return file
+def left(far, content=FILE):
+    """What a rank has written of which only the header has gone to the controller's node."""
+    far.give(far.write(far.order()._replace(is_left=True), content))
+    far.run_until(lambda: far.told)
+    file = far.target._written[4, 0]
+    assert os.pread(file, os.fstat(file).st_size, 0) == b"\x02" + bytes(7) + b"{}"
+    return far.kept[0]
+
+
+def test_what_only_this_node_has_is_there_until_the_second_dump_after_it(far):
+    """Until the next one is made, all may return to this one."""
+    kept = left(far)
+    for dump, is_there in ((2, True), (3, False)):
+        save = protocol.Save(dump, 8, "", is_quick=True)
+        far.writes.orders(SaveHere(((4,),), pack_said(save)), 0, {})
+        assert (fetched(kept) is not None) == is_there
+
+
+@pytest.mark.parametrize("lack", ["room", "memory"])
+def test_what_only_this_node_has_makes_room_for_nothing(far, monkeypatch, lack):
+    kept = left(far)
+    if lack == "memory":
+        far.writes.free()
+    else:
+        monkeypatch.setattr(room, "free_bytes", lambda: 0)
+        ((_, answer),) = far.writes.orders(far.order(1), 0, {})
+        assert answer.is_place
+    assert fetched(kept) == FILE
 
 
 def test_a_node_without_sockets_keeps_it_for_itself(here, request):

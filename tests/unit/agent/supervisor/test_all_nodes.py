@@ -2,6 +2,7 @@
 
 import asyncio
 from signal import SIGKILL, SIGTERM
+from types import SimpleNamespace
 
 import pytest
 from support.node_cluster import START, Cluster, FakeLink
@@ -453,7 +454,7 @@ def replacing(monkeypatch):
     cluster.start(2, 3, 4)
     cluster.all._memory._sender = FakeSender()
     cluster.links[0].lose(GONE)
-    cluster.hooks.spread(1, MEMORY, None, print)
+    cluster.hooks.spread(1, MEMORY, SimpleNamespace(absent=()), print)
     cluster.links[1].hear(MemoryTaken(MEMORY))
     cluster.all.act(REPLACE)
     cluster.controller.view = JobView(JobState.REPLACING, 1)

@@ -124,7 +124,8 @@ SAVE = protocol.Save(1, 5, "", is_quick=True)
 
 def to_memory(cluster, *gone):
     """The state is written to memory, to replace these ranks and those that are dead."""
-    cluster.all.act(do.SaveRanks(1, 5, (0,), (1,), do.MEMORY, "why", gone=gone))
+    writer, *others = (rank for rank in range(6) if rank not in gone)
+    cluster.all.act(do.SaveRanks(1, 5, (writer,), tuple(others), do.MEMORY, "why", gone=gone))
 
 
 @pytest.mark.parametrize(
@@ -186,6 +187,29 @@ def test_what_no_rank_of_node_0_reads_stays_where_it_is_written(cluster, gone, l
     for rank in (2, 3):
         cluster.hooks.send_all((rank,), WRITES)
         assert cluster.links[0].said[-1].is_left == (rank in left)
+    cluster.all.finish()
+
+
+def test_of_what_is_in_several_parts_each_has_readers_of_its_own(cluster):
+    """Rank 0 shares one part with rank 2, which shares another one with rank 3."""
+    cluster.start(2, 3, 4)
+    said = protocol.Replicated("", [2], [[0, 2], [2, 3]])
+    cluster.hooks.replicated = lambda _: said
+    to_memory(cluster, 0)
+    for share, is_left in ((0, False), (1, True)):
+        cluster.hooks.send_all((2,), WRITES._replace(share=share))
+        assert cluster.links[0].said[-1].is_left == is_left
+    cluster.all.finish()
+
+
+def test_a_rank_of_node_0_that_lives_and_is_behind_reads_as_a_new_one_does(cluster):
+    cluster.start(2, 3, 4)
+    cluster.hooks.alike = GROUPS
+    for behind, is_left in ((1, False), (0, True)):
+        whole = [rank for rank in range(6) if rank not in {4, behind}]
+        cluster.all.act(do.SaveRanks(1, 5, (2,), tuple(whole), do.MEMORY, "why", gone=(4,)))
+        cluster.hooks.send_all((3,), WRITES)
+        assert cluster.links[0].said[-1].is_left == is_left
     cluster.all.finish()
 
 
