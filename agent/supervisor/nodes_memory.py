@@ -228,8 +228,11 @@ class NodesMemory:
         return self._inboxes.order(rank, save, is_left=self._stays(rank, save.share))
 
     def _stays(self, rank: int, share: int) -> bool:
-        """Whether what it writes is left there: others can fetch it, and no rank here reads it."""
-        if not self._security.is_both_ways or self._is_unreached:
+        """Whether what it writes is left there: others can fetch it, and no rank here reads it.
+
+        If nobody is replaced, it goes through this node's memory to its disk, and all of it comes.
+        """
+        if not self._gone or not self._security.is_both_ways or self._is_unreached:
             return False
         if self._elsewhere.get(rank) not in self._reached:
             return False
