@@ -145,9 +145,7 @@ class NodesMemory:
     def taken(self, node: int, path: str, why_not: str) -> None:
         """A node has the checkpoint in memory, or has not because of ``why_not``."""
         if why_not and self._newest is not None and self._newest[1].absent:
-            self._is_unreached = (
-                True  # all of it comes here from now on, as the nodes reach this one
-            )
+            self._is_unreached = True  # from now on all comes here: the nodes reach this one
         self._sender.hear(node, path, why_not)
         if self._newest is None or path != self._newest[0]:
             return
@@ -248,7 +246,7 @@ class NodesMemory:
     def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:
         """How ranks of another node write what they are to say they hold to that node's memory.
 
-        ``None``: it is not to have it. What this node leaves to others is in the memory of all
+        ``None``: it is not to have it. What this node leaves to others is in the memory of a few
         nodes that hold it: one of them may be lost.
         """
         if node not in self._holders and not any(
