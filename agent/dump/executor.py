@@ -188,9 +188,9 @@ class DumpExecutor:
         """Without what stays in the memory of other nodes."""
         if self.others is None:
             return action
-        stays, owner_of = self.others.stays, self._parts(action).owner_of
+        stays, ranks_of = self.others.stays, self._parts(action).ranks_of
         groups = action.groups or (action.writers,)
-        here = tuple(group for group in groups if not all(stays(*owner_of(seat)) for seat in group))
+        here = tuple(group for group in groups if not all(map(stays, ranks_of(group))))
         if len(here) == len(groups):
             return action
         return replace(action, groups=here or ((),))

@@ -135,9 +135,8 @@ Collect = Callable[[Manifest], Callable[[Target, Advance], tuple[Shard, ...]]]
 place, and is called with that, and with what it calls as that grows."""
 
 
-Stays = Callable[[int, int], bool]
-"""Whether what a rank writes to memory of a part of the state, its number among those of the rank,
-stays in the memory of its own node."""
+Stays = Callable[[int], bool]
+"""Whether what a rank writes to memory stays in the memory of its own node."""
 
 
 class OtherNodes(NamedTuple):

@@ -1,11 +1,11 @@
 """The controller's node sends a checkpoint in memory to the other nodes.
 
 Of a large one, nodes that start ranks get the tensors that these resume from: from any node whose
-ranks have written them, and unless that is the node itself. One node where ranks live on gets all:
-until all train again that dump is the state, and a rank that lives on saves it if the controller's
-node is lost. If the state is in parts, it gets the others only if that takes long. Other ranks that
-live on hold the tensors already: their nodes get the rest, and fetch the tensors if one of these
-ranks has to read them.
+ranks have written them, and unless that is the node itself. One node where ranks live on gets all,
+as the controller's has: until all train again that dump is the state, and a rank that lives on
+saves it if the controller's node is lost. If that has not all of it either, it gets the others only
+if the replacement takes long. Other ranks that live on hold the tensors already: their nodes get
+the rest, and fetch the tensors if one of these ranks has to read them.
 """
 
 from __future__ import annotations
@@ -259,14 +259,15 @@ class _Spread:
                 orders[node] = order._replace(key=_key(self._server, pieces.now))
         if self._heads:
             whole = second(nodes, starting, living)
-            is_cut = len(self._digests) > 1
             for node in having:
                 is_whole = node == whole and not is_late
                 order = self._with_tensors(node, orders[node], is_whole=is_whole)
-                if is_cut and node not in starting:  # it has not all of it by then in any case
+                if is_whole and not manifest.absent:
+                    order = order._replace(own=tuple(range(len(self._digests))))
+                elif node not in starting:  # nobody has all of it, so that it is not awaited
                     order = order._replace(own=())
                 orders[node] = order
-            self.is_partial = len(having) < len(nodes) or is_cut
+            self.is_partial = len(having) < len(nodes) or len(self._digests) > 1
         return orders
 
     def _with_tensors(self, node: int, order: TakeMemory, *, is_whole: bool) -> TakeMemory:

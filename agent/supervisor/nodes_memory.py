@@ -223,20 +223,19 @@ class NodesMemory:
         Raises:
             OSError: no socket can be opened.
         """
-        return self._inboxes.order(rank, save, is_left=self._stays(rank, save.share))
+        return self._inboxes.order(rank, save, is_left=self._stays(rank))
 
-    def _stays(self, rank: int, share: int) -> bool:
-        """Whether what it writes is left there: others can fetch it, and no rank here reads it.
+    def _stays(self, rank: int) -> bool:
+        """Whether what it writes is left there: others can fetch it, and no rank here reads.
 
         If nobody is replaced, it goes through this node's memory to its disk, and all of it comes.
+        So it does if a rank here is to be replaced: all of this node may be about to be lost.
         """
         if not self._gone or not self._security.is_both_ways or self._is_unreached:
             return False
         if self._elsewhere.get(rank) not in self._reached:
             return False
-        here = self._readers - self._elsewhere.keys()
-        group = self._group(rank, share)
-        return not here or (bool(group) and here.isdisjoint(group))
+        return self._readers <= self._elsewhere.keys()
 
     def _group(self, rank: int, share: int) -> Sequence[int]:
         """The ranks that hold a part of the state; none: nobody knows, or all do."""
@@ -267,7 +266,7 @@ class NodesMemory:
             return False
         about = group[0], group[-1], len(group)
         if about not in self._keepers:
-            is_left = self._elsewhere.keys() >= {*group} and self._stays(rank, share)
+            is_left = self._elsewhere.keys() >= {*group} and self._stays(rank)
             self._keepers[about] = set[int]() if is_left else None
         keepers = self._keepers[about]
         if keepers is None:

@@ -47,7 +47,7 @@ def check_same(jobs: NodeJobs, job: NodesJob, undisturbed: Undisturbed) -> None:
     assert len(job.head.seen("StartAttempt")) == 1, job.told()
 
 
-@pytest.mark.parametrize("dead", [3, 2, 0])
+@pytest.mark.parametrize("dead", [3, 2])
 def test_each_part_travels_from_where_it_is_held_to_the_new_rank_and_nowhere_else(
     nodes: Callable[[int], Cluster], undisturbed: Undisturbed, dead: int
 ) -> None:

@@ -62,7 +62,7 @@ class Node(Nodes):
         return self.there()
 
     def order(self):
-        about = {1: self.here}, [1], [], {2: "127.0.0.1"}
+        about = {1: self.here, 9: range(1)}, [1], [9], {2: "127.0.0.1"}  # node 9 has all of it
         return self.sender.begin(1, MEMORY, two_states(), self.done.append, *about)[1]
 
     @property
@@ -100,7 +100,7 @@ DONATED = {(1, rank): content for rank, content in HALVES.items()}
 
 def test_it_comes_from_the_ranks_that_wrote_it_and_the_headers_from_the_controllers_node(node):
     node.keep()
-    assert node.take(is_whole=False) == (DONATED, (0,))
+    assert node.take() == (DONATED, (0,))
     (donor,) = node.order().donors
     assert node.asked == [each.port for each in donor.files]
     (one,) = manifests.read(node.path).heads
@@ -113,7 +113,7 @@ def test_it_comes_from_the_ranks_that_wrote_it_and_the_headers_from_the_controll
 
 
 def test_of_states_of_which_no_rank_there_resumes_only_headers_come(node):
-    assert node.take(is_whole=False) == ({(1, 1): SENT[1, 1]}, (0,))
+    assert node.take() == ({(1, 1): SENT[1, 1]}, (0,))
     dump = HeldDump.at(str(node.path))
     shards = enumerate(dump.manifest.shards)
     (far,) = (at for at, one in shards if one.variant == 0 and one.kind == REPLICATED)
@@ -131,7 +131,7 @@ def test_of_states_of_which_no_rank_there_resumes_only_headers_come(node):
 def test_one_node_gets_all_of_it_after_what_its_ranks_wait_for(node):
     """A rank there saves it if the controller's node is lost."""
     node.keep()
-    first = node.take()
+    first = node.take(is_whole=True)
     assert first == (DONATED, (0,))
     inode = HeldDump.at(str(node.path)).inode
     node.keeper.complete()
@@ -169,7 +169,7 @@ def test_what_a_rank_waits_for_does_not_fail_with_what_nobody_reads(node, monkey
         bring(copy, variants, files)
 
     monkeypatch.setattr(memory_copy.MemoryCopy, "bring", scarce)
-    node.take(own=())
+    node.take(own=(), is_whole=True)
     node.keeper.complete()
     dump, answers = HeldDump.at(str(node.path)), []
     for variants in ((1,), (0,)):
@@ -182,13 +182,12 @@ def test_what_a_rank_waits_for_does_not_fail_with_what_nobody_reads(node, monkey
 def test_each_of_those_that_have_it_sends_it_to_some_nodes(node):
     for each in (2, 3):
         node.keep(node=each)
-    places = {place: range(3, 4) for place in (1, 2, 4, 5)}
-    about = node.done.append, places, places, [], {2: "two", 3: "three"}
+    starting = (1, 2, 4, 5)
+    places = {**{place: range(3, 4) for place in starting}, 9: range(1)}
+    about = node.done.append, places, starting, [9], {2: "two", 3: "three"}
     orders = node.sender.begin(1, MEMORY, two_states(), *about)
-    asked = {
-        place: [donor.files[0].host for donor in order.donors] for place, order in orders.items()
-    }
-    assert all(order.own == (1,) for order in orders.values())
+    asked = {place: [donor.files[0].host for donor in orders[place].donors] for place in starting}
+    assert all(orders[place].own == (1,) for place in starting)
     assert asked == {1: ["two", "three"], 2: ["three"], 4: [], 5: ["two", "three"]}
 
 

@@ -184,6 +184,17 @@ def test_it_is_not_complete_once_nobody_has_a_part_of_it(nodes):
         assert nodes.done.pop() == sender.NOBODY
 
 
+@pytest.mark.parametrize("absent", [(), (1,)])
+def test_one_node_more_has_all_that_node_0_has_before_it_is_complete(nodes, far, absent):
+    """What node 0 lacks it gets later, as nobody has all of it then."""
+    far.keep(2)
+    manifest, places = two_states()._replace(absent=absent), {1: range(3, 4), 4: range(2, 3)}
+    about = nodes.done.append, places, [1], [4], HERE
+    orders = nodes.sender.begin(1, MEMORY, manifest, *about)
+    assert (orders[1].own, orders[1].is_whole) == ((1,), False)
+    assert (orders[4].own, orders[4].is_whole) == (() if absent else (0, 1), True)
+
+
 def test_a_late_node_is_not_sent_what_nobody_has_any_more(nodes):
     manifest = two_states()._replace(**ABSENT)
     order = nodes.sender.again(MEMORY, manifest, 1, range(3, 4), HERE)
@@ -211,7 +222,7 @@ class Copies:
     def __init__(self, nodes, absent):
         self.nodes, manifest = nodes, two_states()._replace(absent=absent)
         about = nodes.done.append, {1: range(2, 3)}, [1], [1], HERE
-        self.order = nodes.sender.begin(1, MEMORY, manifest, *about)[1]
+        self.order = nodes.sender.begin(1, MEMORY, manifest, *about)[1]._replace(own=(0,))
         nodes.keeper._ranks = (2,)
         nodes.keeper.take(self.order)
         nodes.run_until(lambda: nodes.told)
