@@ -72,6 +72,7 @@ class NodesMemory:
         self._reached: KeysView[int] = {}.keys()  # nodes that others can reach
         self._is_unreached = False  # a node got nothing where others had some of it
         self._dump_id = -1  # of the newest
+        self._are_nodes_there = False  # other ones, of all ranks that are to read it
         self._readers = frozenset[int]()  # ranks that do not hold its step, dead ones too
         # by the first and the last rank of a part, and their number; None: it does not stay there
         self._keepers = dict[tuple[int, int, int], set[int] | None]()
@@ -199,6 +200,8 @@ class NodesMemory:
             parts = seated(self._world, action.parts) if action.parts else None
             whole = seats if parts is None else parts.ranks_of(seats)
             self._readers = frozenset(range(self._world)).difference(whole)
+        there = {node.facts.rank for node in self._others if node.is_there}
+        self._are_nodes_there = all(self._elsewhere.get(rank) in there for rank in self._readers)
         self._dump_id = action.dump_id
         self._keepers.clear()
         starting, living = self._alive()
@@ -229,13 +232,14 @@ class NodesMemory:
         """Whether what it writes is left there: others can fetch it, and no rank here reads.
 
         If nobody is replaced, it goes through this node's memory to its disk, and all of it comes.
-        So it does if a rank here is to be replaced: all of this node may be about to be lost.
+        So it does if a rank here is to be replaced, as all of this node may be about to be lost;
+        and if a node is lost: another one may be awaited for long.
         """
         if not self._gone or not self._security.is_both_ways or self._is_unreached:
             return False
         if self._elsewhere.get(rank) not in self._reached:
             return False
-        return self._readers <= self._elsewhere.keys()
+        return self._are_nodes_there
 
     def _group(self, rank: int, share: int) -> Sequence[int]:
         """The ranks that hold a part of the state; none: nobody knows, or all do."""

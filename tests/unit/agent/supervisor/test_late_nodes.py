@@ -191,6 +191,17 @@ def test_what_no_rank_of_node_0_holds_stays_where_it_is_written(cluster, gone, l
     cluster.all.finish()
 
 
+def test_while_a_node_is_awaited_all_of_it_is_on_node_0(cluster):
+    cluster.start(2, 3, 4)
+    cluster.hooks.alike = GROUPS
+    for is_left in (True, False):
+        to_memory(cluster, 5)
+        cluster.hooks.send_all((2,), WRITES)
+        assert cluster.links[0].said[-1].is_left == is_left
+        cluster.links[1].lose(GONE)
+    cluster.all.finish()
+
+
 def test_a_rank_of_node_0_that_lives_and_is_behind_reads_as_a_new_one_does(cluster):
     cluster.start(2, 3, 4)
     cluster.hooks.alike = GROUPS
