@@ -143,7 +143,6 @@ class OtherNodes(NamedTuple):
     """What they do for a dump."""
 
     stays: Stays
-
     spread: Spread
     gather: Gather
     collect: Collect

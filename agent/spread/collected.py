@@ -41,14 +41,15 @@ class Collected(NamedTuple):
             AbandonedError: the dump was abandoned.
             LostStateError: nobody sends a part of it.
         """
-        found, near = list[Shard](), self.manifest
+        about = self.manifest
         # of ranks whose other parts are here, see HeldDump
         shares = Counter(
             shard.rank
-            for shard in near.shards
-            if shard.kind == REPLICATED and shard.variant not in near.absent
+            for shard in about.shards
+            if shard.kind == REPLICATED and shard.variant not in about.absent
         )
-        for variant, donors in zip(self.manifest.absent, self.donors, strict=True):
+        found = list[Shard]()
+        for variant, donors in zip(about.absent, self.donors, strict=True):
             found += self._state(variant, donors, shares, target, advance)
         return tuple(found)
 
@@ -83,28 +84,25 @@ class Collected(NamedTuple):
         shard = Shard(name, file.rank, REPLICATED, 0, "", variant)
         with ExitStack() as stack:
             with _sending(file):
-                about_it = file.host, file.port, bytes.fromhex(file.key), self.security
-                connection = stack.enter_context(asked(*about_it, None, DONOR_S))
+                where = file.host, file.port, bytes.fromhex(file.key), self.security
+                connection = stack.enter_context(asked(*where, within_s=DONOR_S))
                 connection.settimeout(SILENT_S)
                 head = received(connection, HEAD_BYTES)
                 head += received(connection, min(int.from_bytes(head, "little"), file.nbytes))
             return target.write(shard, head, _rest(connection, file, len(head)), advance)
 
 
-def _rest(connection: socket.socket, file: DonorFile, begin: int) -> Iterator[memoryview]:
+def _rest(connection: socket.socket, file: DonorFile, begin: int) -> Iterator[bytes]:
     """The bytes of a file as they come, from one on."""
     left = file.nbytes - begin
     while left:
-        buffer = memoryview(bytearray(min(_BUFFER, left)))
-        count = 0
+        wanted = min(_BUFFER, left)
         with _sending(file):
-            while count < len(buffer):
-                more = connection.recv_into(buffer[count:])
-                if not more:
-                    raise OSError("the other node closed the connection before all had come")
-                count += more
-        left -= count
-        yield buffer
+            piece = received(connection, wanted)
+            if len(piece) < wanted:
+                raise OSError("the other node closed the connection before all had come")
+        left -= wanted
+        yield piece
 
 
 @contextmanager

@@ -98,7 +98,7 @@ class MemorySender:
         """
         self.close()
         donors = self._donors.found(addresses)
-        if any(not donors.get(digests_of(manifest)[variant]) for variant in manifest.absent):
+        if not all(_of_absent(manifest, donors)):
             done(NOBODY)
             return {}
         if not nodes:
@@ -147,8 +147,7 @@ class MemorySender:
 
     def collected(self, manifest: Manifest, addresses: Mapping[int, str]) -> Collected:
         """What of a checkpoint is in the memory of other nodes alone; as of :meth:`begin`."""
-        donors, digests = self._donors.found(addresses), digests_of(manifest)
-        found = [donors.get(digests[variant], ()) for variant in manifest.absent]
+        found = _of_absent(manifest, self._donors.found(addresses))
         return Collected(manifest, found, self._security)
 
     def expect(self, dump_id: int) -> None:
@@ -258,24 +257,18 @@ class _Spread:
             else:
                 orders[node] = order._replace(key=_key(self._server, pieces.now))
         if self._heads:
-            whole = second(nodes, starting, living)
+            whole, every = second(nodes, starting, living), tuple(range(len(self._digests)))
             for node in having:
                 is_whole = node == whole and not is_late
-                order = self._with_tensors(node, orders[node], is_whole=is_whole)
-                if is_whole and not manifest.absent:
-                    order = order._replace(own=tuple(range(len(self._digests))))
-                elif node not in starting:  # nobody has all of it, so that it is not awaited
-                    order = order._replace(own=())
-                orders[node] = order
+                own = variants_of(manifest, nodes[node]) if node in starting else ()
+                if is_whole and not manifest.absent:  # else nobody has all: it is not awaited
+                    own = every
+                wanted = dict.fromkeys((*own, *every)) if is_whole else own
+                donors = tuple(donor for variant in wanted for donor in self._of(variant))
+                about = orders[node]
+                orders[node] = about._replace(own=own, donors=donors, is_whole=is_whole)
             self.is_partial = len(having) < len(nodes) or len(self._digests) > 1
         return orders
-
-    def _with_tensors(self, node: int, order: TakeMemory, *, is_whole: bool) -> TakeMemory:
-        """The order to a node that is to have what its ranks resume from."""
-        own = variants_of(self._manifest, self._nodes[node])
-        wanted = (*own, *{*range(len(self._digests))}.difference(own)) if is_whole else own
-        donors = tuple(donor for variant in wanted for donor in self._of(variant))
-        return order._replace(own=own, donors=donors, is_whole=is_whole)
 
     def _of(self, variant: int) -> Sequence[Donor]:
         """Who is to be asked for a state before the controller's node; each has its turn."""
@@ -305,6 +298,12 @@ class _Inside:
     def has_room(self, pieces: Pieces) -> bool:
         """Whether what a node gets of its own fits in, too."""
         return size_of(pieces.own) <= self._room
+
+
+def _of_absent(manifest: Manifest, donors: Donors) -> list[Sequence[Donor]]:
+    """Of each state that the controller's node lacks from where it can be fetched; none: lost."""
+    digests = digests_of(manifest)
+    return [donors.get(digests[variant], ()) for variant in manifest.absent]
 
 
 def _key(server: MemoryServer, spans: Iterable[Span]) -> str:

@@ -99,6 +99,9 @@ class FakeHooks:
     def hear(self, message):
         self.log.append(message)
 
+    def tell(self, rank, message):
+        self.log.append((rank, message))
+
     are_calm = True
     may_wait = True
     is_brief = False

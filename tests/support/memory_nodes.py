@@ -6,8 +6,10 @@ import os
 from queue import SimpleQueue
 
 from agent.spread.keeper import MemoryKeeper
+from agent.spread.kept_parts import KeptParts
 from agent.spread.sender import MemorySender
 from agent.spread.written_here import WrittenHere
+from worker_hooks.contract import protocol
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Shard
 
@@ -74,6 +76,38 @@ def ranks(*nodes):
     return {node: range(node, node + 1) for node in nodes}
 
 
+def state_file(header, tensors):
+    """A file as ranks write them: the length of its header, that, and the tensors."""
+    return len(header).to_bytes(8, "little") + header + tensors
+
+
+SAVE = protocol.Save(1, 7, "", is_quick=True)
+SECOND = state_file(b"{ }", STATES["second"])  # as ranks of another node write it
+HALVES = {4: SECOND[:100], 5: SECOND[100:]}  # by the rank that has written it
+
+
+class Donors:
+    """Nodes whose ranks 4 and 5 have each written a half of the second state."""
+
+    def __init__(self, sender, nodes):
+        self.sender, self.kept = sender, {node: KeptParts() for node in nodes}
+        sender.expect(1)
+
+    def keep(self, node, parts=(0, 1), nbytes=0):
+        """Have a node say so; ``nbytes``: in place of the true size."""
+        for part in parts:
+            half = HALVES[4 + part]
+            file = written_file(half)
+            written = protocol.Written(4 + part, 0, 1, "", nbytes or len(half), "", "second")
+            save = SAVE._replace(part=part, parts=2)
+            self.sender.kept(node, self.kept[node].offer(save, written, file))
+            os.close(file)
+
+    def close(self):
+        for each in self.kept.values():
+            each.forget()
+
+
 class Nodes:
     """A sender and one keeper, whose loops are a queue."""
 
@@ -101,8 +135,3 @@ class Nodes:
         self.written.forget()
         while OPENED:
             os.close(OPENED.pop())
-
-
-def state_file(header, tensors):
-    """A file as ranks write them: the length of its header, that, and the tensors."""
-    return len(header).to_bytes(8, "little") + header + tensors

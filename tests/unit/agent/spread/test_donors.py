@@ -5,26 +5,22 @@ from pathlib import Path
 
 import pytest
 from support.memory_nodes import (
+    HALVES,
     MEMORY,
     STATES,
+    Donors,
     Nodes,
     state_file,
     two_states,
-    written_file,
 )
 
 from agent.nodes.run_messages import Donor, DonorFile, PartKept
 from agent.spread import memory_copy
 from agent.spread.donors import KnownDonors
-from agent.spread.kept_parts import KeptParts
 from worker_hooks.contract import protocol
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import REPLICATED
 from worker_hooks.storage.memory_dump import HeldDump
-
-SAVE = protocol.Save(1, 7, "", is_quick=True)
-SECOND = state_file(b"{ }", STATES["second"])  # as ranks of another node write it
-HALVES = {4: SECOND[: 1 << 19], 5: SECOND[1 << 19 :]}  # by the rank that has written it
 
 
 class Node(Nodes):
@@ -41,17 +37,7 @@ class Node(Nodes):
             fetch(host, port, *about)
 
         monkeypatch.setattr(memory_copy, "fetch", noted)
-        self.far = KeptParts()
-        self.sender.expect(1)
-
-    def keep(self, digest="second", node=2):
-        """What ranks 4 and 5 of another node have written, each a half."""
-        for part, (rank, content) in enumerate(HALVES.items()):
-            file = written_file(content)
-            written = protocol.Written(rank, 0, 1, "", len(content), "", digest)
-            save = SAVE._replace(part=part, parts=2)
-            self.sender.kept(node, self.far.offer(save, written, file))
-            os.close(file)
+        self.far = Donors(self.sender, (2, 3))
 
     def take(self, **changes):
         """What is there of the states, by writer, once it is said to be; and what is absent."""
@@ -80,7 +66,7 @@ class Node(Nodes):
         return contents, found.absent
 
     def close(self):
-        self.far.forget()
+        self.far.close()
         super().close()
 
 
@@ -99,7 +85,7 @@ DONATED = {(1, rank): content for rank, content in HALVES.items()}
 
 
 def test_it_comes_from_the_ranks_that_wrote_it_and_the_headers_from_the_controllers_node(node):
-    node.keep()
+    node.far.keep(2)
     assert node.take() == (DONATED, (0,))
     (donor,) = node.order().donors
     assert node.asked == [each.port for each in donor.files]
@@ -130,7 +116,7 @@ def test_of_states_of_which_no_rank_there_resumes_only_headers_come(node):
 
 def test_one_node_gets_all_of_it_after_what_its_ranks_wait_for(node):
     """A rank there saves it if the controller's node is lost."""
-    node.keep()
+    node.far.keep(2)
     first = node.take(is_whole=True)
     assert first == (DONATED, (0,))
     inode = HeldDump.at(str(node.path)).inode
@@ -142,11 +128,11 @@ def test_one_node_gets_all_of_it_after_what_its_ranks_wait_for(node):
 
 @pytest.mark.parametrize("lost", ["the node", "a file", "its memory"])
 def test_from_the_controllers_node_comes_what_no_other_sends(node, lost):
-    node.keep()
+    node.far.keep(2)
     order = node.order()
     (donor,) = order.donors
     if lost == "the node":
-        node.far.forget()
+        node.far.close()
     if lost == "a file":
         files = donor.files[0], donor.files[1]._replace(key="00" * 32)
         order = order._replace(donors=(donor._replace(files=files),))
@@ -181,7 +167,7 @@ def test_what_a_rank_waits_for_does_not_fail_with_what_nobody_reads(node, monkey
 
 def test_each_of_those_that_have_it_sends_it_to_some_nodes(node):
     for each in (2, 3):
-        node.keep(node=each)
+        node.far.keep(each)
     starting = (1, 2, 4, 5)
     places = {**{place: range(3, 4) for place in starting}, 9: range(1)}
     about = node.done.append, places, starting, [9], {2: "two", 3: "three"}

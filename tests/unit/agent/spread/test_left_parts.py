@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from support.jobs import poll
 from support.memory_nodes import (
+    HALVES,
     MEMORY,
+    SECOND,
     STATES,
+    Donors,
     Nodes,
     state_file,
     two_states,
@@ -18,37 +21,12 @@ from support.memory_nodes import (
 from agent.dump.memory import MemoryTarget
 from agent.dump.target import LostStateError
 from agent.spread import collected, sender
-from agent.spread.kept_parts import KeptParts
 from worker_hooks.contract import protocol
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import REPLICATED, Shard
 from worker_hooks.storage.memory_dump import HeldDump
 
-SAVE = protocol.Save(1, 7, "", is_quick=True)
-FILES = {digest: state_file(b"{ }", tensors) for digest, tensors in STATES.items()}
 HERE = {2: "127.0.0.1", 3: "127.0.0.1"}
-
-
-class Far:
-    """Two nodes that have the second state; ranks 4 and 5 of each have written a half."""
-
-    def __init__(self, sender):
-        self.sender, self.kept = sender, {node: KeptParts() for node in HERE}
-        sender.expect(1)
-
-    def keep(self, node, digest="second", parts=(0, 1), nbytes=0):
-        content = FILES[digest]
-        for part in parts:
-            half = content[:100] if part == 0 else content[100:]
-            file = written_file(half)
-            written = protocol.Written(4 + part, 0, 1, "", nbytes or len(half), "", digest)
-            save = SAVE._replace(part=part, parts=2)
-            self.sender.kept(node, self.kept[node].offer(save, written, file))
-            os.close(file)
-
-    def close(self):
-        for each in self.kept.values():
-            each.forget()
 
 
 @pytest.fixture
@@ -60,7 +38,7 @@ def nodes():
 
 @pytest.fixture
 def far(nodes):
-    made = Far(nodes.sender)
+    made = Donors(nodes.sender, HERE)
     yield made
     made.close()
 
@@ -97,7 +75,7 @@ def test_it_is_written_to_a_disk_as_it_comes(nodes, far):
     far.keep(2)
     folder = Folder()
     found = saved(nodes, folder)
-    assert found == {(4, 1): FILES["second"][:100], (5, 1): FILES["second"][100:]}
+    assert found == {(4, 1): HALVES[4], (5, 1): HALVES[5]}
     assert sorted(folder.files) == [
         "rank_4/ttp_rank_4-1_7.safetensors",
         "rank_5/ttp_rank_5-1_7.safetensors",
@@ -113,14 +91,14 @@ def test_what_one_node_does_not_send_another_one_does(nodes, far, lost):
         far.kept[2].forget()
     folder = Folder()
     found = saved(nodes, folder)
-    assert found == {(4, 1): FILES["second"][:100], (5, 1): FILES["second"][100:]}
+    assert found == {(4, 1): HALVES[4], (5, 1): HALVES[5]}
     assert len(folder.files) == 2
 
 
 def test_parts_of_different_nodes_make_up_a_state(nodes, far):
     far.keep(2, parts=(0,))
     far.keep(3, parts=(1,))
-    assert saved(nodes, Folder()) == {(4, 1): FILES["second"][:100], (5, 1): FILES["second"][100:]}
+    assert saved(nodes, Folder()) == {(4, 1): HALVES[4], (5, 1): HALVES[5]}
 
 
 def test_nobody_has_it_any_more(nodes, far):
@@ -268,7 +246,7 @@ def test_what_comes_in_other_files_is_not_in_those_that_a_rank_has_open(nodes, f
         now = HeldDump.at(path)
         assert now.manifest.absent == ()
         found = {one.rank: os.pread(int(one.file), one.nbytes, 0) for one in now.manifest.shards}
-        assert found[4] + found[5] == FILES["second"]
+        assert found[4] + found[5] == SECOND
         now.close()
         assert node.of(1) == state_file(b"{}", b"")  # the header: who reads on comes to the end
         if absent:  # node 0 has no more

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support.memory_nodes import (
     MEMORY,
+    SAVE,
     STATES,
     Nodes,
     state_file,
@@ -19,8 +20,6 @@ from worker_hooks.contract import protocol
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import PRIVATE, REPLICATED
 from worker_hooks.storage.memory_dump import HeldDump
-
-SAVE = protocol.Save(1, 7, "", is_quick=True)
 
 
 class Node(Nodes):

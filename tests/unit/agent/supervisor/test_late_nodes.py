@@ -173,6 +173,12 @@ def test_one_node_with_ranks_that_live_on_has_what_they_write(cluster, dead, hol
     cluster.all.finish()
 
 
+def stays(cluster, rank=2):
+    """Whether what a rank writes, which only other nodes hold, stays there."""
+    cluster.hooks.send_all((rank,), WRITES)
+    return cluster.links[0].said[-1].is_left
+
+
 WRITES = SAVE._replace(folder="/proc/1/fd/9", parts=1)
 GROUPS = ((0, 5), (1, 3), (2, 4))  # of the last one no rank is on node 0
 
@@ -186,8 +192,7 @@ def test_what_no_rank_of_node_0_holds_stays_where_it_is_written(cluster, gone, l
     cluster.hooks.alike = GROUPS
     to_memory(cluster, *gone)
     for rank in (2, 3):
-        cluster.hooks.send_all((rank,), WRITES)
-        assert cluster.links[0].said[-1].is_left == (rank in left)
+        assert stays(cluster, rank) == (rank in left)
     cluster.all.finish()
 
 
@@ -196,8 +201,7 @@ def test_while_a_node_is_awaited_all_of_it_is_on_node_0(cluster):
     cluster.hooks.alike = GROUPS
     for is_left in (True, False):
         to_memory(cluster, 5)
-        cluster.hooks.send_all((2,), WRITES)
-        assert cluster.links[0].said[-1].is_left == is_left
+        assert stays(cluster) == is_left
         cluster.links[1].lose(GONE)
     cluster.all.finish()
 
@@ -208,8 +212,7 @@ def test_a_rank_of_node_0_that_lives_and_is_behind_reads_as_a_new_one_does(clust
     for behind, is_left in ((1, False), (5, True)):
         whole = [rank for rank in range(6) if rank not in {4, behind}]
         cluster.all.act(do.SaveRanks(1, 5, (2,), tuple(whole), do.MEMORY, "why", gone=(4,)))
-        cluster.hooks.send_all((3,), WRITES)
-        assert cluster.links[0].said[-1].is_left == is_left
+        assert stays(cluster, 3) == is_left
     cluster.all.finish()
 
 
@@ -217,8 +220,7 @@ def test_where_nobody_knows_who_reads_it_all_of_it_comes_to_node_0(cluster):
     cluster.start(2, 3, 4)
     for gone, is_left in ((3, True), (0, False)):
         to_memory(cluster, gone)
-        cluster.hooks.send_all((2,), WRITES)
-        assert cluster.links[0].said[-1].is_left == is_left
+        assert stays(cluster) == is_left
     cluster.all.finish()
 
 
@@ -230,8 +232,7 @@ def test_what_others_cannot_reach_comes_to_node_0(cluster):
         for node, address in zip(cluster.others, (one, other), strict=True):
             node.facts = node.facts._replace(address=address)
         to_memory(cluster, 3)
-        cluster.hooks.send_all((2,), WRITES)
-        assert cluster.links[0].said[-1].is_left == is_left
+        assert stays(cluster) == is_left
     cluster.all.finish()
 
 
@@ -245,8 +246,7 @@ def test_where_nodes_do_not_reach_each_other_all_of_it_comes_to_node_0_the_next_
         cluster.hooks.spread(1, "/proc/7/fd/4", SimpleNamespace(absent=absent), print)
         cluster.links[1].hear(MemoryTaken("/proc/7/fd/4", "it timed out"))
         to_memory(cluster, 3)
-        cluster.hooks.send_all((2,), WRITES)
-        assert cluster.links[0].said[-1].is_left == is_left
+        assert stays(cluster) == is_left
     cluster.all.finish()
 
 

@@ -61,6 +61,26 @@ def test_orders_are_carried_out_and_the_job_is_known_first(node):
     assert node.here.log == [(view, Holders()), do.SignalRanks((2,), 15, "stop")]
 
 
+@pytest.mark.parametrize("state", ["replacing", "running"])
+def test_all_of_the_state_comes_here_only_if_a_replacement_takes_long(node, monkeypatch, state):
+    monkeypatch.setattr(module, "LONG_S", 0.0)
+    completed = []
+    node.controller._memory = SimpleNamespace(
+        complete=lambda: completed.append(True), lacks=bool, forget=bool
+    )
+    node.link.hear(Order(pack_action(do.ReplaceRanks(1, (), (0,), "p", 7, "rank 0 died"))))
+    node.link.hear(JobKnown(state, 1, True))
+    node.loop.call_later(0.0, node.loop.stop)
+    node.loop.run_forever()
+    assert completed == [True] * (state == "replacing")
+
+
+def test_ranks_hear_that_tensors_have_come(node):
+    node.controller._tell_came(77, (2,), "/proc/7/fd/8")
+    told = protocol.MemoryBrought(77, absent=[2], path="/proc/7/fd/8")
+    assert node.hooks.log == [(2, told), (3, told)]
+
+
 @pytest.mark.parametrize(
     ("newcomers", "new", "live_on"),
     [((0, 9), (), (2, 3)), ((0, 3), (3,), (2,)), ((2, 3), (2, 3), ())],
