@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -188,9 +189,9 @@ class DumpExecutor:
         """Without what stays in the memory of other nodes."""
         if self.others is None:
             return action
-        stays, ranks_of = self.others.stays, self._parts(action).ranks_of
+        stays, owners = self.others.stays, self._parts(action).owner_of
         groups = action.groups or (action.writers,)
-        here = tuple(group for group in groups if not all(map(stays, ranks_of(group))))
+        here = tuple(group for group in groups if not all(starmap(stays, map(owners, group))))
         if len(here) == len(groups):
             return action
         return replace(action, groups=here or ((),))

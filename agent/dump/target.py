@@ -135,8 +135,9 @@ Collect = Callable[[Manifest], Callable[[Target, Advance], tuple[Shard, ...]]]
 place, and is called with that, and with what it calls as that grows."""
 
 
-Stays = Callable[[int], bool]
-"""Whether what a rank writes to memory stays in the memory of its own node."""
+Stays = Callable[[int, int], bool]
+"""Whether what a rank writes to memory stays in the memory of its own node; takes the rank, and of
+how many parts before this one it writes one."""
 
 
 class OtherNodes(NamedTuple):

@@ -280,9 +280,10 @@ class TakeMemory(NamedTuple):
 
     With ``heads`` that is, of the files that are not private, in the manifest's order, as many
     bytes from their beginnings. The tensors of the states that are its ``own`` are fetched as well
-    before it is said to be there, unless ranks of the node have written them; those of all others
-    later if it ``is_whole``, and else if a rank needs them. They are fetched from the first of a
-    state's donors that has them, or with another key, ``rest``, from the controller's node.
+    before it is said to be there, unless ranks of the node have written them: from the first of a
+    state's donors that has them, or with another key, ``rest``, from the controller's node. From
+    there come those of all others if a rank needs them, and the ``late`` ones if the ranks do not
+    train again soon.
     What is little comes with the order: thousands of connections take longer than what they bring.
     """
 
@@ -293,7 +294,7 @@ class TakeMemory(NamedTuple):
     heads: tuple[int, ...] = ()
     rest: str = ""
     own: tuple[int, ...] = ()
-    is_whole: bool = False
+    late: tuple[int, ...] = ()
     donors: tuple[Donor, ...] = ()
     alike: bytes = b""  # without a key: what all nodes get of files that are not private, deflated
     private: bytes = b""  # and the private ones

@@ -11,7 +11,7 @@ from agent.machine.threads import begin_thread
 from agent.nodes.run_messages import MemoryTaken, TakeMemory
 from agent.nodes.tls import PLAIN, Security
 from agent.nodes.transfer import close_all
-from agent.spread.memory_copy import MemoryCopy, States, free
+from agent.spread.memory_copy import MemoryCopy
 from agent.spread.written_here import WrittenHere, WrittenStates
 from worker_hooks.contract import protocol
 from worker_hooks.contract.atomic_file import describe_os_error
@@ -29,11 +29,10 @@ class _Waiting(NamedTuple):
 
     wanted: frozenset[int]
     done: Brought
-    is_open: bool  # a rank, which has files open that they have to be in
 
     def lacks(self, copy: MemoryCopy) -> frozenset[int]:
         """What has yet to come."""
-        return self.wanted & {*copy.absent, *(copy.moved if self.is_open else ())}
+        return self.wanted & {*copy.absent}
 
 
 class MemoryKeeper:
@@ -44,7 +43,7 @@ class MemoryKeeper:
         host: str,
         call_soon: CallSoon,
         tell: Callable[[MemoryTaken], None],
-        came: Callable[[int, tuple[int, ...], str], object],
+        came: Callable[[int, tuple[int, ...]], object],
         ranks: Collection[int],
         written: WrittenHere,
         security: Security = PLAIN,
@@ -55,8 +54,8 @@ class MemoryKeeper:
             host: address of the controller's node.
             call_soon: the loop's method that another thread may call.
             tell: takes what to say to the controller.
-            came: hears, once tensors have come, by which inode ranks know the copy, of which states
-                they are still absent, and the path of its manifest, if they are in other files.
+            came: hears, once tensors have come, by which inode ranks know the copy, and of which
+                states they are still absent.
             ranks: of this node.
             written: what ranks here write of it.
             security: of the connections between nodes.
@@ -71,8 +70,7 @@ class MemoryKeeper:
         self._copy: MemoryCopy | None = None
         self._order: TakeMemory | None = None  # the newest
         self._waiting: list[_Waiting] = []
-        self._is_fetching = False  # for some of these, or so that all is here
-        self._is_long = False  # all of it is to be here, once that is fetched
+        self._is_fetching = False  # for some of these
         self.is_controllers = False
         """Whether the controller is in this process: its memory is this one's."""
 
@@ -114,7 +112,7 @@ class MemoryKeeper:
         copy, self._copy = self._copy, None
         if copy is not None:
             copy.close()
-        self._is_fetching = self._is_long = False
+        self._is_fetching = False
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each.done(FORGOTTEN, ())
@@ -136,7 +134,7 @@ class MemoryKeeper:
             done: hears what came of it.
         """
         if self._copy is not None and self._copy.has(inode):
-            self._have(_Waiting(frozenset(variants), done, is_open=True))
+            self._have(_Waiting(frozenset(variants), done))
         else:
             done(FORGOTTEN, ())
 
@@ -149,7 +147,12 @@ class MemoryKeeper:
             done(FORGOTTEN)
         else:
             own = frozenset(self._own(self._copy))
-            self._have(_Waiting(own, lambda why, _: done(why), is_open=False))
+            self._have(_Waiting(own, lambda why, _: done(why)))
+
+    def complete(self) -> None:
+        """The ranks do not train again yet: have here what this node is to save otherwise."""
+        if self._copy is not None and self._order is not None and self._order.late:
+            self._have(_Waiting(frozenset(self._order.late), lambda *_: None))
 
     def _have(self, waiting: _Waiting) -> None:
         self._waiting.append(waiting)
@@ -163,85 +166,50 @@ class MemoryKeeper:
         lacking = [(each, each.lacks(copy)) for each in self._waiting]
         self._waiting = [each for each, lacks in lacking if lacks]
         for each in (each for each, lacks in lacking if not lacks):
-            each.done("", (*copy.absent, *copy.moved) if each.is_open else copy.absent)
+            each.done("", copy.absent)
         if self._waiting and not self._is_fetching:
             # one after the other: what fails for one need not fail for all
             self._begin(copy, tuple(sorted(self._waiting[0].lacks(copy))))
-        elif self._is_long and not self._is_fetching:
-            self.complete()
 
     def _begin(self, copy: MemoryCopy, variants: tuple[int, ...]) -> None:
-        def bring(files: list[int]) -> States:
-            copy.bring(variants, files)
-            return {}
-
-        self._in_thread(copy, variants, bring, variants)
-
-    def complete(self) -> None:
-        """Have all of it here, if that was ordered: the ranks do not train again yet."""
-        copy, order = self._copy, self._order
-        if copy is None or order is None or not order.is_whole:
-            return
-        self._is_long = self._is_fetching  # then it is fetched after that
-        if not self._is_fetching and (variants := copy.to_be_had):
-            self._in_thread(copy, variants, lambda files: copy.bring_anyhow(variants, files), ())
-
-    def _in_thread(
-        self,
-        copy: MemoryCopy,
-        variants: tuple[int, ...],
-        bring: Callable[[list[int]], States],
-        awaited: tuple[int, ...],
-    ) -> None:
-        """Fetch tensors of these states. If they do not come, who waits for those awaited hears."""
+        """Fetch tensors of these states, in a thread."""
         self._is_fetching = True
         try:
             files = copy.opened()
         except OSError as error:
-            self._fail(awaited, describe_os_error(error))
+            self._fail(variants, describe_os_error(error))
             return
 
-        def run() -> None:
-            found, why = States(), ""
+        def bring() -> None:
+            why = ""
             try:
-                found = bring(files)
+                copy.bring(variants, files)
             except OSError as error:
                 why = describe_os_error(error)
             finally:
                 close_all(files)
-            self._call_soon(self._brought, copy, variants, awaited, found, why)
+            self._call_soon(self._brought, copy, variants, why)
 
         try:
-            begin_thread("msrun-bring", run)
+            begin_thread("msrun-bring", bring)
         except OSError as error:
             close_all(files)
-            self._fail(awaited, describe_os_error(error))
+            self._fail(variants, describe_os_error(error))
 
-    def _brought(
-        self,
-        copy: MemoryCopy,
-        variants: tuple[int, ...],
-        awaited: tuple[int, ...],
-        found: States,
-        why_not: str,
-    ) -> None:
+    def _brought(self, copy: MemoryCopy, variants: tuple[int, ...], why_not: str) -> None:
         if copy is not self._copy:  # who waited for it has been told
-            free(found)
             return
         if not why_not:
             try:
-                copy.complete(variants, found)
+                copy.complete(variants)
             except OSError as error:
                 why_not = describe_os_error(error)
         if why_not:
-            self._fail(awaited, why_not)
+            self._fail(variants, why_not)
             return
         self._is_fetching = False
         for inode in copy.inodes:
-            if found:
-                self._came(inode, copy.absent, copy.path)
-            else:
-                self._came(inode, (*copy.absent, *copy.moved), "")
+            self._came(inode, copy.absent)
         self._go_on()
 
     def _fail(self, variants: Collection[int], why_not: str) -> None:

@@ -68,7 +68,6 @@ class MemoryCopy:
             self._variants = [each.variant for each in shared(self._manifest)]
             self._later = dict(enumerate(pieces.later))  # tensors, by the number of their file
             self._absent = {self._variants[number] for number in self._later}
-            self._moved = set[int]()  # states that are in other files than some ranks have open
             self._key = bytes.fromhex(order.rest)
             self._from = host, order.port
             self._security = security
@@ -83,7 +82,7 @@ class MemoryCopy:
                 self._unpack(order, pieces)
             self._use_written()
             own = {*self.absent} & {*order.own}
-            self._have(own, self.bring_anyhow(own, self._files))
+            self._have(own, self._bring_own(own))
             rest = self._rest_of(self._absent | self._states.keys())
             places = {self._place(*span[:2])[0] for span in rest.values()}
             seal(file for place, file in enumerate(self._files) if place not in places)
@@ -128,18 +127,6 @@ class MemoryCopy:
     def absent(self) -> tuple[int, ...]:
         """The states whose tensors have yet to come."""
         return tuple(sorted(self._absent))
-
-    @property
-    def to_be_had(self) -> tuple[int, ...]:
-        """Those of them that some node has."""
-        donated = {donor.variant for donor in self._donors}
-        lost = {*self._manifest.absent} - donated
-        return tuple(sorted(self._absent - lost))
-
-    @property
-    def moved(self) -> tuple[int, ...]:
-        """Those that have come in files which ranks do not have open that opened it before."""
-        return tuple(sorted(self._moved))
 
     @property
     def inodes(self) -> tuple[int, ...]:
@@ -190,11 +177,11 @@ class MemoryCopy:
         # here: of a large one it takes as long as a turn of the loop must not
         seal(files[self._place(*span[:2])[0]] for span in rest.values())
 
-    def bring_anyhow(self, variants: Collection[int], files: Sequence[int]) -> States:
-        """As :meth:`bring`, but of each state from the first that sends it.
+    def _bring_own(self, variants: Collection[int]) -> States:
+        """Fetch the tensors of states, of each from the first that sends it.
 
         Returns:
-            Those of which files have come that no rank has open; for :meth:`complete`.
+            Those of which files have come from other nodes.
 
         Raises:
             OSError: they do not come, or there is no room for them.
@@ -209,14 +196,14 @@ class MemoryCopy:
             part = parts[number]
             state = None if part is others else self._from_donors(*part)
             if state is None:
-                self.bring(part, files)
+                self.bring(part, self._files)
             else:
                 found[part[0]] = state
 
         try:
             side_by_side(bring, range(len(parts)))
         except BaseException:
-            free(found)
+            _free(found)
             raise
         return found
 
@@ -227,17 +214,15 @@ class MemoryCopy:
                 return self._from_donor(donor)
         return None
 
-    def complete(self, variants: Collection[int], states: States | None = None) -> None:
+    def complete(self, variants: Collection[int]) -> None:
         """Tensors are there: whoever opens it from now on finds them.
 
-        Args:
-            variants: as of :meth:`bring`.
-            states: what came in files of its own, which are this object's from now on.
+        ``variants``: as of :meth:`bring`.
 
         Raises:
             OSError: no descriptor is left.
         """
-        self._have(variants, states or {})
+        self._have(variants, {})
         self._describe()
 
     def _have(self, variants: Collection[int], states: States) -> None:
@@ -245,9 +230,6 @@ class MemoryCopy:
         self._donated += (part.file for parts in states.values() for part in parts)
         self._states |= states
         self._absent -= {*variants}
-        self._moved -= {*variants}
-        if self._described:
-            self._moved |= states.keys()
 
     def _rest_of(self, variants: Collection[int]) -> dict[int, Span]:
         known = self._later.items()
@@ -316,7 +298,7 @@ class MemoryCopy:
         return shard._replace(file=str(self._files[number]), at=at)
 
 
-def free(states: States) -> None:
+def _free(states: States) -> None:
     """Free the memory of what has come."""
     close_all(part.file for parts in states.values() for part in parts)
 

@@ -1,11 +1,11 @@
 """The controller's node sends a checkpoint in memory to the other nodes.
 
 Of a large one, nodes that start ranks get the tensors that these resume from: from any node whose
-ranks have written them, and unless that is the node itself. One node where ranks live on gets all,
-as the controller's has: until all train again that dump is the state, and a rank that lives on
-saves it if the controller's node is lost. If that has not all of it either, it gets the others only
-if the replacement takes long. Other ranks that live on hold the tensors already: their nodes get
-the rest, and fetch the tensors if one of these ranks has to read them.
+ranks have written them, and unless that is the node itself. Until all train again that dump is the
+state, and if the controller's node is lost, ranks that live on save it, each what its node has. So
+one node gets what the controller's alone has; what new ranks get as well only once these take long.
+Other ranks that live on hold the tensors already: their nodes get the rest, and fetch the tensors
+if one of these ranks has to read them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -85,6 +85,8 @@ class MemorySender:
         starting: Collection[int] = (),
         living: Collection[int] = (),
         addresses: Mapping[int, str] = NOWHERE,
+        *,
+        is_whole: bool = False,
     ) -> dict[int, TakeMemory]:
         """Begin; what to order these nodes.
 
@@ -95,6 +97,7 @@ class MemorySender:
             starting: those of them that start ranks.
             living: those of them on which ranks live on.
             addresses: of nodes that are there, by which others reach them.
+            is_whole: one node gets all, as nodes could not save what they have into one folder.
         """
         self.close()
         donors = self._donors.found(addresses)
@@ -109,7 +112,7 @@ class MemorySender:
             server = MemoryServer(tell, self._security)
             try:
                 spread = _Spread(server, path, manifest, nodes, donors)
-                orders = spread.orders(starting, living)
+                orders = spread.orders(starting, living, is_whole=is_whole)
             except BaseException:
                 server.close()
                 raise
@@ -143,7 +146,7 @@ class MemorySender:
         self._extra.append(server)
         donors = self._donors.found(addresses)
         spread = _Spread(server, path, manifest, {node: ranks}, donors)
-        return spread.orders((node,), (), is_late=True)[node]
+        return spread.orders((node,))[node]
 
     def collected(self, manifest: Manifest, addresses: Mapping[int, str]) -> Collected:
         """What of a checkpoint is in the memory of other nodes alone; as of :meth:`begin`."""
@@ -198,7 +201,7 @@ def holders(nodes: Collection[int], starting: Collection[int], living: Collectio
 
 
 def second(nodes: Collection[int], starting: Collection[int], living: Collection[int]) -> int:
-    """The node that is to have all, as the controller's has; arguments as before."""
+    """The node that is to have what the controller's alone has; arguments as before."""
     alive = {*nodes} & {*living}
     return min(alive & {*starting} or alive or nodes)
 
@@ -226,17 +229,21 @@ class _Spread:
         """Whether a node may come for tensors later."""
 
     def orders(
-        self, starting: Collection[int], living: Collection[int], *, is_late: bool = False
+        self,
+        starting: Collection[int],
+        living: Collection[int] | None = None,
+        *,
+        is_whole: bool = False,
     ) -> dict[int, TakeMemory]:
         """They, by node; arguments as of :meth:`MemorySender.begin`.
 
-        ``is_late``: another node has all of it already.
+        ``living``: ``None``: other nodes have all that the controller's has.
 
         Raises:
             OSError: no descriptor is left.
         """
         nodes, manifest = self._nodes, self._manifest
-        having = holders(nodes, starting, living) if self._heads else {*nodes}
+        having = holders(nodes, starting, living or ()) if self._heads else {*nodes}
         first = sorted(having)[:MOST_WHOLE]
         parts, encoded = NodeParts(manifest), manifests.QuickEncoder(manifest)
         of_all = split(manifest, self._heads)
@@ -257,18 +264,30 @@ class _Spread:
             else:
                 orders[node] = order._replace(key=_key(self._server, pieces.now))
         if self._heads:
-            whole, every = second(nodes, starting, living), tuple(range(len(self._digests)))
+            alone = set[int]() if living is None else self._alone(is_whole=is_whole)
+            read = {node: variants_of(manifest, nodes[node]) for node in having & {*starting}}
+            to_have_it = second(nodes, starting, living or ())
             for node in having:
-                is_whole = node == whole and not is_late
-                own = variants_of(manifest, nodes[node]) if node in starting else ()
-                if is_whole and not manifest.absent:  # else nobody has all: it is not awaited
-                    own = every
-                wanted = dict.fromkeys((*own, *every)) if is_whole else own
-                donors = tuple(donor for variant in wanted for donor in self._of(variant))
-                about = orders[node]
-                orders[node] = about._replace(own=own, donors=donors, is_whole=is_whole)
+                own, late = read.get(node, ()), tuple[int, ...]()
+                if node == to_have_it:
+                    others = set[int]() if is_whole else {*chain(*read.values())}
+                    late = tuple(sorted(alone & others - {*own}))
+                    own = tuple(sorted({*own, *alone}.difference(late)))
+                donors = tuple(donor for variant in own for donor in self._of(variant))
+                orders[node] = orders[node]._replace(own=own, late=late, donors=donors)
             self.is_partial = len(having) < len(nodes) or len(self._digests) > 1
         return orders
+
+    def _alone(self, *, is_whole: bool) -> set[int]:
+        """The states that only the controller's node has; all, if ``is_whole``."""
+        states = {*range(len(self._digests))}
+        if is_whole:
+            return states
+        return {
+            variant
+            for variant in states.difference(self._manifest.absent)
+            if not self._donors.get(self._digests[variant])
+        }
 
     def _of(self, variant: int) -> Sequence[Donor]:
         """Who is to be asked for a state before the controller's node; each has its turn."""

@@ -358,6 +358,11 @@ class HooksBridge:
         self._pages.mirror_beats(now_ns, beats)
         self._processes.tell(processes, inspection)
 
+    @property
+    def has_common_folder(self) -> bool:
+        """Whether all nodes save into the same one, as far as is known."""
+        return not self._holders.apart
+
     def folder_marked(
         self, message: FolderMarked, node: str, looks: int = shared_folders.LOOKS
     ) -> None:

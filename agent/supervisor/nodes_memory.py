@@ -31,7 +31,7 @@ from worker_hooks.contract.atomic_file import describe_os_error
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import Manifest, Shard
 
-KEEPERS = 2  # nodes that write a part of the state as others write it
+KEEPERS = 2  # nodes that keep a part of the state which this node has only the headers of
 EVERY = -1  # in place of a rank's group: all hold the same, so that it is not said who does
 
 
@@ -72,10 +72,11 @@ class NodesMemory:
         self._reached: KeysView[int] = {}.keys()  # nodes that others can reach
         self._is_unreached = False  # a node got nothing where others had some of it
         self._dump_id = -1  # of the newest
-        self._are_nodes_there = False  # other ones, of all ranks that are to read it
         self._readers = frozenset[int]()  # ranks that do not hold its step, dead ones too
-        # by the first and the last rank of a part, and their number; None: it does not stay there
-        self._keepers = dict[tuple[int, int, int], set[int] | None]()
+        self._readers_here = frozenset[int]()  # those of them that belong to this node
+        self._read_here = dict[int, tuple[Sequence[int], bool]]()  # groups of which one is one
+        # by the first and the last rank of a part, and their number: who keeps it, and who may
+        self._keepers = dict[tuple[int, int, int], tuple[set[int], int]]()
         self._holders = set[int]()  # nodes that are to have all of the dump that is being made
         self._gatherer = CopyGatherer()
         self._sender = MemorySender(call_soon, self._progressed, security)
@@ -127,7 +128,8 @@ class NodesMemory:
             node.share_memory(path)
         ranks = {rank: node.ranks for rank, node in there.items() if not node.is_here}
         about = *self._alive(), self._addresses()
-        orders = self._sender.begin(dump_id, path, manifest, done, ranks, *about)
+        is_whole = not self._hooks.has_common_folder
+        orders = self._sender.begin(dump_id, path, manifest, done, ranks, *about, is_whole=is_whole)
         for rank, order in orders.items():
             there[rank].take_memory(order)
 
@@ -200,9 +202,9 @@ class NodesMemory:
             parts = seated(self._world, action.parts) if action.parts else None
             whole = seats if parts is None else parts.ranks_of(seats)
             self._readers = frozenset(range(self._world)).difference(whole)
-        there = {node.facts.rank for node in self._others if node.is_there}
-        self._are_nodes_there = all(self._elsewhere.get(rank) in there for rank in self._readers)
+        self._readers_here = self._readers - self._elsewhere.keys()
         self._dump_id = action.dump_id
+        self._read_here.clear()
         self._keepers.clear()
         starting, living = self._alive()
         self._holders = holders({*starting, *living}, starting, living)
@@ -226,20 +228,27 @@ class NodesMemory:
         Raises:
             OSError: no socket can be opened.
         """
-        return self._inboxes.order(rank, save, is_left=self._stays(rank))
+        return self._inboxes.order(rank, save, is_left=self._stays(rank, save.share))
 
-    def _stays(self, rank: int) -> bool:
-        """Whether what it writes is left there: others can fetch it, and no rank here reads.
+    def _stays(self, rank: int, share: int) -> bool:
+        """Whether what it writes is left there: others can fetch it, and no rank here reads it.
 
         If nobody is replaced, it goes through this node's memory to its disk, and all of it comes.
-        So it does if a rank here is to be replaced, as all of this node may be about to be lost;
-        and if a node is lost: another one may be awaited for long.
+        So it does if the nodes could not save what they have into one folder, were this one lost.
         """
         if not self._gone or not self._security.is_both_ways or self._is_unreached:
             return False
-        if self._elsewhere.get(rank) not in self._reached:
+        if self._elsewhere.get(rank) not in self._reached or not self._hooks.has_common_folder:
             return False
-        return self._are_nodes_there
+        return not self._is_read_here(self._group(rank, share))
+
+    def _is_read_here(self, group: Sequence[int]) -> bool:
+        """Whether a rank of this node is to read what these hold."""
+        if not group:  # nobody knows who does
+            return bool(self._readers_here)
+        if id(group) not in self._read_here:  # quick: thousands are asked of the same one
+            self._read_here[id(group)] = group, not self._readers_here.isdisjoint(group)
+        return self._read_here[id(group)][1]
 
     def _group(self, rank: int, share: int) -> Sequence[int]:
         """The ranks that hold a part of the state; none: nobody knows, or all do."""
@@ -249,8 +258,8 @@ class NodesMemory:
     def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:
         """How ranks of another node write what they are to say they hold to that node's memory.
 
-        ``None``: it is not to have it. What this node leaves to others is in the memory of a few
-        nodes that hold it: one of them may be lost.
+        ``None``: it is not to have it. Each part is in the memory of two nodes at least, if ranks
+        of as many hold it: one of them may be lost.
         """
         if node not in self._holders and not any(
             self._is_kept_by(node, rank, save.share) for rank in ranks
@@ -264,20 +273,24 @@ class NodesMemory:
         return SaveHere(tuple(map(tuple, groups.values())), pack_said(save))
 
     def _is_kept_by(self, node: int, rank: int, share: int) -> bool:
-        """Whether a node is one of the few that keep what no rank here holds."""
+        """Whether a node is one of the few that keep what a rank holds."""
         group = self._group(rank, share)
-        if not group or group[0] not in self._elsewhere:  # quick: it is asked of every rank
+        if not group or not self._security.is_both_ways:
             return False
-        about = group[0], group[-1], len(group)
+        about = group[0], group[-1], len(group)  # quick: it is asked of every rank
         if about not in self._keepers:
-            is_left = self._elsewhere.keys() >= {*group} and self._stays(rank)
-            self._keepers[about] = set[int]() if is_left else None
-        keepers = self._keepers[about]
-        if keepers is None:
-            return False
-        if len(keepers) < KEEPERS:
+            self._keepers[about] = set(), self._how_many_keep(group, rank, share)
+        keepers, most = self._keepers[about]
+        if len(keepers) < most:
             keepers.add(node)
         return node in keepers
+
+    def _how_many_keep(self, group: Sequence[int], rank: int, share: int) -> int:
+        """How many nodes besides those that are to have all of what their ranks hold."""
+        if self._elsewhere.keys() >= {*group} and self._stays(rank, share):
+            return KEEPERS
+        writing = {self._elsewhere.get(each) for each in group if each not in self._readers}
+        return int(self._holders.isdisjoint(writing))
 
     def offer(self, path: str, told: Callable[[CheckpointPlace | None], object]) -> None:
         """``told`` takes where a checkpoint on this node's disk is to be had."""

@@ -289,13 +289,12 @@ class RemoteController:
         self._memory.bring_own(answer)
 
     def _complete_memory(self) -> None:
-        """The ranks have not trained again for long: have all of the checkpoint, if that is due."""
         if self.view.state is not JobState.RUNNING:
             self._memory.complete()
 
-    def _tell_came(self, inode: int, absent: tuple[int, ...], path: str) -> None:
+    def _tell_came(self, inode: int, absent: tuple[int, ...]) -> None:
         """Tensors have come of the copy in memory that ranks know by this inode."""
-        told = protocol.MemoryBrought(inode, absent=list(absent), path=path)
+        told = protocol.MemoryBrought(inode, absent=list(absent))
         for rank in self._hooks.ranks:
             self._hooks.tell(rank, told)
 

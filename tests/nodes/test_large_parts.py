@@ -47,7 +47,7 @@ def check_same(jobs: NodeJobs, job: NodesJob, undisturbed: Undisturbed) -> None:
     assert len(job.head.seen("StartAttempt")) == 1, job.told()
 
 
-@pytest.mark.parametrize("dead", [3, 2])
+@pytest.mark.parametrize("dead", [3, 2, 0])
 def test_each_part_travels_from_where_it_is_held_to_the_new_rank_and_nowhere_else(
     nodes: Callable[[int], Cluster], undisturbed: Undisturbed, dead: int
 ) -> None:
@@ -114,6 +114,24 @@ def test_a_node_that_holds_a_part_is_lost_while_a_rank_is_replaced(
         job.parts[node].wait()
     check_saved(jobs, job)
     jobs.cluster.nodes[1].boot()
+    check_same(jobs, begin(jobs, "--resume"), undisturbed)
+
+
+@pytest.mark.parametrize("dead", [3, 0])
+def test_node_0_is_lost_while_a_rank_is_replaced(
+    nodes: Callable[[int], Cluster], undisturbed: Undisturbed, dead: int
+) -> None:
+    """No node has all of it: each writes what it has, its ranks or the ranks of its replica."""
+    jobs = NodeJobs(nodes(4))
+    job = begin(jobs, "--late", "--node-wait=0")
+    job.kill_rank(dead)
+    job.head.await_error("keep running")
+    poll(lambda: len(job.head.seen("Rejoining")) == 3)
+    jobs.cluster.nodes[0].kill()
+    for node in (1, 2, 3):
+        job.parts[node].wait()
+    check_saved(jobs, job)
+    jobs.cluster.nodes[0].boot()
     check_same(jobs, begin(jobs, "--resume"), undisturbed)
 
 

@@ -84,6 +84,7 @@ class FakeHooks:
     def __init__(self):
         self.heard, self.finished, self.newest = [], set(), 0
         self.alike = ()  # replica groups; one without ranks: all hold the same
+        self.has_common_folder = True
 
     def relay(self, send):
         self.send_all = send

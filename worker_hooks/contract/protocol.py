@@ -394,7 +394,6 @@ class MemoryBrought(NamedTuple):
     inode: int
     why_not: str = ""
     absent: list[int] = []  # noqa: RUF012  the states whose tensors are still not there
-    path: str = ""  # of the manifest that has them, if they are in other files
 
 
 class GoOn(NamedTuple):

@@ -64,19 +64,13 @@ class FarTensors:
         answer = self._answers.get(inode)
         return answer is None or not (answer.why_not or {*answer.absent}.isdisjoint(variants))
 
-    def hear(self, answer: protocol.MemoryBrought, present: HeldDump | None) -> HeldDump | None:
+    def hear(self, answer: protocol.MemoryBrought, present: HeldDump | None) -> None:
         """Take msrun's answer.
 
         ``present``: the dump that the rank is to resume from.
-
-        Returns:
-            The same, or where more of it is.
         """
         if present is not None and present.inode == answer.inode and not answer.why_not:
-            if answer.path:  # what has been read of it, or is being read, is not in other files
-                return HeldDump.at(answer.path) or present
             present.complete(answer.absent)
         with self._answered:
             self._answers[answer.inode] = answer
             self._answered.notify_all()
-        return present

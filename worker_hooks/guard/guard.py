@@ -443,7 +443,7 @@ class Guard:
                 self._copier.give_up("the rank joins another process group")
                 self._eject(message)
             case protocol.MemoryBrought():
-                self.memory = self.far_tensors.hear(message, self.memory)
+                self.far_tensors.hear(message, self.memory)
             case protocol.GoOn():
                 held, self.memory = self.memory, None  # the state is what this rank holds now
                 self.gate.open()

@@ -39,17 +39,22 @@ class PeerNote(NamedTuple):
     is_settled: bool = False  # the state will not change any more; the rest describes it
     is_whole: bool = False
     is_memory: bool = False  # what it holds of that step is a dump in memory
+    memory: str = ""  # that dump, of which it has a part, as worker_hooks.recovery.joint_dump
+    states: tuple[int, ...] = ()  # of that, those whose tensors it has
+    ranks: tuple[tuple[int, int], ...] = ()  # of that, whose private state it has: first and last
     why: str = ""
     leads: str = ""  # the folder that it writes a dump to, as the leader
     failed: str = ""  # why it cannot lead
     alike: tuple[int, ...] = ()  # the ranks that hold the same; none: all, or nobody knows
     parts: tuple[tuple[int, ...], ...] = ()  # of it, if some is held with others than the rest
-    total: int = 0  # parts that the state of all ranks has
+    total: int = 0  # parts that the state of all ranks has, or states that the dump has
     by_parts: bool = False  # it leads so that each part is written once, not each group's state
     digest: str = ""
     written: dict[str, Any] | None = None  # the manifest's entry for the state of these
     shares: Sequence[tuple[str, dict[str, Any] | None]] = ()  # the last two, for each of its parts
     private: dict[str, Any] | None = None  # the manifest's entry for its private state
+    requests: Sequence[tuple[int, Sequence[int], Sequence[int]]] = ()  # to ranks, as it leads
+    files: Sequence[dict[str, Any]] = ()  # the manifest's entries for what it was asked for
     folder: str = ""  # the folder of these entries
 
 

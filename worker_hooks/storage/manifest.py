@@ -75,11 +75,6 @@ class Manifest(NamedTuple):
     heads: tuple[Shard, ...] = ()  # in memory: files whose headers count in place of the shards'
     format: int = FORMAT
 
-    @property
-    def is_partial(self) -> bool:
-        """Whether tensors are on other nodes."""
-        return bool(self.absent)
-
     def completed(self, ranks: Iterable[int] | None = None) -> Manifest:
         """The same of a checkpoint that is completed now.
 

@@ -114,18 +114,6 @@ def test_of_states_of_which_no_rank_there_resumes_only_headers_come(node):
     dump.close()
 
 
-def test_one_node_gets_all_of_it_after_what_its_ranks_wait_for(node):
-    """A rank there saves it if the controller's node is lost."""
-    node.far.keep(2)
-    first = node.take(is_whole=True)
-    assert first == (DONATED, (0,))
-    inode = HeldDump.at(str(node.path)).inode
-    node.keeper.complete()
-    node.run_until(lambda: node.came)
-    assert node.came == [(inode, (), "")]  # the ranks that have it open hear of that
-    assert node.there() == (DONATED | {(0, 0): SENT[0, 0]}, ())
-
-
 @pytest.mark.parametrize("lost", ["the node", "a file", "its memory"])
 def test_from_the_controllers_node_comes_what_no_other_sends(node, lost):
     node.far.keep(2)
@@ -139,14 +127,14 @@ def test_from_the_controllers_node_comes_what_no_other_sends(node, lost):
     if lost == "its memory":
         files = tuple(each._replace(nbytes=each.nbytes + 1) for each in donor.files)
         order = order._replace(donors=(donor._replace(files=files),))
-    node.keeper.take(order._replace(is_whole=False))
+    node.keeper.take(order)
     node.run_until(lambda: node.told)
     assert node.told[0].why_not == ""
     assert node.there() == ({(1, 1): SENT[1, 1]}, (0,))
 
 
 def test_what_a_rank_waits_for_does_not_fail_with_what_nobody_reads(node, monkeypatch):
-    """The node that is to have all of it has no room for that."""
+    """The node has no room for that."""
     bring = memory_copy.MemoryCopy.bring
 
     def scarce(copy, variants, files):
@@ -155,8 +143,7 @@ def test_what_a_rank_waits_for_does_not_fail_with_what_nobody_reads(node, monkey
         bring(copy, variants, files)
 
     monkeypatch.setattr(memory_copy.MemoryCopy, "bring", scarce)
-    node.take(own=(), is_whole=True)
-    node.keeper.complete()
+    node.take(own=())
     dump, answers = HeldDump.at(str(node.path)), []
     for variants in ((1,), (0,)):
         node.keeper.bring(dump.inode, variants, lambda *told: answers.append(told))

@@ -1,19 +1,14 @@
 """What stays in the memory of the nodes that hold it: node 0 knows of it, and saves it if need be."""
 
-import os
 import socket
 from pathlib import Path
 
 import pytest
-from support.jobs import poll
 from support.memory_nodes import (
     HALVES,
     MEMORY,
-    SECOND,
-    STATES,
     Donors,
     Nodes,
-    state_file,
     two_states,
     written_file,
 )
@@ -22,7 +17,6 @@ from agent.dump.memory import MemoryTarget
 from agent.dump.target import LostStateError
 from agent.spread import collected, sender
 from worker_hooks.contract import protocol
-from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import REPLICATED, Shard
 from worker_hooks.storage.memory_dump import HeldDump
 
@@ -163,20 +157,54 @@ def test_it_is_not_complete_once_nobody_has_a_part_of_it(nodes):
 
 
 @pytest.mark.parametrize("absent", [(), (1,)])
-def test_one_node_more_has_all_that_node_0_has_before_it_is_complete(nodes, far, absent):
-    """What node 0 lacks it gets later, as nobody has all of it then."""
+def test_what_node_0_alone_has_goes_to_one_node_more(nodes, far, absent):
+    """Before it is complete: node 0 may be lost, and the others save what they have."""
     far.keep(2)
-    manifest, places = two_states()._replace(absent=absent), {1: range(3, 4), 4: range(2, 3)}
+    manifest, places = two_states()._replace(absent=absent), {1: range(3, 4), 4: range(1)}
     about = nodes.done.append, places, [1], [4], HERE
     orders = nodes.sender.begin(1, MEMORY, manifest, *about)
-    assert (orders[1].own, orders[1].is_whole) == ((1,), False)
-    assert (orders[4].own, orders[4].is_whole) == (() if absent else (0, 1), True)
+    assert {node: (order.own, order.late) for node, order in orders.items()} == {
+        1: ((1,), ()),
+        4: ((0,), ()),
+    }
+    assert [len(order.donors) for order in orders.values()] == [1, 0]
+
+
+def test_what_nodes_of_new_ranks_get_as_well_comes_to_it_later(nodes, far):
+    """It shares no line with what new ranks wait for, unless nodes could not save it together."""
+    places = {1: range(3, 4), 4: range(1)}
+    about = MEMORY, two_states(), nodes.done.append, places, [1], [4], HERE
+    order = nodes.sender.begin(1, *about)[4]
+    assert (order.own, order.late) == ((0,), (1,))
+    order = nodes.sender.begin(1, *about, is_whole=True)[4]
+    assert (order.own, order.late) == ((0, 1), ())
+    far.keep(2)
+    order = nodes.sender.begin(1, *about)[4]
+    assert (order.own, order.late) == ((0,), ())
+
+
+@pytest.mark.parametrize("is_long", [True, False])
+def test_late_tensors_come_once_that_is_said(nodes, is_long):
+    about = nodes.done.append, {1: range(2, 3)}, [1], [1], HERE
+    order = nodes.sender.begin(1, MEMORY, two_states(), *about)[1]
+    nodes.keeper.take(order._replace(own=(0,), late=(1,)))
+    nodes.run_until(lambda: nodes.told)
+    path = Path(nodes.keeper.as_here(protocol.Rejoin(1, MEMORY, "why")).path)
+    held = HeldDump.at(str(path))
+    assert held.manifest.absent == (1,)
+    if not is_long:
+        nodes.keeper.forget()
+    nodes.keeper.complete()
+    if is_long:
+        nodes.run_until(lambda: nodes.came)
+    assert nodes.came == [(held.inode, ())] * is_long  # the ranks that have it open hear of that
+    held.close()
 
 
 def test_a_late_node_is_not_sent_what_nobody_has_any_more(nodes):
     manifest = two_states()._replace(**ABSENT)
     order = nodes.sender.again(MEMORY, manifest, 1, range(3, 4), HERE)
-    assert (order.own, order.donors, order.is_whole) == ((1,), (), False)
+    assert (order.own, order.donors) == ((1,), ())
     nodes.keeper.take(order)
     nodes.run_until(lambda: nodes.told)
     assert "no node sends what is missing" in nodes.told[0].why_not
@@ -191,85 +219,7 @@ def test_the_controllers_node_is_not_asked_for_what_it_lacks(nodes, far):
     ports = {node: each._server.port for node, each in far.kept.items()}
     first = [order.donors[0].files[0].port for order in orders.values()]
     assert first == [ports[2], ports[3], ports[2]]
-    assert all(len(order.donors) == 2 for order in orders.values() if not order.is_whole)
-
-
-class Copies:
-    """Node 1 has rank 2, which holds the first state, and is to get all once the others go on."""
-
-    def __init__(self, nodes, absent):
-        self.nodes, manifest = nodes, two_states()._replace(absent=absent)
-        about = nodes.done.append, {1: range(2, 3)}, [1], [1], HERE
-        self.order = nodes.sender.begin(1, MEMORY, manifest, *about)[1]._replace(own=(0,))
-        nodes.keeper._ranks = (2,)
-        nodes.keeper.take(self.order)
-        nodes.run_until(lambda: nodes.told)
-        assert nodes.told[0].why_not == ""
-        self.held = HeldDump.at(str(self.path))  # as a rank has it open
-
-    @property
-    def path(self):
-        return Path(self.nodes.keeper.as_here(protocol.Rejoin(1, MEMORY, "why")).path)
-
-    def complete(self):
-        self.nodes.keeper.complete()
-        self.nodes.run_until(lambda: self.nodes.came)
-        return self.nodes.came[0]
-
-    def bring(self, *variants):
-        answers = []
-        about = self.held.inode, variants, lambda *told: answers.append(told)
-        self.nodes.keeper.bring(*about)
-        self.nodes.run_until(lambda: answers)
-        return answers[0]
-
-    def of(self, variant):
-        """What the files have that the rank has open."""
-        (shard,) = (
-            one
-            for one in self.held.manifest.shards
-            if one.variant == variant and one.kind == REPLICATED
-        )
-        return os.pread(int(shard.file), shard.nbytes, 0)
-
-
-@pytest.mark.parametrize("absent", [(), (1,)])
-def test_what_comes_in_other_files_is_not_in_those_that_a_rank_has_open(nodes, far, absent):
-    far.keep(2)
-    node = Copies(nodes, absent)
-    try:
-        assert node.of(0) == state_file(b"{}", STATES["first"])
-        before = node.path
-        inode, left, path = node.complete()
-        assert (inode, left) == (node.held.inode, ())
-        assert Path(path) == node.path != before
-        now = HeldDump.at(path)
-        assert now.manifest.absent == ()
-        found = {one.rank: os.pread(int(one.file), one.nbytes, 0) for one in now.manifest.shards}
-        assert found[4] + found[5] == SECOND
-        now.close()
-        assert node.of(1) == state_file(b"{}", b"")  # the header: who reads on comes to the end
-        if absent:  # node 0 has no more
-            assert node.bring(1) == ("no node sends what is missing", ())
-        else:
-            assert node.bring(1) == ("", ())
-            assert node.of(1) == state_file(b"{}", STATES["second"])
-        assert node.bring(0) == ("", () if not absent else (1,))
-    finally:
-        node.held.close()
-
-
-def test_all_of_it_comes_to_one_node_only_once_that_is_said(nodes, far):
-    far.keep(2)
-    node = Copies(nodes, (1,))
-    assert node.order.is_whole
-    assert manifests.read(node.path).absent == (1,)
-    nodes.keeper.complete()
-    nodes.keeper.forget()  # all train again
-    poll(lambda: not nodes.calls.empty())
-    nodes.calls.get()()
-    assert nodes.came == []
-    node.held.close()
+    assert [len(order.donors) for order in orders.values()] == [2, 2, 2]
 
 
 # --- in the controller's memory -------------------------------------------------------------------

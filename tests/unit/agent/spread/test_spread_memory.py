@@ -259,7 +259,6 @@ def partial(nodes):
     orders = nodes.sender.begin(
         1, MEMORY, in_memory(LARGE), nodes.done.append, ranks(1, 2), [2], [2]
     )
-    assert orders[2].is_whole > orders[1].is_whole
     nodes.keeper.take(orders[1])
     nodes.run_until(lambda: nodes.told)
     assert nodes.told[0].why_not == ""
@@ -303,9 +302,8 @@ def test_tensors_go_to_nodes_that_start_ranks_and_to_one_where_ranks_live_on(
 ):
     places, done = ranks(1, 2, 3), nodes.done.append
     orders = nodes.sender.begin(1, MEMORY, in_memory(LARGE), done, places, starting, living)
-    assert {node for node, order in orders.items() if order.own} == whole
+    assert {node for node, order in orders.items() if order.own or order.late} == whole
     assert all(order.heads == (14,) and order.rest for order in orders.values())
-    assert [order.is_whole for order in orders.values()].count(True) == 1
     keys = {key for order in orders.values() for key in (order.key, order.rest)}
     assert len(keys) == (4 if comes == "fetched" else 2)  # the tensors' is the same for all
 
@@ -360,7 +358,7 @@ def test_few_tensors_go_to_all_of_few_nodes(nodes, monkeypatch):
 
 def test_a_partial_copy_has_all_but_the_tensors_and_nobody_takes_it_for_whole(partial):
     found = contents_at(partial)
-    assert manifests.read(partial).is_partial
+    assert manifests.read(partial).absent
     assert found[0] == LARGE[0][:14]  # who reads on comes to the end, and to no zeros
     assert found[1] == LARGE[1]
     dump = HeldDump.at(str(partial))
@@ -378,7 +376,7 @@ def test_the_tensors_are_brought_once_a_rank_reads_them(nodes, partial):
         nodes.keeper.bring(inode(partial), (0,), lambda *about: answers.append(about))
     nodes.run_until(lambda: len(answers) == 2)
     assert answers == [("", ()), ("", ())]
-    assert (inode(partial), (), "") in nodes.came
+    assert (inode(partial), ()) in nodes.came
     assert contents_at(partial)[0] == LARGE[0]
     with pytest.raises(PermissionError):  # nobody changes them any more
         os.pwrite(int(manifests.read(partial).shards[0].file), b"x", 20)
@@ -387,7 +385,7 @@ def test_the_tensors_are_brought_once_a_rank_reads_them(nodes, partial):
     assert b"".join(dump.file(number).tensors) == LARGE[0][14:]
     dump.close()
     now = Path(nodes.keeper.as_here(protocol.Rejoin(2, MEMORY, "why")).path)
-    assert not manifests.read(now).is_partial
+    assert not manifests.read(now).absent
     assert contents_at(now) == contents_at(partial)
     for path in (now, partial):  # whoever had the order before it was whole
         assert brought(nodes, path) == ""
@@ -411,7 +409,7 @@ def test_a_rank_is_told_why_the_tensors_cannot_be_brought(nodes, partial, monkey
     with monkeypatch.context() as changed:
         changed.setattr(room, "free_bytes", lambda: 1 << 20)
         assert "no room for the state" in brought(nodes, partial)
-    assert manifests.read(partial).is_partial
+    assert manifests.read(partial).absent
     assert brought(nodes, partial) == ""  # there is room again
 
 

@@ -55,7 +55,7 @@ class Node(Nodes):
             return self.told[0].why_not
         path = Path(self.keeper.as_here(protocol.Rejoin(1, MEMORY, "why")).path)
         found = manifests.read(path)
-        assert not found.is_partial
+        assert not found.absent
         assert {one.variant for one in found.heads} == {
             one.variant for one in found.shards if one.kind == REPLICATED and one.rank > 1
         }

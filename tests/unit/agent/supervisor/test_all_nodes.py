@@ -427,7 +427,7 @@ REPLACE = do.ReplaceRanks(1, (0, 1, 5), (2, 3, 4), MEMORY, 7, "node 1 is gone")
 class FakeSender:
     """Sends nothing; what nodes answer is said by the test."""
 
-    def begin(self, _dump_id, path, _manifest, _done, nodes, *_alive):
+    def begin(self, _dump_id, path, _manifest, _done, nodes, *_alive, **_how):
         return {node: TakeMemory(path, "", 1, "") for node in nodes}
 
     def again(self, path, _manifest, *_):

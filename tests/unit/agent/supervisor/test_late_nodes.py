@@ -184,10 +184,9 @@ GROUPS = ((0, 5), (1, 3), (2, 4))  # of the last one no rank is on node 0
 
 
 @pytest.mark.parametrize(
-    ("gone", "left"), [((3,), {2, 3}), ((0,), set()), ((3, 1), set()), ((4,), {2, 3})]
+    ("gone", "left"), [((3,), {2, 3}), ((0,), {2, 3}), ((3, 1), {2}), ((4,), {2, 3})]
 )
-def test_what_no_rank_of_node_0_holds_stays_where_it_is_written(cluster, gone, left):
-    """Unless one of these is replaced: all of node 0 may be about to be lost."""
+def test_what_no_rank_of_node_0_reads_stays_where_it_is_written(cluster, gone, left):
     cluster.start(2, 3, 4)
     cluster.hooks.alike = GROUPS
     to_memory(cluster, *gone)
@@ -196,13 +195,21 @@ def test_what_no_rank_of_node_0_holds_stays_where_it_is_written(cluster, gone, l
     cluster.all.finish()
 
 
-def test_while_a_node_is_awaited_all_of_it_is_on_node_0(cluster):
+def test_it_stays_while_a_node_is_awaited(cluster):
     cluster.start(2, 3, 4)
     cluster.hooks.alike = GROUPS
-    for is_left in (True, False):
-        to_memory(cluster, 5)
-        assert stays(cluster) == is_left
-        cluster.links[1].lose(GONE)
+    cluster.links[1].lose(GONE)
+    to_memory(cluster, 5)
+    assert stays(cluster)
+    cluster.all.finish()
+
+
+def test_all_of_it_comes_to_node_0_where_nodes_could_not_save_it_into_one_folder(cluster):
+    cluster.start(2, 3, 4)
+    cluster.hooks.alike = GROUPS
+    cluster.hooks.has_common_folder = False
+    to_memory(cluster, 3)
+    assert not stays(cluster)
     cluster.all.finish()
 
 
@@ -240,7 +247,7 @@ def test_where_nodes_do_not_reach_each_other_all_of_it_comes_to_node_0_the_next_
     cluster.start(2, 3, 4)
     cluster.hooks.alike = GROUPS
     cluster.all._memory._sender = SimpleNamespace(
-        begin=lambda *_: {}, hear=print, expect=print, close=print, lose=print
+        begin=lambda *_, **__: {}, hear=print, expect=print, close=print, lose=print
     )
     for absent, is_left in (((), True), ((1,), False)):
         cluster.hooks.spread(1, "/proc/7/fd/4", SimpleNamespace(absent=absent), print)
@@ -250,8 +257,8 @@ def test_where_nodes_do_not_reach_each_other_all_of_it_comes_to_node_0_the_next_
     cluster.all.finish()
 
 
-def test_all_nodes_that_hold_a_part_which_node_0_lacks_write_it(cluster):
-    """One of them may be lost."""
+def test_each_part_is_written_on_two_nodes_that_hold_it(cluster):
+    """One of them may be lost. Of what node 0 lacks they are others."""
     cluster.start(2, 3, 4)
     cluster.hooks.alike = ((0, 3), (1,), (2, 5), (4,))
     cluster.links[1].hear(Fact(pack_event(ev.WorkerStarted(5, 0, 105))))
@@ -259,9 +266,11 @@ def test_all_nodes_that_hold_a_part_which_node_0_lacks_write_it(cluster):
         to_memory(cluster, *gone)
         cluster.hooks.send_all((5,), SAVE)
         assert isinstance(cluster.links[1].said[-1], SaveHere) == bool(gone)
-    cluster.hooks.alike = ((0, 3, 5), (1,), (2,), (4,))
-    cluster.hooks.send_all((5,), SAVE)
-    assert not isinstance(cluster.links[1].said[-1], SaveHere)
+    for groups, is_written in ((((0, 3, 5), (1,), (2,), (4,)), True), (((0, 2, 5),), False)):
+        cluster.hooks.alike = groups
+        to_memory(cluster, 3)
+        cluster.hooks.send_all((5,), SAVE)
+        assert isinstance(cluster.links[1].said[-1], SaveHere) == is_written
 
 
 # --- the node of this process, which has taken the part of node 0 ---------------------------------
@@ -286,7 +295,7 @@ def test_another_one_keeps_copies_of_what_its_ranks_alone_have(here):
 
 def test_what_is_in_memory_here_is_so_for_it(here):
     path = "/proc/7/fd/4"
-    here.all._memory._sender = SimpleNamespace(begin=lambda *_: {}, close=print)
+    here.all._memory._sender = SimpleNamespace(begin=lambda *_, **__: {}, close=print)
     here.hooks.spread(1, path, None, print)
     assert here.others[0].has_memory(path)
     save = protocol.Save(1, 5, path, is_quick=True, parts=1)

@@ -62,7 +62,7 @@ def test_orders_are_carried_out_and_the_job_is_known_first(node):
 
 
 @pytest.mark.parametrize("state", ["replacing", "running"])
-def test_all_of_the_state_comes_here_only_if_a_replacement_takes_long(node, monkeypatch, state):
+def test_late_tensors_come_only_if_a_replacement_takes_long(node, monkeypatch, state):
     monkeypatch.setattr(module, "LONG_S", 0.0)
     completed = []
     node.controller._memory = SimpleNamespace(
@@ -76,8 +76,8 @@ def test_all_of_the_state_comes_here_only_if_a_replacement_takes_long(node, monk
 
 
 def test_ranks_hear_that_tensors_have_come(node):
-    node.controller._tell_came(77, (2,), "/proc/7/fd/8")
-    told = protocol.MemoryBrought(77, absent=[2], path="/proc/7/fd/8")
+    node.controller._tell_came(77, (2,))
+    told = protocol.MemoryBrought(77, absent=[2])
     assert node.hooks.log == [(2, told), (3, told)]
 
 

@@ -60,23 +60,10 @@ def test_why_it_cannot_be_brought_is_an_error_and_it_may_be_asked_for_again():
 
 
 def test_what_comes_of_other_states_is_noted_and_is_no_answer():
-    """Nobody has asked for it here: the node saves all of it if the controller's is lost."""
+    """Another rank of the node has asked for it."""
     rank = Rank(["", [1, 2, 4], [2, 4], [4]])
     assert rank.bring() == [4]
     assert rank.dump.absent == [[1, 2, 4], [2, 4], [4]]
-
-
-def test_a_rank_that_has_to_save_all_of_it_hears_where_it_is(monkeypatch):
-    """What it has read, or reads, is in the files that it has open."""
-    rank, whole = Rank(), SimpleNamespace(inode=78)
-    places = {"/proc/1/fd/9": whole}
-    monkeypatch.setattr(far_tensors, "HeldDump", SimpleNamespace(at=places.get))
-    told = MemoryBrought(INODE, absent=[], path="/proc/1/fd/9")
-    assert rank.far.hear(told, rank.dump) is whole
-    assert rank.dump.absent == []
-    assert rank.far.hear(told, whole) is whole  # of the dump before
-    assert rank.far.hear(told, None) is None
-    assert rank.far.hear(told._replace(path="/proc/1/fd/8"), rank.dump) is rank.dump  # it is gone
 
 
 def test_an_answer_about_an_earlier_dump_completes_no_other():

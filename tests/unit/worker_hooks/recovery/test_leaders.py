@@ -10,7 +10,7 @@ import pytest
 from support.checkpoints import OTHER, saved
 
 from worker_hooks.contract.layout import DumpLayout
-from worker_hooks.recovery import agent_lost
+from worker_hooks.recovery import agent_lost, unaided_dump
 from worker_hooks.recovery.peer_notes import PeerNotes
 from worker_hooks.storage import commit, manifest
 
@@ -23,9 +23,9 @@ def looks(monkeypatch):
     seen = threading.Event()
     pause = threading.Event()
     sleeper = SimpleNamespace(
-        monotonic=agent_lost.time.monotonic, sleep=lambda s: (seen.set(), pause.wait(s))
+        monotonic=unaided_dump.time.monotonic, sleep=lambda s: (seen.set(), pause.wait(s))
     )
-    monkeypatch.setattr(agent_lost, "time", sleeper)
+    monkeypatch.setattr(unaided_dump, "time", sleeper)
     return seen
 
 
@@ -34,7 +34,7 @@ def leader(folder):
     notes = PeerNotes(folder, 0)
     notes.tell(step=7, is_settled=True, is_whole=True, leads="A", folder="A", digest="mine")
     guard = SimpleNamespace(env=SimpleNamespace(rank=0))
-    return agent_lost._DumpWithoutAgent(guard, notes, stall_s=LONG_S)
+    return unaided_dump.UnaidedDump(guard, notes, stall_s=LONG_S)
 
 
 def test_two_that_lead_do_not_wait_for_each_other(tmp_path):
@@ -63,10 +63,12 @@ def test_one_that_led_in_vain_answers_the_next_leader_like_any_other(tmp_path, l
 @pytest.mark.parametrize("is_partial", [False, True])
 def test_whoever_lacks_tensors_of_the_dump_in_memory_does_not_lead(tmp_path, is_partial):
     notes = PeerNotes(tmp_path, 0)
-    memory = SimpleNamespace(manifest=SimpleNamespace(step=7, is_partial=is_partial))
+    absent = (0,) if is_partial else ()
+    about = manifest.Manifest("memory", 7, 0, 7, 1, 0, "r1", "a reason", absent=absent)
+    memory = SimpleNamespace(manifest=about)
     agent_lost._settle(SimpleNamespace(memory=memory), notes, LONG_S)
     guard = SimpleNamespace(env=SimpleNamespace(rank=0), resumed_step=0)
-    dump = agent_lost._DumpWithoutAgent(guard, notes, stall_s=LONG_S)
+    dump = unaided_dump.UnaidedDump(guard, notes, stall_s=LONG_S)
     found = dump._leader(notes.read())
     assert found == (None if is_partial else 0)
     dump._seen |= notes.read()

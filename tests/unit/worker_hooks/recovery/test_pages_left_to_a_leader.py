@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from support.status_pages import make, write
 
-from worker_hooks.recovery import agent_lost
+from worker_hooks.recovery import unaided_dump
 from worker_hooks.recovery.peer_notes import PeerNotes
 from worker_hooks.storage.private_records import record
 
@@ -54,7 +54,7 @@ class Told:
             ),
             source=SimpleNamespace(page=pages[rank]),
         )
-        self.dump = agent_lost._DumpWithoutAgent(self.guard, self.notes, stall_s=60.0)
+        self.dump = unaided_dump.UnaidedDump(self.guard, self.notes, stall_s=60.0)
         self.notes.tell(step=STEP if rank != 5 else STEP - 1, is_settled=True, is_whole=rank == 5)
 
     def follows(self):
@@ -112,9 +112,9 @@ def test_a_leader_prefers_its_own_nodes_pages_to_those_left_and_these_to_copies(
         seen.update(found)
         return {}
 
-    monkeypatch.setattr(agent_lost.private_records, "completed", completed)
+    monkeypatch.setattr(unaided_dump.private_records, "completed", completed)
     for rank in (0, 3):
-        agent_lost.leave_page(notes.folder, rank, pages[rank].content())
+        unaided_dump.leave_page(notes.folder, rank, pages[rank].content())
     leader = Told(notes.folder, pages, 2, near=[3], far=[0, 1])
     leader.dump._complete_private(None, STEP, ())
     assert seen[3] is pages[3]

@@ -1,0 +1,174 @@
+"""A dump in memory of which each node has a part: the ranks save it between them without node 0."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save
+
+from worker_hooks.contract import protocol
+from worker_hooks.contract.layout import DumpLayout
+from worker_hooks.recovery import agent_lost, joint_dump
+from worker_hooks.recovery.joint_dump import PartRequest
+from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes
+from worker_hooks.recovery.unaided_dump import UnaidedDump
+from worker_hooks.storage import manifest as manifests
+from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, REPLICATED, Manifest, Shard
+from worker_hooks.storage.memory_dump import HERE, HeldDump
+
+STEP, WORLD = 7, 6  # rank 0 is lost with its node
+HOLDERS = ((0, 3), (1, 4), (2, 5))
+LONG_S = 30.0
+
+
+def state(variant):
+    return torch.full((5,), float(variant))
+
+
+class Alone(list):
+    """The other ranks of a node: none."""
+
+    copied = frozenset()
+
+
+class Node:
+    """One rank's node, and what it has of the dump."""
+
+    def __init__(self, folder, rank, states, private=(), *, step=STEP, stall_s=LONG_S):
+        self.opened, self.folder = [], folder
+        shards = [
+            self.shard(REPLICATED, HOLDERS[variant][0], variant, state(variant))
+            for variant in range(len(HOLDERS))
+        ]
+        shards += [self.shard(PRIVATE, each, 0, torch.tensor([each])) for each in (rank, *private)]
+        absent = tuple({*range(len(HOLDERS))} - {*states})
+        about = "a", (), (), (), HOLDERS
+        made = Manifest(
+            MEMORY_KIND, step, 0, 7, WORLD, 1, "r1", "a reason", 0.0, tuple(shards), *about
+        )
+        held = HeldDump(HERE, made._replace(absent=absent))
+        self.notes = PeerNotes(folder / "notes", rank)
+        self.guard = SimpleNamespace(
+            memory=held,
+            env=SimpleNamespace(rank=rank, world_size=WORLD, nodes=WORLD, record_id="r1"),
+            peers=Alone(),
+            source=SimpleNamespace(page=None),
+            resumed_step=0,
+            replicated=protocol.Replicated("", (), ()),
+        )
+        agent_lost._settle(self.guard, self.notes, LONG_S)
+        self.dump = UnaidedDump(self.guard, self.notes, stall_s)
+        self.dump._leave_pages = lambda *_: None
+
+    def shard(self, kind, rank, variant, tensor):
+        content = save({"a": tensor})
+        self.opened.append(file := os.memfd_create("part"))
+        os.pwrite(file, content, 0)
+        return Shard(str(file), rank, kind, len(content), "", variant)
+
+    def save(self):
+        return self.dump.save([str(self.folder)])
+
+    def close(self):
+        self.guard.memory.close()
+        for file in self.opened:
+            os.close(file)
+
+
+@pytest.fixture
+def node(tmp_path):
+    made = []
+
+    def make(*about, **how):
+        made.append(Node(tmp_path, *about, **how))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def save_all(*nodes):
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        return [each.result(LONG_S) for each in [pool.submit(node.save) for node in nodes]]
+
+
+def check_saved(tmp_path, private):
+    layout = DumpLayout.of_step(tmp_path, STEP)
+    made = manifests.read(layout.folder)
+    assert not manifests.verify(layout.folder, made)
+    assert (made.kind, made.step, made.holders, made.absent) == ("dump", STEP, HOLDERS, ())
+    shared = {shard.variant: shard.file for shard in made.shards if shard.kind == REPLICATED}
+    assert sorted(shared) == [0, 1, 2]
+    for variant, file in shared.items():
+        assert load_file(layout.folder / file)["a"].equal(state(variant))
+    assert {shard.rank for shard in made.shards if shard.kind == PRIVATE} == private
+    assert made.without_private == tuple(sorted({*range(WORLD)} - private))
+
+
+def test_nodes_that_have_parts_save_all_of_it(tmp_path, node, caplog):
+    """Nobody has all; each writes what its node has, and its own private state."""
+    found = save_all(node(1, [1]), node(2, [2], [0]), node(3, [0, 1]))
+    assert len({*found}) == 1
+    check_saved(tmp_path, {0, 1, 2, 3})
+    assert "data position of rank 4, 5 are lost" in caplog.text
+
+
+def test_each_node_writes_but_what_it_was_asked_for(tmp_path, node):
+    save_all(node(1, [0, 1, 2], [0, 2, 3]), node(2, [1, 2], [4, 5]), node(3, [0]))
+    check_saved(tmp_path, {*range(WORLD)})
+    names = {path.name for path in tmp_path.rglob("ttp_rank*") if not path.is_symlink()}
+    assert names == {f"ttp_rank_1-1_7{part}.safetensors" for part in ("", "-part1", "-part2")}
+
+
+def test_what_no_node_has_is_not_saved(tmp_path, node):
+    one, two = node(1, [0]), node(2, [2])
+    assert save_all(one, two) == [None, None]
+    assert not list(tmp_path.glob("tft*"))
+    assert "had not come to its node" in one.dump.why_nothing(0)
+
+
+def test_parts_of_two_dumps_are_not_mixed(tmp_path, node):
+    assert save_all(node(1, [0, 1]), node(2, [2], step=STEP - 1)) == [None, None]
+    assert not list(tmp_path.glob("tft*"))
+
+
+def test_one_that_gives_no_sign_is_not_awaited_forever(tmp_path, node):
+    """Another node has what it was asked for, but only this one was asked; the next leader is not
+    the rank that saw it fail."""
+    leader = node(1, [0, 1], stall_s=0.3)
+    node(2, [2])  # says what it has, and nothing more
+    next_one = node(3, [0, 2], stall_s=0.3)
+    found = save_all(leader, next_one)
+    assert len({*found}) == 1
+    check_saved(tmp_path, {1, 3})
+
+
+# --- who is asked for what ------------------------------------------------------------------------
+
+
+def note(states, ranks, memory="m"):
+    about = {"is_settled": True, "is_memory": True, "memory": memory, "total": 3}
+    return PeerNote(1, STEP, states=states, ranks=ranks, **about)
+
+
+def test_each_state_and_each_rank_is_asked_for_once():
+    notes = {
+        1: note([0], [[1, 1]]),
+        2: note([0, 1], [[0, 3]]),
+        3: note([1, 2], [[3, 5]]),
+        4: note([2], [[4, 4]]),
+        5: note([0, 1, 2], [[0, 5]], "another"),
+    }
+    assert joint_dump.requests(1, notes) == (
+        PartRequest(2, [1], [2, 0]),
+        PartRequest(3, [2], [3, 5]),
+        PartRequest(4, [], [4]),
+    )
+    assert joint_dump.complete(notes) == {"m", "another"}
+    del notes[3], notes[4], notes[5]
+    assert joint_dump.complete(notes) == set()
