@@ -13,6 +13,21 @@ from worker_hooks.storage import manifest
 LOST = "its node 0 was lost"
 
 
+def lost_steps(saved: SurvivedStep) -> str:
+    """What was trained, and is to be trained again, as a clause; empty: nothing."""
+    count = saved.reached - saved.step
+    if count <= 0:
+        return ""
+    which = f" after step {saved.step}" if saved.path else ""
+    return f"{count} step{which} is lost" if count == 1 else f"{count} steps{which} are lost"
+
+
+def begins_anew(saved: SurvivedStep) -> str:
+    """A sentence for people: nothing is there from which the job could go on."""
+    lost = lost_steps(saved) or "it had made no step"
+    return f"nothing of run {saved.job} is saved: the job begins anew, {lost}"
+
+
 def going_on(
     spec: JobSpec, saved: SurvivedStep | None, say: Callable[[str], None], why: str
 ) -> JobSpec:
@@ -25,6 +40,9 @@ def going_on(
     """
     if saved is None or (spec.dump.resume is not None and saved.step <= spec.dump.resume_step):
         return spec
+    if not saved.path:
+        say(begins_anew(saved))
+        return spec
     path = Path(saved.path)
     try:
         found = manifest.read(path)
@@ -33,7 +51,8 @@ def going_on(
         raise NotStartedError(f"the checkpoint {path} cannot be read here ({error})") from error
     if damages:
         raise NotStartedError(f"the checkpoint {path} is damaged: {damages[0]}")
-    say(f"resuming step {saved.step} of run {saved.job} from {path}: {why}")
+    lost = f"; {each}" if (each := lost_steps(saved)) else ""
+    say(f"resuming step {saved.step} of run {saved.job} from {path}: {why}{lost}")
     for sentence in manifest.describe_private(found):
         say(sentence)
     dump = spec.dump._replace(resume=path.absolute(), resume_step=saved.step, lineage=saved.lineage)

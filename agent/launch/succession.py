@@ -9,9 +9,11 @@ is there after all, or was started again, they meet at node 0.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent.launch.doors import Address, DoorWatch
 from agent.launch.meeting import (
@@ -26,6 +28,7 @@ from agent.launch.meeting import (
     own_side,
     program_digest,
 )
+from agent.launch.past import begins_anew, lost_steps
 from agent.launch.search import FIRST, HOME, LEAD, Search
 from agent.launch.signals import is_asked_late, take_back
 from agent.nodes.gather import Succession
@@ -40,6 +43,9 @@ from agent.seat.records import NodeShare
 from agent.seat.rights import SuccessorRight
 from agent.spec.job_spec import JobSpec, NotStartedError
 from agent.text.wording import duration
+
+if TYPE_CHECKING:
+    from worker_hooks.storage.find import FoundCheckpoint, SearchResult
 
 SAVED_LOOK_S = 0.5  # between two looks at what others save
 LOOK_S = 0.1  # between two looks at who is there
@@ -98,14 +104,10 @@ def saved_step(
         reached: the newest step that a rank here has committed.
         patience_s: until it must be: ranks on other nodes may be at it.
     """
-    from worker_hooks.storage.find import Verify, search_of_run  # rarely needed
-
-    lineage = (record.saves_as, *record.lineage)
-    folders = [*map(Path, record.checkpoints)]
     until_s = time.monotonic() + patience_s
     while True:
         try:
-            found = search_of_run(folders, lineage, record.resumed_step, verify=Verify.QUICK).newest
+            found = _saved_by(record).newest
         except OSError:  # the file server is gone as well
             return None
         if found is not None and found.manifest.step >= reached:
@@ -113,10 +115,63 @@ def saved_step(
         if time.monotonic() >= until_s or is_asked_late():
             return None
         time.sleep(SAVED_LOOK_S)
-    step = found.manifest.step
+    return _survived(record, job, found)
+
+
+def older_step(record: Record, job: JobSpec, reached: int, say: Say) -> SurvivedStep | None:
+    """Where the job begins again whose newest step is not saved: what is lost is said.
+
+    That is its newest checkpoint, or its own beginning if it has none. ``None``: it has some, and
+    none that can be read, so somebody has to look into that.
+
+    Args:
+        record: of this node.
+        job: as this node took part in it.
+        reached: the newest step that a rank has committed.
+        say: prints one sentence for people.
+    """
+    try:
+        for folder in filter(os.path.isdir, record.checkpoints):
+            os.listdir(folder)  # else it would seem to be empty
+        found = _saved_by(record)
+    except OSError as error:
+        say(f"what was saved cannot be looked at: {error}")
+        return None
+    for remark in found.remarks:
+        say(remark)
+    if found.newest is not None:
+        older = _survived(record, job, found.newest)._replace(reached=reached)
+        lost = lost_steps(older) or "no step is lost"
+        say(f"step {older.step} is saved in {older.path}: the job goes on from there, {lost}")
+        return older
+    if found.has_damaged:
+        return None
+    if job.dump.resume is not None:
+        say(f"the checkpoint {job.dump.resume}, from which the job began, is not found")
+        return None
+    anew = _survived(record, job, None)._replace(reached=reached)
+    say(begins_anew(anew))
+    return anew
+
+
+def _saved_by(record: Record) -> SearchResult:
+    from worker_hooks.storage.find import Verify, search_of_run  # rarely needed
+
+    folders = [*map(Path, record.checkpoints)]
+    return search_of_run(folders, _lineage(record), record.resumed_step, verify=Verify.QUICK)
+
+
+def _survived(record: Record, job: JobSpec, found: FoundCheckpoint | None) -> SurvivedStep:
+    """What this node brings along; ``found``: from where; ``None``: nothing is saved."""
+    survived = SurvivedStep(job.saves_as, job.node_rank, "", 0, (), program_digest(job), job.nnodes)
+    if found is None:
+        return survived
     path = str(found.path.absolute())
-    program = program_digest(job)
-    return SurvivedStep(job.saves_as, job.node_rank, path, step, lineage, program, job.nnodes)
+    return survived._replace(path=path, step=found.manifest.step, lineage=_lineage(record))
+
+
+def _lineage(record: Record) -> tuple[str, ...]:
+    return (record.saves_as, *record.lineage)
 
 
 def meet_again(lost: Continuation, environ: Mapping[str, str], version: str, say: Say) -> Met:
@@ -143,7 +198,7 @@ def meet_again(lost: Continuation, environ: Mapping[str, str], version: str, say
         except JobOverError:  # others have gone on from what this node has saved
             raise
         except NotStartedError as error:
-            if lost.saved is None:
+            if lost.saved is None or not lost.saved.path:
                 raise
             kept = f"step {lost.saved.step} is saved in {lost.saved.path}"
             raise NotStartedError(f"{error}; {kept}", error.exit_code) from error
@@ -265,8 +320,9 @@ class _Meeting:
         how = f"--master-addr={node.address} --master-port={node.door} and without --node-rank"
         if job.cluster.by_hand is not None:
             how = f"MS_SCHED_HOST={node.address} MS_SCHED_PORT={node.door} MS_ROLE=MS_WORKER"
+        kept = f"step {lost.saved.step} is saved" if lost.saved.path else "no step is saved"
         self._say_once(
-            f"this node takes the part of node 0, which is lost; step {lost.saved.step} is saved. "
+            f"this node takes the part of node 0, which is lost; {kept}. "
             f"To give a node to the job, start msrun there with {how}"
         )
         side = self._side(job, is_first=True)

@@ -30,13 +30,14 @@ class SurvivedStep(NamedTuple):
 
     job: str  # its id
     node_rank: int  # that the node had in it
-    path: str  # the checkpoint of that step, on a file system that all nodes share
-    step: int
+    path: str  # of a checkpoint, on a file system that all nodes share; empty: there is none
+    step: int  # that it holds; 0: there is none
     lineage: tuple[str, ...]  # record ids: the job's, then those of the runs that it resumed
     program: str  # a digest of what its ranks run, with which arguments
     nodes: int = 0  # that the job had, node 0 included; 0: not known
     attempt: int = 0  # the newest that the node knows of: a later one may have its place, if older
     is_haunted: bool = False  # a silent node had its place, which may live, and ask a store, too
+    reached: int = 0  # the newest step that was committed, if it is later, and lost
 
 
 class LivingRanks(NamedTuple):

@@ -288,8 +288,11 @@ class Gathering:
         living = [each.join.living for each in self._members.values() if each.join.living]
         if living:  # one that came late does not know what the attempt has resumed from
             return max(living, key=lambda each: (each.attempt_resume, len(each.lineage)))
-        told = (each.join.survived for each in self._members.values())
-        return max(filter(None, told), key=lambda each: each.step, default=None)
+        told = [each.join.survived for each in self._members.values() if each.join.survived]
+        if not told:
+            return None
+        newest = max(told, key=lambda each: (each.step, bool(each.path)))
+        return newest._replace(reached=max(each.reached for each in told))
 
     def survivors(self) -> set[int]:
         """The ranks that nodes which are here had before node 0 was lost."""

@@ -152,6 +152,7 @@ class JobKnown(NamedTuple):
     attempt: int
     has_hooks: bool
     is_asked: bool = False  # somebody has asked it to stop
+    is_apart: bool = False  # nodes save into different folders
 
 
 class TermKnown(NamedTuple):

@@ -144,8 +144,13 @@ class JobController:
     def view(self) -> JobView:
         """What nodes know of the job, as of the newest decision."""
         job = self._job
-        is_asked = bool(job.stop.why)
-        return JobView(job.state, job.attempt, has_hooks=job.has_hooks, is_asked=is_asked)
+        return JobView(
+            job.state,
+            job.attempt,
+            has_hooks=job.has_hooks,
+            is_asked=bool(job.stop.why),
+            is_apart=bool(job.apart),
+        )
 
     @property
     def why_never_replaced(self) -> str:

@@ -34,6 +34,7 @@ class JobView(NamedTuple):
     attempt: int = 0
     has_hooks: bool = False  # some rank's state could be saved, ever
     is_asked: bool = False  # somebody has asked it to stop
+    is_apart: bool = False  # nodes save into different folders
 
     def is_news_to(self, known: JobView | None) -> bool:
         """Whether nodes have to know at once; if not, they do with the next order."""

@@ -145,6 +145,8 @@ class RemoteController:
         self.view = JobView()
         self.ending: Ended | None = None
         """How the job ended; ``None``: it has not."""
+        self.best_step = 0
+        """The newest step that a rank of the job has committed in any attempt, as far as known."""
         self.goes_on = False
         """Whether the job goes on as another one: the controller's node is lost, or says so."""
         self.patience_s = 0.0
@@ -218,7 +220,7 @@ class RemoteController:
         match message:
             case JobKnown():
                 state = JobState(message.state)
-                self.view = JobView(state, message.attempt, message.has_hooks, message.is_asked)
+                self.view = JobView(state, *message[1:])
                 self.has_run |= state is JobState.RUNNING
                 was = self._unsettled
                 if was is not None and state is JobState.RUNNING and message.attempt > was.attempt:
@@ -243,6 +245,7 @@ class RemoteController:
                 self._bring(message)
             case ShownStatus():
                 self._shown, self._shown_step = message.status, message.step
+                self.best_step = max(self.best_step, message.step)
                 self._show_status(message.status)
             case Ended():
                 self.ending, self.goes_on = message, message.goes_on
@@ -479,6 +482,7 @@ class RemoteController:
             self.patience_s = 0.0 if saving else ELSEWHERE_S
             saves = bool(saving) or (self.view.has_hooks and self._hooks.may_save)
             reached = max(self._hooks.newest_step(), self._shown_step)
+            self.best_step = max(self.best_step, self._succeeded_at, reached)
             self.goes_on = self._take_part(loss, reached, saves)
         if not living:
             self._finish()

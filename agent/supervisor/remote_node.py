@@ -577,7 +577,7 @@ def replacement_order(action: do.ReplaceRanks, port: int) -> Order:
 
 @lru_cache(maxsize=1)
 def _known(view: JobView) -> JobKnown:
-    return JobKnown(view.state.value, view.attempt, view.has_hooks, view.is_asked)
+    return JobKnown(view.state.value, *view[1:])
 
 
 def _order_of(action: do.Action) -> Order:

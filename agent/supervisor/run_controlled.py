@@ -17,7 +17,8 @@ from agent.launch.doors import Address
 from agent.launch.meeting import Continuation, Met
 from agent.launch.prepare import Prepared, StartedForkserver, hand_on, start_early
 from agent.launch.scheduler_watch import AloneWith, SchedulerWatch
-from agent.launch.succession import next_job, saved_step, why_over
+from agent.launch.signals import is_asked_late
+from agent.launch.succession import next_job, older_step, saved_step, why_over
 from agent.nodes.join import JoinedNode
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.link import NodeLink
@@ -214,7 +215,8 @@ class NextJob:
         self._environ = environ
         self._console = console
         self._nodes = met.roster.nodes
-        self._reached = self._attempt = 0
+        self._reached = self._best = self._attempt = 0
+        self._may_be_set_back = False  # the job may begin again from an older step
         self._spec = met.prepared.spec  # with the place that this node has as they meet
         self._job: JobSpec | None = None
         self._early: StartedForkserver | None = None
@@ -246,6 +248,10 @@ class NextJob:
         places = {0: head, head: 0}
         self._spec = spec = spec._replace(node_rank=places.get(spec.node_rank, spec.node_rank))
         self._is_silent = loss.kind is LossKind.SILENCE
+        # as with any other node; what a lost one has on a disk of its own nobody else sees
+        is_allowed = self._set_back < self._met.prepared.spec.max_restarts
+        self._may_be_set_back = is_allowed and not controller.view.is_apart
+        self._best = controller.best_step
         if why := why_over(spec, self._nodes, loss, reached, term):
             self._console.say(f"no node takes the part of node 0: {why}")
             return False
@@ -291,6 +297,12 @@ class NextJob:
         cluster = self._met.asked.cluster
         return cluster is not None and bool(cluster.lost_at)
 
+    @property
+    def _set_back(self) -> int:
+        """How often steps were lost with node 0 so far."""
+        cluster = self._met.asked.cluster
+        return 0 if cluster is None else cluster.set_back
+
     def pids(self) -> frozenset[int]:
         """Processes that do not end with the ranks."""
         early = () if self._early is None else (self._early.forkserver.pid,)
@@ -307,6 +319,8 @@ class NextJob:
         assert self._job is not None
         assert self._job.cluster is not None
         spec, reached = self._spec, max(self._reached, newest)
+        # where no step was made none is at it
+        patience_s = 0.0 if self._may_be_set_back and not reached else patience_s
         saved = saved_step(parts.kept.present, spec, reached, patience_s)
         if saved is None and self._has_lost_before:  # a moment ago: it has just begun anew
             saved = saved_step(parts.kept.present, spec, spec.dump.resume_step)
@@ -314,6 +328,10 @@ class NextJob:
                 self._console.say(
                     f"{steps} step{'s' if steps > 1 else ''} after step {saved.step} lost"
                 )
+        is_set_back = saved is None and self._may_be_set_back and not is_asked_late()
+        if is_set_back:
+            best = max(reached, self._best)
+            saved = older_step(parts.kept.present, spec, best, self._console.say)
         if saved is None:
             self._console.say(f"the job does not go on by itself: step {reached} is not saved")
             return None
@@ -321,8 +339,10 @@ class NextJob:
         is_haunted = is_recent and self._met.settings.get("is_haunted") is True
         saved = saved._replace(attempt=self._attempt, is_haunted=is_haunted)
         cluster = self._job.cluster
-        lost_at = cluster.lost_at if self._head_lives else (*cluster.lost_at, saved.step)
-        job = self._job._replace(cluster=cluster._replace(lost_at=lost_at))
+        at = reached if is_set_back else saved.step
+        lost_at = cluster.lost_at if self._head_lives else (*cluster.lost_at, at)
+        set_back = self._set_back + is_set_back
+        job = self._job._replace(cluster=cluster._replace(lost_at=lost_at, set_back=set_back))
         met = self._met
         if (kept := self._starter.kept()) is not None:
             try:

@@ -16,11 +16,12 @@ from support.node_drills import told_place
 from support.node_jobs import PORT, NodeJobs, NodeMsrun, NodesJob, check_nothing_left, static
 from support.node_trainings import SCRIPT, check_weights, go, train, weights
 from support.screens import LEAVE, Terminal
+from support.sharded_trainings import SCRIPT as SHARDED
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 Nodes = Callable[[int], Cluster]
 WAITS = (SCRIPT, "--wait=3:1")
-TAKES_PART = "this node takes the part of node 0, which is lost; step "
+TAKES_PART = "this node takes the part of node 0, which is lost; "
 LEADS = "this node takes the part of node 0, which is lost: the ranks of the other nodes live on"
 
 
@@ -200,4 +201,37 @@ def test_a_job_that_began_anew_before_a_survivor_came_ends(
     go(jobs)
     again = start(0, "again")
     check_bitwise(undisturbed, job.parts[1], again)
+    check_nothing_left(*jobs.cluster.nodes)
+
+
+@pytest.mark.parametrize("periodic", [0, 2])
+def test_a_job_of_which_no_step_is_saved_begins_anew_with_a_node_0_that_is_started_again(
+    jobs: NodeJobs, periodic: int
+) -> None:
+    """Each rank has a part that no other holds, so what node 0 had is lost with it."""
+    words = (SHARDED, "fsdp", 14, "--pause=0.1", f"--periodic={periodic}")
+    job = jobs.start("--max-restarts=3", *words, nproc=2)
+    job.head.await_error("protected")
+    job.await_lines("step 5", 4)
+    jobs.cluster.nodes[0].kill()
+    part = job.parts[1]
+    part.await_error(TAKES_PART)
+    jobs.cluster.nodes[0].boot()
+    again = jobs.start_one(
+        jobs.cluster.nodes[0],
+        *static(0, 2, 2),
+        "--max-restarts=3",
+        *words,
+        nproc=2,
+        log_dir=jobs.cluster.nodes[0].folder / "again",
+    )
+    said = [(each.wait().code, each.errors) for each in (part, again)]
+    assert [code for code, _ in said] == [0, 0], said
+    if periodic:
+        assert re.search(r"resuming step [246] of run ", again.errors), again.errors
+    else:
+        for _, errors in said:
+            assert re.search(
+                r"nothing of run \S+ is saved: the job begins anew, (5|6|7) steps are lost", errors
+            ), errors
     check_nothing_left(*jobs.cluster.nodes)

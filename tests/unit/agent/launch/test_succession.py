@@ -341,6 +341,29 @@ def test_a_job_goes_on_only_from_a_checkpoint_that_is_whole(tmp_path):
         going_on(JOB, survived, said.append, LOST)
 
 
+def test_node_0_says_what_a_job_has_lost_that_begins_anew_or_from_an_older_step(tmp_path):
+    said = []
+    anew = SurvivedStep("lost", 1, "", 0, (), "", reached=6)
+    assert going_on(JOB, anew, said.append, LOST) == JOB
+    assert said == ["nothing of run lost is saved: the job begins anew, 6 steps are lost"]
+    folder = saved(tmp_path, step=5, run="lost")
+    older = SurvivedStep("lost", 1, str(folder), 5, ("lost",), "", reached=6)
+    assert going_on(JOB, older, said.append, LOST).dump.resume == folder
+    where = f"resuming step 5 of run lost from {folder}: its node 0 was lost"
+    assert said[1] == f"{where}; 1 step after step 5 is lost"
+    typed = JOB._replace(dump=JOB.dump._replace(resume=folder, resume_step=5))
+    assert going_on(typed, anew, [].append, LOST) == typed
+
+
+def test_who_leads_a_job_of_which_nothing_is_saved_says_so(meeting):
+    one = meeting(Watch(doors(gone={0, 1, 2})))
+    one._lost = one._lost._replace(saved=SurvivedStep("lost", 3, "", 0, (), "", reached=6))
+    assert one.met() is MET
+    assert one.said[0].startswith(
+        "this node takes the part of node 0, which is lost; no step is saved. To give a node"
+    )
+
+
 def test_what_is_lost_with_a_node_is_said(tmp_path):
     folder = saved(tmp_path, step=9, run="lost", lost=(0, 1))
     said = []

@@ -154,6 +154,17 @@ def test_a_node_that_is_to_resume_takes_no_part_in_a_job_that_begins_anew():
     )
 
 
+def test_of_nodes_that_lost_their_steps_the_newest_checkpoint_and_the_newest_step_are_told():
+    gathering = Gathering(OWN, WantedNodes(3))
+    assert gathering.past() is None
+    nothing = SurvivedStep("job", 1, "", 0, (), "", reached=6)
+    gathering.add(wish("mn1")._replace(survived=nothing), "10.0.0.2")
+    assert gathering.past() == nothing
+    older = SurvivedStep("job", 2, "/saved", 0, ("job",), "", reached=5)
+    gathering.add(wish("mn2")._replace(survived=older), "10.0.0.3")
+    assert gathering.past() == older._replace(reached=6)
+
+
 def test_a_node_too_many_is_refused():
     gathering = Gathering(OWN, WantedNodes(2))
     gathering.add(wish("mn1"), "10.0.0.2")

@@ -2,14 +2,49 @@
 
 import signal
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
+
+import pytest
+from support.checkpoints import saved
 
 from agent.launch import succession
 from agent.nodes.line import CLOSED
 from agent.nodes.run_messages import NodeFacts
-from agent.spec.job_spec import ClusterSpec, JobSpec, Program, ProgramKind, ReplaceSpec
+from agent.records.run_record import Record
+from agent.spec.job_spec import ClusterSpec, DumpSpec, JobSpec, Program, ProgramKind, ReplaceSpec
 from agent.supervisor.job_view import JobView
 from agent.supervisor.run_controlled import NextJob
+
+NODES = tuple(NodeFacts(rank, "", f"10.0.0.{rank}", 2, 9, door=70 + rank) for rank in range(3))
+
+
+def following_of(say, restarts=0, resume=None, set_back=0):
+    """What follows on a node, in a job that may restart so often."""
+    asked = JobSpec(
+        Program("train.py", (), ProgramKind.SCRIPT, "python"),
+        2,
+        "r",
+        "r",
+        cluster=ClusterSpec(3, set_back=set_back),
+        nodes=(2, 2, 2),
+        node_rank=0,
+        master_addr="node0",
+        master_port=29500,
+        max_restarts=restarts,
+        replace=ReplaceSpec(node_wait_s=60.0),
+        dump=DumpSpec(resume=resume, resume_step=4 if resume else 0),
+    )
+    met = SimpleNamespace(
+        prepared=SimpleNamespace(spec=asked, is_late=False),
+        asked=asked,
+        roster=SimpleNamespace(nodes=NODES),
+        door=None,
+        token=b"",
+        settings={},
+    )
+    starter = SimpleNamespace(keep=lambda: True, kept=lambda: None)
+    return NextJob(met, {}, SimpleNamespace(say=say), starter, None)
 
 
 def test_of_a_job_that_does_not_follow_no_process_is_left():
@@ -28,29 +63,8 @@ def test_of_a_job_that_does_not_follow_no_process_is_left():
 
 
 def test_who_had_taken_node_0s_part_counts_as_node_0_where_nodes_meet_again():
-    nodes = tuple(NodeFacts(rank, "", f"10.0.0.{rank}", 2, 9, door=70 + rank) for rank in range(3))
-    asked = JobSpec(
-        Program("train.py", (), ProgramKind.SCRIPT, "python"),
-        2,
-        "r",
-        "r",
-        cluster=ClusterSpec(3),
-        nodes=(2, 2, 2),
-        node_rank=0,  # it has the place of the node 0 that was lost before
-        master_addr="node0",
-        master_port=29500,
-        replace=ReplaceSpec(node_wait_s=60.0),
-    )
-    met = SimpleNamespace(
-        prepared=SimpleNamespace(spec=asked, is_late=False),
-        asked=asked,
-        roster=SimpleNamespace(nodes=nodes),
-        door=None,
-        token=b"",
-    )
-    starter = SimpleNamespace(keep=lambda: True, kept=lambda: None)
-    following = NextJob(met, {}, SimpleNamespace(say=print), starter, None)
-    lost = SimpleNamespace(nodes=nodes, view=JobView(attempt=4), term="", head=1)
+    following = following_of(print)  # it has the place of the node 0 that was lost before
+    lost = SimpleNamespace(nodes=NODES, view=JobView(attempt=4), term="", head=1, best_step=9)
     assert following.begin(lost, CLOSED, 9, True)
     assert [each.address for each in following._nodes] == ["10.0.0.1", "10.0.0.0", "10.0.0.2"]
     assert following._spec.node_rank == 1
@@ -59,3 +73,100 @@ def test_who_had_taken_node_0s_part_counts_as_node_0_where_nodes_meet_again():
     assert job.cluster.home == ("node0", 29500)
     lost = SimpleNamespace(nodes=following._nodes, job=job)
     assert succession._addresses(lost)[0] == ("10.0.0.1", 71)
+
+
+# --- what the ranks had reached is not saved ------------------------------------------------------
+
+
+def parts_of(folder):
+    """Of a run whose ranks save into this folder."""
+    fields = {"record_id": "mine", "job": "lost", "run_id": "", "pid": 1, "born": 1, "log_dir": ""}
+    record = Record(**fields, argv=(), cwd="", started=0.0, checkpoints=(str(folder),))
+    return SimpleNamespace(kept=SimpleNamespace(present=record))
+
+
+def after_a_loss(folder, *, reached=6, best=6, is_apart=False, **job):
+    """What follows where nothing newer is saved than what is in the folder; and what was said."""
+    said = []
+    following = following_of(said.append, **job)
+    view = JobView(attempt=1, is_apart=is_apart)
+    lost = SimpleNamespace(nodes=NODES, view=view, term="", head=0, best_step=best)
+    assert following.begin(lost, CLOSED, reached, True)
+    return following.lost(parts_of(folder), reached, 0.0), said
+
+
+def test_a_job_of_which_nothing_is_saved_begins_anew_and_says_what_is_lost(tmp_path):
+    found, said = after_a_loss(tmp_path, restarts=3)
+    assert (found.saved.path, found.saved.step, found.saved.reached) == ("", 0, 6)
+    assert (found.saved.node_rank, found.saved.nodes, found.saved.lineage) == (0, 3, ())
+    assert said == ["nothing of run r is saved: the job begins anew, 6 steps are lost"]
+    assert (found.job.cluster.lost_at, found.job.cluster.set_back) == ((6,), 1)
+
+
+def test_steps_of_an_attempt_before_are_lost_as_well(tmp_path):
+    """The job had been restarted from its beginning already, without node 0."""
+    found, said = after_a_loss(tmp_path, reached=0, best=6, restarts=3)
+    assert found.saved.reached == 6
+    assert said == ["nothing of run r is saved: the job begins anew, 6 steps are lost"]
+
+
+def test_where_no_step_was_made_none_is_lost(tmp_path):
+    _, said = after_a_loss(tmp_path, reached=0, best=0, restarts=1)
+    assert said == ["nothing of run r is saved: the job begins anew, it had made no step"]
+
+
+def test_it_goes_on_from_an_older_checkpoint_and_says_what_is_lost(tmp_path):
+    folder = saved(tmp_path, step=5, run="lost")
+    found, said = after_a_loss(tmp_path, restarts=1)
+    assert (found.saved.path, found.saved.step, found.saved.reached) == (str(folder), 5, 6)
+    assert found.saved.lineage == ("lost",)
+    where = f"step 5 is saved in {folder}: the job goes on from there"
+    assert said == [f"{where}, 1 step after step 5 is lost"]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_named_and_never_passed_over(tmp_path):
+    folder = saved(tmp_path, step=5, run="lost")
+    (folder / "manifest.json").write_text("{")
+    found, said = after_a_loss(tmp_path, restarts=3)
+    assert found is None
+    assert said[0].startswith(f"{folder} is skipped: ")
+    assert said[-1] == "the job does not go on by itself: step 6 is not saved"
+    older = saved(tmp_path, step=3, run="lost")
+    found, said = after_a_loss(tmp_path, restarts=3)
+    assert found.saved.path == str(older)
+    assert said[0].startswith(f"{folder} is skipped: ")
+
+
+def test_a_folder_that_cannot_be_looked_into_is_not_taken_for_empty(tmp_path, monkeypatch):
+    def stale(folder):
+        raise OSError(116, "Stale file handle", str(folder))
+
+    monkeypatch.setattr(succession.os, "listdir", stale)
+    found, said = after_a_loss(tmp_path, restarts=3)
+    assert found is None
+    assert said[0].startswith("what was saved cannot be looked at: ")
+
+
+def test_where_it_began_must_be_there(tmp_path):
+    found, said = after_a_loss(tmp_path, restarts=3, resume=Path("/gone/step_4"))
+    assert found is None
+    assert said[0] == "the checkpoint /gone/step_4, from which the job began, is not found"
+
+
+@pytest.mark.parametrize(
+    "how", [{"restarts": 0}, {"restarts": 2, "set_back": 2}, {"restarts": 3, "is_apart": True}]
+)
+def test_no_step_is_given_up_that_the_job_was_not_told_it_may(tmp_path, how):
+    """Without a restart that is left; or other nodes do not see what node 0 has saved."""
+    found, said = after_a_loss(tmp_path, **how)
+    assert found is None
+    assert said == ["the job does not go on by itself: step 6 is not saved"]
+
+
+def test_a_job_that_changes_its_size_saves_its_step_or_ends(tmp_path):
+    said = []
+    following = following_of(said.append, restarts=3)
+    following._early = object()  # else it would be started
+    following._start = lambda _: None
+    following.follow(NODES)
+    assert following.lost(parts_of(tmp_path), 6, 0.0) is None
