@@ -83,8 +83,11 @@ def _prepared(job: JobSpec) -> tuple[Prepared, Met | None]:
 
     if job.cluster.tls_config is not None and _may_ask():
         _ask_for_passwords(job, job.cluster.tls_config)
-    if job.cluster.is_spare:  # who waits has the time for it
-        import agent.supervisor.run  # noqa: F401
+    if job.cluster.is_spare:
+        import msrun.terminal.console  # noqa: F401
+        from agent.supervisor.run import import_as_spare
+
+        import_as_spare()
     try:
         met = meet(job, os.environ, __version__, _say)
     except LostControllerError as error:

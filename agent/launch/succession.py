@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from worker_hooks.storage.find import FoundCheckpoint, SearchResult
 
 SAVED_LOOK_S = 0.5  # between two looks at what others save
-LOOK_S = 0.1  # between two looks at who is there
+LOOK_S = 0.1  # between two looks at who is there, and two dials
+FIRST_LOOK_S = 0.02  # the same as it begins: those that are there answer at once
+FIRST_LOOKS = 25
 FRUITLESS = 3  # losses in a row at one step: the step itself may be what kills the node
 
 Say = Callable[[str], None]
@@ -270,7 +272,9 @@ class _Meeting:
 
     def met(self) -> Met:
         """Join the first node that gathers others, or gather them."""
+        looks = 0
         while time.monotonic() < self._deadline_s:
+            looks += 1
             doors = self._watch.look(self._search.candidates())
             node = self._search.look(doors, time.monotonic())
             if node == LEAD:
@@ -280,7 +284,7 @@ class _Meeting:
                     self._say_once("node 0 is back: the nodes meet there")
             elif node is not None and (met := self._joined(node)):
                 return met
-            time.sleep(LOOK_S)
+            time.sleep(FIRST_LOOK_S if node is None and looks <= FIRST_LOOKS else LOOK_S)
         raise NotStartedError(
             f"no node has taken the part of node 0 within {duration(self._wait_s)}"
         )

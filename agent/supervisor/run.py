@@ -94,6 +94,19 @@ def run(
     return RunResult(ending.exit_code, following, is_stopped=ending.state is JobState.STOPPED)
 
 
+def import_as_spare() -> None:
+    """Import what a node takes that gets a lost one's place: who waits has the time for it.
+
+    All ranks of the job wait for those of that node, and the machine is busy then.
+    """
+    import encodings.idna  # noqa: F401  for names of hosts
+
+    import psutil  # noqa: F401
+
+    import agent.launch.succession
+    import agent.supervisor.run_controlled  # noqa: F401
+
+
 def _following(
     nodes: AllNodes,
     parts: RunParts,

@@ -141,6 +141,23 @@ def test_the_first_node_that_is_left_is_joined(meeting):
     assert one.tried == [("10.0.0.2", 102, False)]
 
 
+def test_what_comes_of_the_first_knocks_is_not_awaited_for_long(meeting):
+    """A neighbour answers within a millisecond, and all ranks stand still meanwhile."""
+    one = meeting(Watch(doors(), doors(gone={0, 1}, open={2})), answers=[MET])
+    assert one.met() is MET
+    assert one.clock.now_s == module.FIRST_LOOK_S < module.LOOK_S / 4
+    later = meeting(Watch(*[doors()] * 200, doors(gone={0, 1}, open={2})), answers=[MET])
+    assert later.met() is MET
+    assert later.clock.now_s > 10
+
+
+def test_who_is_not_taken_yet_does_not_dial_at_once_again(meeting):
+    watch = Watch(doors(gone={0, 1}, open={2}))
+    one = meeting(watch, answers=[NobodyThereError(), NobodyThereError(), MET])
+    assert one.met() is MET
+    assert one.clock.now_s >= 2 * module.LOOK_S
+
+
 def test_a_node_leads_when_all_before_it_are_gone_or_silent(meeting):
     one = meeting(Watch(doors(gone={0, 1}), doors(gone={0}, silent={2})))
     assert one.met() is MET
