@@ -572,12 +572,13 @@ def chosen(
 
 def enough(job: Job, dump: DumpProgress, able: tuple[int, ...]) -> tuple[int, ...]:
     """Of the seats of a pool that are able, the ones that write."""
+    near = _near(job, able)
     if dump.place == do.MEMORY or not job.policy.dump.split:
-        able = _near(job, able) or able
+        able = near or able
     if job.policy.dump.split or is_stuck(job, dump):
         return able
-    if dump.place != do.MEMORY:
-        return able[:1]
+    if dump.place != do.MEMORY or (job.policy.replace.has_nodes and not near):
+        return able[:1]  # what stays on another node is to be whole there
     nbytes = max((answer.nbytes for answer in dump.answers.values()), default=0)
     return able[: min(job.policy.dump.memory_writers, 1 + nbytes // WRITER_BYTES)]
 

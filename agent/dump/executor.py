@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import starmap
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -191,7 +190,7 @@ class DumpExecutor:
             return action
         stays, owners = self.others.stays, self._parts(action).owner_of
         groups = action.groups or (action.writers,)
-        here = tuple(group for group in groups if not all(starmap(stays, map(owners, group))))
+        here = tuple(group for group in groups if len(group) != 1 or not stays(*owners(group[0])))
         if len(here) == len(groups):
             return action
         return replace(action, groups=here or ((),))

@@ -47,14 +47,15 @@ class NodeParts:
 
 
 def heads_of(manifest: Manifest, nodes: int) -> tuple[int, ...]:
-    """Of each file that is not private how many bytes precede its tensors; none: they are few.
+    """Of each file that is not private how many bytes precede its tensors; none: all is sent.
 
     ``nodes``: to how many they would go.
     """
     files = shared(manifest)
     heads = tuple(min(each.nbytes, head_size(int(each.file), each.at)) for each in files)
     tensors = sum(each.nbytes for each in files) - sum(heads)
-    return heads if tensors >= min(LARGE, MOST_TO_ALL // nodes) else ()
+    is_much = tensors >= min(LARGE, MOST_TO_ALL // nodes)
+    return heads if is_much or manifest.absent else ()
 
 
 def shared(manifest: Manifest) -> list[Shard]:

@@ -85,6 +85,7 @@ class MemorySender:
         starting: Collection[int] = (),
         living: Collection[int] = (),
         addresses: Mapping[int, str] = NOWHERE,
+        holding: Collection[int] = (),
         *,
         is_whole: bool = False,
     ) -> dict[int, TakeMemory]:
@@ -97,6 +98,7 @@ class MemorySender:
             starting: those of them that start ranks.
             living: those of them on which ranks live on.
             addresses: of nodes that are there, by which others reach them.
+            holding: ranks of these nodes that live on, and hold the step.
             is_whole: one node gets all, as nodes could not save what they have into one folder.
         """
         self.close()
@@ -112,7 +114,7 @@ class MemorySender:
             server = MemoryServer(tell, self._security)
             try:
                 spread = _Spread(server, path, manifest, nodes, donors)
-                orders = spread.orders(starting, living, is_whole=is_whole)
+                orders = spread.orders(starting, living, holding, is_whole=is_whole)
             except BaseException:
                 server.close()
                 raise
@@ -232,6 +234,7 @@ class _Spread:
         self,
         starting: Collection[int],
         living: Collection[int] | None = None,
+        holding: Collection[int] = (),
         *,
         is_whole: bool = False,
     ) -> dict[int, TakeMemory]:
@@ -271,7 +274,8 @@ class _Spread:
                 own, late = read.get(node, ()), tuple[int, ...]()
                 if node == to_have_it:
                     others = set[int]() if is_whole else {*chain(*read.values())}
-                    late = tuple(sorted(alone & others - {*own}))
+                    others.difference_update(own, variants_of(manifest, holding))
+                    late = tuple(sorted(alone & others))
                     own = tuple(sorted({*own, *alone}.difference(late)))
                 donors = tuple(donor for variant in own for donor in self._of(variant))
                 orders[node] = orders[node]._replace(own=own, late=late, donors=donors)
@@ -283,11 +287,13 @@ class _Spread:
         states = {*range(len(self._digests))}
         if is_whole:
             return states
-        return {
-            variant
-            for variant in states.difference(self._manifest.absent)
-            if not self._donors.get(self._digests[variant])
+        whole = {
+            digest
+            for digest, donors in self._donors.items()
+            if any(len({(file.host, file.port) for file in each.files}) == 1 for each in donors)
         }
+        here = states.difference(self._manifest.absent)
+        return {variant for variant in here if self._digests[variant] not in whole}
 
     def _of(self, variant: int) -> Sequence[Donor]:
         """Who is to be asked for a state before the controller's node; each has its turn."""

@@ -61,7 +61,7 @@ class NodesMemory:
         """
         self._others = others
         self._security = security
-        self._world = world
+        self._every = range(world)
         self._by_rank = {node.facts.rank: node for node in others}
         self._controller = controller
         self._hooks = hooks
@@ -74,9 +74,10 @@ class NodesMemory:
         self._dump_id = -1  # of the newest
         self._readers = frozenset[int]()  # ranks that do not hold its step, dead ones too
         self._readers_here = frozenset[int]()  # those of them that belong to this node
-        self._read_here = dict[int, tuple[Sequence[int], bool]]()  # groups of which one is one
-        # by the first and the last rank of a part, and their number: who keeps it, and who may
-        self._keepers = dict[tuple[int, int, int], tuple[set[int], int]]()
+        self._there = frozenset[int]()  # other nodes that are there as a dump is made
+        self._lasting = dict[int, tuple[Sequence[int], bool]]()  # by a group's id, see _lasts
+        # by some ranks of a part, and their number: who keeps it, and how many do
+        self._keepers = dict[tuple[int, int, int, int], tuple[set[int], int]]()
         self._holders = set[int]()  # nodes that are to have all of the dump that is being made
         self._gatherer = CopyGatherer()
         self._sender = MemorySender(call_soon, self._progressed, security)
@@ -129,7 +130,10 @@ class NodesMemory:
         ranks = {rank: node.ranks for rank, node in there.items() if not node.is_here}
         about = *self._alive(), self._addresses()
         is_whole = not self._hooks.has_common_folder
-        orders = self._sender.begin(dump_id, path, manifest, done, ranks, *about, is_whole=is_whole)
+        holding = {rank for rank, node in self._elsewhere.items() if node in there} - self._readers
+        orders = self._sender.begin(
+            dump_id, path, manifest, done, ranks, *about, holding, is_whole=is_whole
+        )
         for rank, order in orders.items():
             there[rank].take_memory(order)
 
@@ -199,12 +203,13 @@ class NodesMemory:
         self._reached = self._addresses().keys()
         if action.digesters or action.dump_id != self._dump_id:
             seats = (*action.writers, *action.digesters)
-            parts = seated(self._world, action.parts) if action.parts else None
+            parts = seated(len(self._every), action.parts) if action.parts else None
             whole = seats if parts is None else parts.ranks_of(seats)
-            self._readers = frozenset(range(self._world)).difference(whole)
+            self._readers = frozenset(self._every).difference(whole)
         self._readers_here = self._readers - self._elsewhere.keys()
+        self._there = frozenset(node.facts.rank for node in self._others if node.is_there)
         self._dump_id = action.dump_id
-        self._read_here.clear()
+        self._lasting.clear()
         self._keepers.clear()
         starting, living = self._alive()
         self._holders = holders({*starting, *living}, starting, living)
@@ -228,10 +233,14 @@ class NodesMemory:
         Raises:
             OSError: no socket can be opened.
         """
-        return self._inboxes.order(rank, save, is_left=self._stays(rank, save.share))
+        is_left = save.parts <= 1 and self._stays(rank, save.share)
+        return self._inboxes.order(rank, save, is_left=is_left)
 
     def _stays(self, rank: int, share: int) -> bool:
-        """Whether what it writes is left there: others can fetch it, and no rank here reads it.
+        return self._is_left(rank, self._group(rank, share))
+
+    def _is_left(self, rank: int, group: Sequence[int]) -> bool:
+        """Whether what a rank writes is left there: others can fetch it, and no rank here reads it.
 
         If nobody is replaced, it goes through this node's memory to its disk, and all of it comes.
         So it does if the nodes could not save what they have into one folder, were this one lost.
@@ -240,20 +249,25 @@ class NodesMemory:
             return False
         if self._elsewhere.get(rank) not in self._reached or not self._hooks.has_common_folder:
             return False
-        return not self._is_read_here(self._group(rank, share))
+        return self._lasts(group)
 
-    def _is_read_here(self, group: Sequence[int]) -> bool:
-        """Whether a rank of this node is to read what these hold."""
-        if not group:  # nobody knows who does
-            return bool(self._readers_here)
-        if id(group) not in self._read_here:  # quick: thousands are asked of the same one
-            self._read_here[id(group)] = group, not self._readers_here.isdisjoint(group)
-        return self._read_here[id(group)][1]
+    def _lasts(self, group: Sequence[int]) -> bool:
+        """Whether two other nodes will have what these ranks hold, and no rank here reads it.
+
+        Of two nodes one may be lost. If nobody knows who holds the same, it is not known either.
+        """
+        if id(group) not in self._lasting:  # quick: thousands are asked of the same one
+            having = {self._elsewhere.get(each) for each in group} & self._there
+            lasts = self._readers_here.isdisjoint(group) and len(having) > 1
+            self._lasting[id(group)] = group, lasts
+        return self._lasting[id(group)][1]
 
     def _group(self, rank: int, share: int) -> Sequence[int]:
-        """The ranks that hold a part of the state; none: nobody knows, or all do."""
+        """The ranks that hold a part of the state; none: nobody knows."""
         told = self._hooks.replicated(rank)
-        return told.parts[share] if share < len(told.parts) else told.alike
+        if share < len(told.parts):
+            return told.parts[share]
+        return told.alike or (() if told.why_not else self._every)
 
     def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:
         """How ranks of another node write what they are to say they hold to that node's memory.
@@ -277,20 +291,23 @@ class NodesMemory:
         group = self._group(rank, share)
         if not group or not self._security.is_both_ways:
             return False
-        about = group[0], group[-1], len(group)  # quick: it is asked of every rank
+        # quick: it is asked of every rank
+        about = group[0], group[len(group) // 2], group[-1], len(group)
         if about not in self._keepers:
-            self._keepers[about] = set(), self._how_many_keep(group, rank, share)
+            self._keepers[about] = set(), self._how_many_keep(group)
         keepers, most = self._keepers[about]
         if len(keepers) < most:
             keepers.add(node)
         return node in keepers
 
-    def _how_many_keep(self, group: Sequence[int], rank: int, share: int) -> int:
+    def _how_many_keep(self, group: Sequence[int]) -> int:
         """How many nodes besides those that are to have all of what their ranks hold."""
-        if self._elsewhere.keys() >= {*group} and self._stays(rank, share):
+        holding = [rank for rank in group if rank not in self._readers]
+        if self._elsewhere.keys() >= {*holding} and any(
+            self._is_left(rank, group) for rank in holding
+        ):
             return KEEPERS
-        writing = {self._elsewhere.get(each) for each in group if each not in self._readers}
-        return int(self._holders.isdisjoint(writing))
+        return int(self._holders.isdisjoint(map(self._elsewhere.get, holding)))
 
     def offer(self, path: str, told: Callable[[CheckpointPlace | None], object]) -> None:
         """``told`` takes where a checkpoint on this node's disk is to be had."""

@@ -19,7 +19,7 @@ from worker_hooks.storage.manifest import REPLICATED
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 MIB = 1 << 20
-TABLE = 8  # MiB of each part
+TABLE = 72  # MiB of each part: so much would be shared out between writers
 STEPS = 40
 
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from worker_hooks.storage.memory_dump import HeldDump
 log = logging.getLogger("msrun")
 
 LOOK_S = 0.01  # between two looks at the notes: not every file system reports changes
+PATIENCE = 3  # times that a rank may give no sign: a disk that stood still goes on
 LEAVE_S = 5.0  # for the others, to see that the dump is complete
 
 _SILENT: Mapping[str, Any] = {"digest": "", "written": None, "shares": ()}
@@ -40,7 +41,7 @@ def elsewhere(guard: Guard) -> set[int]:
     return set(range(guard.env.world_size)) - {guard.env.rank, *guard.peers}
 
 
-def listed(ranks: Collection[int]) -> str:
+def listed(ranks: Iterable[int]) -> str:
     """They, for people."""
     return ", ".join(map(str, sorted(ranks)))
 
@@ -64,6 +65,7 @@ class UnaidedDump:
         self.stuck: set[int] = set()  # leaders that gave no sign for too long
         self._tried: set[Path] = set()  # folders that this rank made
         self._seen: dict[int, PeerNote] = {}
+        self._waits_until_s = 0.0
         self.leads = False
 
     def save(self, places: list[str]) -> str | None:
@@ -73,8 +75,9 @@ class UnaidedDump:
             self._seen |= found
             leader = self._leader(found)
             if leader is None:
-                return self._notes.saved()
-            if leader == self._rank:
+                if not self._is_worth_waiting(found):
+                    return self._notes.saved()
+            elif leader == self._rank:
                 # a leader that is stuck may be so because of its disk
                 self._lead(places[::-1] if self.stuck else places)
             else:
@@ -88,7 +91,10 @@ class UnaidedDump:
 
         A dump in memory precedes what ranks hold: it was compared when it was made.
         """
-        complete = joint_dump.complete(notes)
+        signs = {rank: self._notes.silent_s(rank) <= self._stall_s for rank in notes}
+        complete = joint_dump.complete(
+            {rank: note for rank, note in notes.items() if signs[rank] or rank == self._rank}
+        )
         able = [
             (-note.step, not note.leads, not note.is_memory, -len(note.states), rank)
             for rank, note in notes.items()
@@ -96,14 +102,28 @@ class UnaidedDump:
             and note.step > self._guard.resumed_step
             and not note.failed
         ]
-        for *_, rank in sorted(able):
-            if rank != self._rank and self._notes.silent_s(rank) > self._stall_s:
+        leaders = [rank for *_, rank in sorted(able)]
+        for rank in leaders:
+            if rank != self._rank and not signs[rank]:
                 if rank not in self.stuck:
                     log.error("rank %d was to save, and gives no sign", rank)
                 self.stuck.add(rank)
             if rank not in self.stuck:
                 return rank
-        return None
+        # without another one it counts that a rank has given a sign again
+        awake = next((rank for rank in leaders if signs[rank]), None)
+        self.stuck.discard(-1 if awake is None else awake)
+        return awake
+
+    def _is_worth_waiting(self, notes: Mapping[int, PeerNote]) -> bool:
+        """Whether ranks have a dump in memory between them, and one of them gives no sign."""
+        now_s, others = time.monotonic(), notes.keys() - {self._rank}
+        is_silent = any(self._notes.silent_s(rank) > self._stall_s for rank in others)
+        if not is_silent or not joint_dump.complete(notes):
+            self._waits_until_s = 0.0
+        elif not self._waits_until_s:
+            self._waits_until_s = now_s + PATIENCE * self._stall_s
+        return now_s < self._waits_until_s
 
     def why_nothing(self, resumed: int) -> str:
         """Why nothing was saved, as a part of a sentence."""
@@ -210,7 +230,7 @@ class UnaidedDump:
             return ()
         notes = self._notes.read()
         silent = {rank for rank in notes if self._notes.silent_s(rank) > self._stall_s}
-        there = {rank: notes[rank] for rank in notes.keys() - silent - self.stuck}
+        there = {rank: notes[rank] for rank in notes.keys() - silent}
         return joint_dump.requests(self._rank, there | {self._rank: self._notes.mine})
 
     def _write_memory(self, layout: DumpLayout, held: HeldDump) -> None:
@@ -219,11 +239,11 @@ class UnaidedDump:
         written = joint_dump.write(held, own, layout.unfinished, self._advance)
         if mine.requests:
             self._notes.tell(folder=folder)
-            answers = self._await_answers(folder)
-            asked = [answers[rank] for rank, *_ in mine.requests if rank in answers]
-            written += tuple(Shard(**each) for note in asked for each in note.files)
+            answers = self._await_answers(folder, {rank for rank, *_ in mine.requests})
+            written += tuple(Shard(**each) for note in answers.values() for each in note.files)
         if joint_dump.lacking(mine, written):
-            why = "a rank gave no sign that was to write its node's part of the state"
+            ranks = listed(rank for rank, states, _ in mine.requests if states)
+            why = f"rank {ranks} did not write all that only its node has of the state"
             self._notes.tell(failed=why)
             log.error("step %d is not saved by rank %d: %s", mine.step, self._rank, why)
             return
@@ -292,10 +312,17 @@ class UnaidedDump:
                 whose = f"the random numbers, buffers and data position of rank {listed(ranks)}"
                 log.error("step %d: %s %s", about.step, whose, what)
 
-    def _await_answers(self, folder: str) -> dict[int, PeerNote]:
-        """The notes of the ranks that have written their part, when no other one will."""
+    def _await_answers(
+        self, folder: str, among: Collection[int] | None = None
+    ) -> dict[int, PeerNote]:
+        """The notes of the ranks that have written their part, when no other one will.
+
+        ``among``: who is to write one; ``None``: all.
+        """
         while True:
             notes = self._notes.read()
+            if among is not None:
+                notes = {rank: note for rank, note in notes.items() if rank in among}
             # one that leads by itself, as this rank seemed stuck, writes all into its own folder;
             # one that led in vain follows, and may hold another state
             waited = [
@@ -352,7 +379,7 @@ class UnaidedDump:
             log.error("rank %d cannot save its part of the state: %s", self._rank, error)  # noqa: TRY400
         except RuntimeError:
             log.exception("rank %d cannot compare its state", self._rank)
-        if leads in elsewhere(self._guard):
+        if leads in elsewhere(self._guard) and not leader.is_memory:
             self._leave_pages(notes, () if private else (self._rank,))
         told = [shard._asdict() for shard in files]
         self._notes.tell(**answer, folder=folder, private=private, files=told)

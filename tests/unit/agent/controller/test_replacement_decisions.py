@@ -299,6 +299,22 @@ def test_the_state_is_written_where_it_need_not_travel_if_one_holds_it_there(nea
     assert (save.place, save.writers) == (do.MEMORY, writers)
 
 
+@pytest.mark.parametrize(
+    ("near", "has_nodes", "writers"),
+    [(range(2), True, 1), (range(3), True, 2), (range(1), True, 1), ((), False, 2), ((), True, 1)],
+)
+def test_what_no_rank_of_node_0_holds_is_written_whole_by_one(near, has_nodes, writers):
+    """Rank 0 dies: of a large state the others share out what they write to the same memory."""
+    job = play(THREE, running(3))
+    replace = job.policy.replace._replace(near=near, has_nodes=has_nodes)
+    job = job._replace(policy=job.policy._replace(replace=replace))
+    for event in (gone(0, -9), froze(1)._replace(nbytes=1 << 30)):
+        job = decide(job, event).job
+    decision = decide(job, froze(2)._replace(nbytes=1 << 30))
+    (save,) = (each for each in decision.actions if isinstance(each, do.SaveRanks))
+    assert len(save.writers) == writers
+
+
 def over(rank, attempt=0):
     return ev.RankExiting(rank, attempt)
 

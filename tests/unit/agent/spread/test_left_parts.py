@@ -1,5 +1,6 @@
 """What stays in the memory of the nodes that hold it: node 0 knows of it, and saves it if need be."""
 
+import os
 import socket
 from pathlib import Path
 
@@ -9,13 +10,15 @@ from support.memory_nodes import (
     MEMORY,
     Donors,
     Nodes,
+    manifest_of,
+    state_file,
     two_states,
     written_file,
 )
 
 from agent.dump.memory import MemoryTarget
 from agent.dump.target import LostStateError
-from agent.spread import collected, sender
+from agent.spread import collected, parts, sender
 from worker_hooks.contract import protocol
 from worker_hooks.storage.manifest import REPLICATED, Shard
 from worker_hooks.storage.memory_dump import HeldDump
@@ -178,9 +181,26 @@ def test_what_nodes_of_new_ranks_get_as_well_comes_to_it_later(nodes, far):
     assert (order.own, order.late) == ((0,), (1,))
     order = nodes.sender.begin(1, *about, is_whole=True)[4]
     assert (order.own, order.late) == ((0, 1), ())
+    order = nodes.sender.begin(1, *about, holding=(1,))[4]  # a rank that lives on holds the second
+    assert (order.own, order.late) == ((0, 1), ())
+    far.keep(2, parts=(0,))
+    far.keep(3, parts=(1,))  # no node has it whole
+    order = nodes.sender.begin(1, *about)[4]
+    assert (order.own, order.late) == ((0,), (1,))
     far.keep(2)
     order = nodes.sender.begin(1, *about)[4]
     assert (order.own, order.late) == ((0,), ())
+
+
+def test_what_is_little_is_not_sent_at_once_if_the_rest_is_elsewhere():
+    """Node 0 has but the headers."""
+    shards = [Shard(str(written_file(state_file(b"{}", b"x"))), 0, REPLICATED, 11, "")]
+    try:
+        manifest = manifest_of(shards, 2)
+        assert parts.heads_of(manifest, 2) == ()
+        assert parts.heads_of(manifest._replace(absent=(0,)), 2) == (10,)
+    finally:
+        os.close(int(shards[0].file))
 
 
 @pytest.mark.parametrize("is_long", [True, False])

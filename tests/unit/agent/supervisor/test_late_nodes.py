@@ -180,27 +180,46 @@ def stays(cluster, rank=2):
 
 
 WRITES = SAVE._replace(folder="/proc/1/fd/9", parts=1)
-GROUPS = ((0, 5), (1, 3), (2, 4))  # of the last one no rank is on node 0
+GROUPS = ((0, 3), (1, 4), (2, 5))  # of the last one no rank is on node 0
 
 
-@pytest.mark.parametrize(
-    ("gone", "left"), [((3,), {2, 3}), ((0,), {2, 3}), ((3, 1), {2}), ((4,), {2, 3})]
-)
-def test_what_no_rank_of_node_0_reads_stays_where_it_is_written(cluster, gone, left):
+@pytest.mark.parametrize("gone", [(3,), (0,), (4, 1), (5,)])
+def test_what_no_rank_of_node_0_reads_stays_where_it_is_written(cluster, gone):
     cluster.start(2, 3, 4)
     cluster.hooks.alike = GROUPS
     to_memory(cluster, *gone)
-    for rank in (2, 3):
-        assert stays(cluster, rank) == (rank in left)
+    assert stays(cluster)
     cluster.all.finish()
 
 
-def test_it_stays_while_a_node_is_awaited(cluster):
+@pytest.mark.parametrize("part", [(0, 2, 5), (2, 4)], ids=["it is read there", "on one node"])
+def test_what_is_read_there_or_on_one_node_alone_comes_to_node_0(cluster, part):
+    cluster.start(2, 3, 4)
+    cluster.hooks.alike = (part,)
+    to_memory(cluster, 0)
+    assert not stays(cluster)
+    cluster.all.finish()
+
+
+def test_two_nodes_have_what_stays_while_another_one_is_awaited(cluster):
+    """Of a part whose other holders were on that node, node 0 is the second."""
     cluster.start(2, 3, 4)
     cluster.hooks.alike = GROUPS
-    cluster.links[1].lose(GONE)
-    to_memory(cluster, 5)
-    assert stays(cluster)
+    for is_left in (True, False):
+        to_memory(cluster, 5)
+        assert stays(cluster) == is_left
+        cluster.links[1].lose(GONE)
+    cluster.all.finish()
+
+
+def test_what_is_shared_out_comes_to_node_0(cluster):
+    """No node would have it whole."""
+    cluster.start(2, 3, 4)
+    cluster.hooks.alike = GROUPS
+    to_memory(cluster, 3)
+    for parts, is_left in ((2, False), (1, True)):
+        cluster.hooks.send_all((2,), WRITES._replace(parts=parts))
+        assert cluster.links[0].said[-1].is_left == is_left
     cluster.all.finish()
 
 
@@ -215,25 +234,25 @@ def test_all_of_it_comes_to_node_0_where_nodes_could_not_save_it_into_one_folder
 
 def test_a_rank_of_node_0_that_lives_and_is_behind_reads_as_a_new_one_does(cluster):
     cluster.start(2, 3, 4)
-    cluster.hooks.alike = GROUPS
+    cluster.hooks.alike = ((0,), (1, 2, 5), (3,), (4,))
     for behind, is_left in ((1, False), (5, True)):
         whole = [rank for rank in range(6) if rank not in {4, behind}]
         cluster.all.act(do.SaveRanks(1, 5, (2,), tuple(whole), do.MEMORY, "why", gone=(4,)))
-        assert stays(cluster, 3) == is_left
+        assert stays(cluster) == is_left
     cluster.all.finish()
 
 
-def test_where_nobody_knows_who_reads_it_all_of_it_comes_to_node_0(cluster):
+def test_where_nobody_knows_who_holds_it_all_of_it_comes_to_node_0(cluster):
     cluster.start(2, 3, 4)
-    for gone, is_left in ((3, True), (0, False)):
-        to_memory(cluster, gone)
-        assert stays(cluster) == is_left
+    to_memory(cluster, 3)
+    assert not stays(cluster)
     cluster.all.finish()
 
 
 def test_what_others_cannot_reach_comes_to_node_0(cluster):
     """A second msrun on the machine of node 0, which sees it by an address of that machine alone."""
     cluster.start(2, 3, 4)
+    cluster.hooks.alike = GROUPS
     addresses = {("127.0.0.1", "10.0.0.2"): False, ("127.0.0.1", "127.0.0.1"): True}
     for (one, other), is_left in addresses.items():
         for node, address in zip(cluster.others, (one, other), strict=True):

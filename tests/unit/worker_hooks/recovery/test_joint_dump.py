@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save
 
 from worker_hooks.contract import protocol
 from worker_hooks.contract.layout import DumpLayout
-from worker_hooks.recovery import agent_lost, joint_dump
+from worker_hooks.recovery import agent_lost, joint_dump, unaided_dump
 from worker_hooks.recovery.joint_dump import PartRequest
 from worker_hooks.recovery.peer_notes import PeerNote, PeerNotes
 from worker_hooks.recovery.unaided_dump import UnaidedDump
@@ -146,6 +147,42 @@ def test_one_that_gives_no_sign_is_not_awaited_forever(tmp_path, node):
     found = save_all(leader, next_one)
     assert len({*found}) == 1
     check_saved(tmp_path, {1, 3})
+
+
+def keep_still(*nodes):
+    """They give no sign as they write, until the leader has given up; then their disks go on."""
+    gave_up = threading.Event()
+    for node in nodes:
+        node.dump._advance = lambda _: gave_up.wait(LONG_S)
+        node.notes.touch = lambda touch=node.notes.touch: gave_up.is_set() and touch()
+    return gave_up
+
+
+@pytest.mark.parametrize("still", [1, 2])
+def test_a_disk_that_stands_still_and_goes_on_costs_nothing(tmp_path, node, still):
+    """No rank can do without any other one."""
+    nodes = {rank: node(rank, [variant], stall_s=0.3) for rank, variant in ((1, 0), (2, 1), (3, 2))}
+    gave_up = keep_still(nodes[still])
+    waits = nodes[3].dump._is_worth_waiting
+
+    def is_worth_waiting(notes):
+        found = waits(notes)
+        if found:
+            gave_up.set()
+        return found
+
+    nodes[3].dump._is_worth_waiting = is_worth_waiting
+    found = save_all(*nodes.values())
+    assert len({*found}) == 1
+    check_saved(tmp_path, {1, 2, 3})
+
+
+def test_one_that_never_goes_on_is_not_awaited_forever(node, monkeypatch):
+    monkeypatch.setattr(unaided_dump, "PATIENCE", 0.1)
+    one = node(1, [0, 1], stall_s=0.2)
+    node(2, [2])  # says what it has, and nothing more
+    assert save_all(one) == [None]
+    assert "rank 2 did not write all that only its node has" in one.dump.why_nothing(0)
 
 
 # --- who is asked for what ------------------------------------------------------------------------
