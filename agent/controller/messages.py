@@ -142,11 +142,14 @@ def _of_protection(before: Job, after: Job) -> str:
     is_lost = now.level is Level.NOT_PROTECTED and was is not Level.NOT_PROTECTED
     is_apart = bool(after.apart) and not before.apart and was is not Level.UNKNOWN
     is_old = after.shadows.was_old and not before.shadows.was_old
+    # older ones than the refused ones may be complete only behind the refusal: less is repeated
+    is_same_why = bool(after.shadows.why_not) and after.shadows.why_not == before.shadows.why_not
+    is_moved = is_same_why and after.shadows.step > before.shadows.step != NEVER
     # an object may begin to differ by rank long after the first steps
     differs = bool(after.since_restart.comparison.difference) and not known.difference
     is_named = now.level is Level.PARTLY and bool(after.differing - before.differing)
     is_less = was is Level.PROTECTED and (differs or is_named)
-    return str(now) if is_known or is_lost or is_less or is_apart or is_old else ""
+    return str(now) if is_known or is_lost or is_less or is_apart or is_old or is_moved else ""
 
 
 def _of_own_values(before: Job, after: Job) -> str:

@@ -48,6 +48,13 @@ class _Waking(NamedTuple):
     attempt: int
 
 
+class _Refusal(NamedTuple):
+    """Why a cut cannot become whole."""
+
+    cut: Cut
+    why: str
+
+
 class Shadows:
     """The shadows of all ranks of a job on one node."""
 
@@ -69,6 +76,7 @@ class Shadows:
         self._waking: dict[int, _Waking] = {}  # by rank
         self._told: Cut | None = None
         self._is_old = False  # the newest cut was told to have no successor yet
+        self._refusal: _Refusal | None = None  # of the newest such cut: an older one may follow
         self._listener = listen(shadows_socket(hooks))
         try:
             self._page = DuePage.create()
@@ -99,6 +107,9 @@ class Shadows:
 
     def wake(self, attempt: int, orders: Sequence[protocol.WorkerOrder], port: int) -> None:
         """Start an attempt from the newest cut; each rank is answered for."""
+        self._refusal = (
+            None  # of those that are gone; who goes on refuses as well if it still holds
+        )
         cut = self._board.newest(self._ranks)
         if cut is None:
             for order in orders:
@@ -116,7 +127,7 @@ class Shadows:
         """The ranks begin anew: what their shadows hold is not gone on from."""
         for cut, rank in tuple(self._links):
             self._end(cut, rank)
-        self._told = None
+        self._told = self._refusal = None
         self._page.write(0)
 
     def cancel(self, why: str) -> None:
@@ -178,8 +189,9 @@ class Shadows:
                 self._journal.event("ShadowRefused", **message._asdict())
                 if message.is_guarded:  # what its hooks make of it is said elsewhere
                     self._give_up()
-                else:
-                    self._post_change(f"rank {message.rank}: {message.why}")
+                elif message.attempt == self._attempt():
+                    cut = Cut(message.attempt, message.step)
+                    self._refuse(cut, f"rank {message.rank}: {message.why}")
             case protocol.Forked() | protocol.ForkFailed():
                 self._hear_of_start(link, message)
             case _:
@@ -212,7 +224,7 @@ class Shadows:
             self._journal.event("ShadowsDiffer", step=made.step, why=why)
             for rank in self._ranks:
                 self._end(link.cut, rank)
-            self._post_change(why)
+            self._refuse(link.cut, why)
             return
         for cut, rank in self._board.outdated(self._ranks):
             self._end(cut, rank)
@@ -225,10 +237,22 @@ class Shadows:
         if was is not None:
             self._post(ev.ShadowsChanged(self._attempt(), -1))
 
+    def _refuse(self, cut: Cut, why: str) -> None:
+        """There are no shadows of all ranks at a cut, nor at later ones until they are made."""
+        if self._refusal is None or self._refusal.cut < cut:
+            self._refusal = _Refusal(cut, why)
+        self._post_change(why)
+
     def _post_change(self, why: str) -> None:
         """Tell the controller what all ranks can go on from now, if that is news."""
         newest = self._board.newest(self._ranks)
-        is_old = bool(why) and newest is not None and newest == self._told
+        if self._refusal is not None and newest is not None:
+            if newest >= self._refusal.cut:
+                self._refusal = None
+            else:  # a rank may refuse a cut while its peers' shadows of an older one are made
+                why = why or self._refusal.why
+        is_held = self._refusal is not None or (bool(why) and newest == self._told)
+        is_old = newest is not None and is_held
         if newest != self._told or (why and newest is None) or (is_old and not self._is_old):
             every = self._steps_between(self._told, newest)
             self._told, self._is_old = newest, is_old

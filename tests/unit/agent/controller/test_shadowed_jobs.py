@@ -69,6 +69,16 @@ def test_that_there_are_no_newer_ones_is_said_once_and_they_still_hold():
     assert protection(again.job).level is Level.PARTLY
 
 
+def test_what_is_repeated_is_said_anew_if_older_copies_are_complete_behind_the_refusal():
+    job = decide(begun(), ev.ShadowsChanged(0, 1)).job
+    old = decide(job, ev.ShadowsChanged(0, 1, "rank 0: a thread"))
+    assert "behind optimizer step 1, " in old.say
+    newer = decide(old.job, ev.ShadowsChanged(0, 6, "rank 0: a thread"))
+    assert newer.say.startswith("partly protected: no newer shadows are made: rank 0: a thread; ")
+    assert "behind optimizer step 6, " in newer.say
+    assert not decide(newer.job, ev.ShadowsChanged(0, 6, "rank 0: a thread")).say
+
+
 def test_without_shadows_ranks_are_asked_to_stop_and_the_job_ends():
     job = decide(begun(), ev.ShadowsChanged(0, 7)).job
     job = decide(job, ev.ShadowsChanged(0, -1, "rank 0: a thread")).job
