@@ -61,7 +61,7 @@ from agent.spec.job_spec import CopyMode
 from agent.text.tone import Tone
 from agent.text.wording import describe_exit, listed, signal_name
 from worker_hooks.contract import protocol
-from worker_hooks.contract.fingerprint import is_of_anew
+from worker_hooks.contract.fingerprint import UNSEEN, is_of_anew, is_of_unseen
 from worker_hooks.contract.peer_lost import says_peer_lost, with_consequence
 
 # what the ranks hold may still become another step that is saved
@@ -439,6 +439,10 @@ def _rank_raised(job: Job, event: protocol.Raised) -> Decision:
 def _fingerprinted(job: Job, event: protocol.Fingerprinted) -> Decision:
     if is_of_anew(event.texts):  # which is no matter of what the ranks hold
         return Decision(job._replace(differing=job.differing | event.texts.keys()))
+    if is_of_unseen(event.texts):
+        until = event.texts.keys() - {UNSEEN}
+        others = {each for each in job.differing if until or not each.startswith(UNSEEN)}
+        return Decision(job._replace(differing=frozenset(others | until)))
     after = replication.note(job, event)
     if replication.has_just_failed(job, after) and job.state in _OPEN:
         return apply(event, replacement.undo(after))

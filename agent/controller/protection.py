@@ -18,7 +18,7 @@ from agent.controller.replication import (
 )
 from agent.spec.job_spec import CopyMode
 from agent.text.wording import listed
-from worker_hooks.contract.fingerprint import ANEW, LATE
+from worker_hooks.contract.fingerprint import ANEW, LATE, UNSEEN
 
 LOST = "if a rank dies, training resumes from the newest ModelCheckpoint, else from its beginning"
 
@@ -33,6 +33,11 @@ NO_SHADOWS = Shadowed()
 GROUPS_TOLD = 4
 VALUES_TOLD = 3
 UNLESS_LATE = ", unless it dies between its backward and its commit"
+UNTIL_SEEN = (
+    ", but before step {} is complete a death costs the steps since the newest checkpoint or since "
+    "training began: a large state on an accelerator is first looked at as it trains (a stop by a "
+    "signal saves the step)"
+)
 KEPT = " as long as msrun lives: what killed ranks leave in their memory is read"
 AMID = (
     " (of a state that is too large to be copied at each step only {}, if all that hold a part "
@@ -109,14 +114,21 @@ def protection(job: Job) -> Protection:
     cure = cure_of(why)
     cure = f". {cure[0].upper()}{cure[1:]}" if cure else ""
     cost = f"a death means {follows}{checked}{_of_folders(job)}"
-    return Protection(Level.PARTLY, f"{why}; {cost}{_of_anew(job)}{cure}")
+    less = f"{_of_anew(job)}{_of_unseen(job)}"
+    return Protection(Level.PARTLY, f"{why}; {cost}{less}{cure}")
 
 
 def _of_values(job: Job) -> str:
     """What a death costs of the script's own values although a rank is replaced."""
     is_late = any(each.startswith(LATE) for each in job.differing)
     unless = UNLESS_LATE if is_late else ""
-    return f"{unless}{_of_anew(job)}"
+    return f"{unless}{_of_anew(job)}{_of_unseen(job)}"
+
+
+def _of_unseen(job: Job) -> str:
+    """Until when a death means that nothing is saved, as no rank's state is known to be whole."""
+    until = [int(each.removeprefix(UNSEEN)) for each in job.differing if each.startswith(UNSEEN)]
+    return UNTIL_SEEN.format(max(until)) if until else ""
 
 
 def _of_anew(job: Job) -> str:

@@ -71,6 +71,11 @@ class AuditSchedule:
         self._random = random.Random()  # noqa: S311
         self._queue: list[str] = []  # the tensors that were not looked at for longest are last
 
+    @property
+    def first_left(self) -> int:
+        """How many steps have yet to be audited completely."""
+        return FIRST_STEPS - self._steps if self.is_first else 0
+
     def note_complete(self) -> bool:
         """A step was audited completely; whether that was the last one."""
         self._steps += 1

@@ -125,6 +125,7 @@ class ChangeObserver:
         self._needed: set[str] = set()  # and these were, or would be, without that
         self._has_unseen = False  # something changed uncounted between an update and its commit
         self._blind_why = ""  # why nothing can be known of the state
+        self._has_uncopied = False  # not all of the newest commit was copied
         self.keeps_host = False
         """Whether what is in host memory is copied at each commit: the rest is on an accelerator,
         which may hold a commit that the host is past."""
@@ -182,6 +183,14 @@ class ChangeObserver:
         if not self._blind_why:
             self._blind_why = why
             log.warning("nothing of this training can be saved any more: %s", why)
+
+    def unseen_steps(self) -> int:
+        """How many steps more nothing is known of what an accelerator holds once a rank has died.
+
+        Its content would have to be compared, and a device that waits for the dead one's part does
+        nothing else for sure. What is copied needs no comparison.
+        """
+        return self._audit.first_left if self.keeps_host and self._has_uncopied else 0
 
     @property
     def has_unseen(self) -> bool:
@@ -250,6 +259,7 @@ class ChangeObserver:
         is_all = self._audit.is_first and nbytes(tensors.values()) <= COPIED_AT_FIRST
         names = tensors.keys() if is_all else self._copies.names
         copies = self._copies.take(step, tensors, names) if names else {}
+        self._has_uncopied = not copies.keys() >= tensors.keys()
         self._versions = versions = read(tensors, self._versions)
         self.is_open, self.baseline, self._behind = self._is_begun, None, None
         self._begun = None

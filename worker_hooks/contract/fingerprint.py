@@ -23,6 +23,9 @@ RESULT = "result: "
 ANEW = "anew: "
 """Prefix of what nothing keeps: said by one rank for all, in a report with a problem."""
 
+UNSEEN = "unseen: "
+"""Prefix of the step before which a death is not survived; without one: it is from now on."""
+
 PART = "part "
 """What the text of a part of a distributed tensor begins with."""
 
@@ -83,6 +86,11 @@ class Difference(NamedTuple):
 def is_of_anew(texts: Fingerprint) -> bool:
     """Whether they say what nothing keeps, and not what the rank holds."""
     return any(each.startswith(ANEW) for each in texts)
+
+
+def is_of_unseen(texts: Fingerprint) -> bool:
+    """Whether they say from which step on the rank's state can be saved after a death."""
+    return any(each.startswith(UNSEEN) for each in texts)
 
 
 def bundled(

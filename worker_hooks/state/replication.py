@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from worker_hooks.contract.fingerprint import PART, VALUE, bundled
+from worker_hooks.contract.fingerprint import PART, UNSEEN, VALUE, bundled
 from worker_hooks.device.side_stream import HOST, DeviceAccess
 from worker_hooks.script.kept import ScriptValues
 from worker_hooks.state.module import ModulePiece
@@ -37,6 +37,7 @@ from worker_hooks.tensors.tensor_bytes import entry_of
 log = logging.getLogger("msrun")
 
 COMMITS = 2  # that are compared: with a warm-up from 0, the first update changes no weight
+TOO_EARLY = "a large state on an accelerator is not known to be whole in its first steps"
 EVERY = 1024  # steps; objects too large for each rank to keep its own are compared so often
 LARGE = "large `{}` now, at steps 4, 8, 16 ... again; between them one may begin to differ unseen"
 _TEXT = 48  # characters of a value that is sent as it is
@@ -67,6 +68,7 @@ class Replication:
         own_values: Callable[[], Mapping[str, str]] = dict,
         script: ScriptValues | None = None,
         access: Callable[[], DeviceAccess] = lambda: HOST,
+        unseen_steps: Callable[[], int] = lambda: 0,
     ) -> None:
         """Nothing is reported before the first commit.
 
@@ -77,8 +79,11 @@ class Replication:
                 rank died before its commit, unless they are equal on all ranks.
             script: what each rank keeps of its own.
             access: returns how accelerators are to be read.
+            unseen_steps: returns how many steps more a death is not survived.
         """
         self._access = access
+        self._unseen_steps = unseen_steps
+        self._has_unseen = False  # and that was reported
         self._objects = [each for each in pieces if not each.is_compared]
         self._pieces = pieces
         self._own_values = own_values
@@ -189,6 +194,8 @@ class Replication:
             self._look_for_jumps(step)
         if not compares:
             return
+        if self._left or self._has_unseen:
+            self._report_unseen(step)
         held = sum([len(updating(each).state) for each in self._optimizers])
         others = [each for each in self._objects if not self._script.keeps(each.name)]
         size = held + sum([len(each.param_groups) for each in self._optimizers]) + len(others)
@@ -209,6 +216,14 @@ class Replication:
         self._known |= texts.keys()
         texts = {**bundled(texts, labels(self._pieces)), **self._own_values()}
         self._report(step, texts, is_late, "", "" if is_late else self._holds())
+
+    def _report_unseen(self, step: int) -> None:
+        """Say until when a death is not survived, and once it is. Before the ranks are compared."""
+        left = self._unseen_steps()
+        if bool(left) != self._has_unseen:
+            self._has_unseen = bool(left)
+            until = str(step + left) if left else ""
+            self._report(step, {f"{UNSEEN}{until}": ""}, True, TOO_EARLY, "")
 
     def _holds(self) -> str:
         """What is compared, for people: ``3 modules, 1 optimizer, 2 values of your own``.

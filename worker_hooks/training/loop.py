@@ -76,12 +76,10 @@ class DataLoop:
         optimizers = (one for piece in committed.pieces for one in piece.optimizers)
         self._uncounted = UncountedSteps(optimizers if guard.is_on else (), guard.say_uncounted)
         self._replication = Replication(
-            committed.pieces,
-            guard.report_fingerprint,
-            guard.distrust,
-            self._late_values,
+            *(committed.pieces, guard.report_fingerprint, guard.distrust, self._late_values),
             committed.private.script,
             committed.reading.queued,
+            committed.changes.unseen_steps,
         )
         self.epoch = 0  # as the script counts, from 0
         self.batch = 0  # handed out in the current loop

@@ -21,7 +21,7 @@ from agent.controller.states import JobState
 from agent.ranks.parts import Parts, parts_of
 from agent.spec.job_spec import CopyMode
 from worker_hooks.contract import protocol
-from worker_hooks.contract.fingerprint import ANEW, LATE, RESULT
+from worker_hooks.contract.fingerprint import ANEW, LATE, RESULT, UNSEEN
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,28 @@ def test_what_begins_anew_is_in_the_promise_and_takes_from_it_later():
         f"partly protected: {whole}, but `memory` begins anew, and weights may differ"
     )
     assert decide(decision.job, anew(4, "more")).say == ""  # only once
+
+
+def test_a_large_state_on_an_accelerator_is_partly_protected_until_all_of_it_was_looked_at():
+    def unseen(rank, until):
+        texts = {f"{UNSEEN}{until}": ""}
+        return says(rank, 1, texts)._replace(is_late=True, problem="a sentence")
+
+    job = play(THREE, EQUAL[:-1])
+    for event in (unseen(0, 3), unseen(1, 4)):
+        decision = decide(job, event)
+        assert decision.say == ""  # what they hold is not known yet
+        job = decision.job
+    decision = decide(job, EQUAL[-1][0])
+    assert decision.say == (
+        "partly protected: a rank that dies is replaced, no step is lost as long as one rank "
+        "lives, but before step 4 is complete a death costs the steps since the newest checkpoint "
+        "or since training began: a large state on an accelerator is first looked at as it trains "
+        "(a stop by a signal saves the step)"
+    )
+    seen = decide(decision.job, unseen(0, ""))
+    assert seen.say == ""
+    assert protection(seen.job).level is Level.PROTECTED
 
 
 def test_equal_ranks_are_said_to_be_protected_once():

@@ -207,6 +207,23 @@ def test_a_large_state_on_a_device_that_has_nothing_to_do_is_known_in_its_first_
     assert held.why_not == "model.weight changed after step 2"
 
 
+@pytest.mark.parametrize("limit", [0, observer.COPIED_AT_FIRST])
+def test_until_when_a_large_state_on_a_device_is_not_known_is_told(monkeypatch, limit):
+    monkeypatch.setattr(observer, "COPIED_AT_FIRST", limit)
+    monkeypatch.setattr(devices, "are_idle", lambda _: False)
+    rank, told = Rank(monkeypatch), []
+    rank.state.changes.begin(0.5)
+    for step in range(1, 7):
+        for _ in rank.steps(1):
+            rank.clock.advance(1)
+        rank.state.audit()
+        why = rank.state.settle_devices(GRACE_S, is_updated=False).why_not
+        left = rank.state.changes.unseen_steps()
+        assert bool(left) == (why == observer.UNSEEN)
+        told.append(left and step + left)
+    assert told == ([0] * 6 if limit else [4, 4, 4, 0, 0, 0])
+
+
 def test_an_optimizer_with_more_than_tensors_cannot_be_behind(monkeypatch):
     rank = Rank(monkeypatch, dies_in=2)
     for _ in rank.steps(1):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks as optimizer_hooks
 
-from worker_hooks.contract.fingerprint import differences
+from worker_hooks.contract.fingerprint import UNSEEN, differences
 from worker_hooks.script.kept import ScriptValues
 from worker_hooks.state import replication
 from worker_hooks.state.registry import pieces_of
@@ -24,8 +24,12 @@ class Training:
         self.pieces = pieces_of({"model": self.net, "optimizer": self.optimizer, **more})
         self.reports = []
         self.distrusts = []
+        self.unseen = 0
         self.replication = Replication(
-            self.pieces, lambda *told: self.reports.append(told), self.distrusts.append
+            self.pieces,
+            lambda *told: self.reports.append(told),
+            self.distrusts.append,
+            unseen_steps=lambda: self.unseen,
         )
         self.count = 0
 
@@ -97,6 +101,15 @@ def test_the_first_commits_are_reported_and_then_only_what_is_new():
     }
     training.step()
     assert len(training.reports) == COMMITS + 1
+
+
+def test_until_when_a_state_is_not_known_is_reported_before_it_is_compared_and_that_it_is_over():
+    training = Training()
+    for training.unseen in (2, 1, 0, 0):
+        training.step()
+    told = [(step, [*texts]) for step, texts, _, problem, _ in training.reports if problem]
+    assert told == [(1, [f"{UNSEEN}3"]), (3, [UNSEEN])]
+    assert [bool(problem) for *_, problem, _ in training.reports] == [True, False, False, True]
 
 
 class Counter:
