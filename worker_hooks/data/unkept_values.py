@@ -18,6 +18,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from itertools import chain, repeat
@@ -33,7 +34,7 @@ from worker_hooks.data.look import look
 from worker_hooks.rng.generators import stream_of
 from worker_hooks.script.containers import MOST
 from worker_hooks.script.kept import SHARED, ScriptValues
-from worker_hooks.script.values import is_array
+from worker_hooks.script.values import FIXED, is_array
 from worker_hooks.script.watch import Group, local_modules
 
 CHANGES = (
@@ -103,7 +104,11 @@ class UnkeptValues:
                 found[name] = self._seen_of(name, value)
             except Exception:  # noqa: BLE001, S112  values of any kind
                 continue
-        found |= {name: _Seen(type(each).__name__, each) for name, each in self._plain()}
+        for name, value in self._plain():
+            is_fixed = type(value) in FIXED
+            with suppress(Exception):  # values of any kind
+                kind = type(value).__name__
+                found[name] = _Seen(kind, value) if is_fixed else self._seen_of(name, value)
         return found
 
     def _unkept(self) -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,8 @@
 """Plain attributes of modules, classes and functions that the script assigns while it trains.
 
-The source tells which attributes are assigned outside of constructors, and read. Only these are
-watched, so that a model of hundreds of modules costs nothing if it has none of them.
+So are those of parameters and buffers, and what the hooks of all these hold. The source tells which
+attributes are assigned outside of constructors, and read. Only these are watched, so that a model
+of hundreds of modules costs nothing if it has none of them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,17 @@ _OF_OPTIMIZERS = {"state", "param_groups"}
 _OF_MODULES = frozenset(vars(torch.nn.Module()))  # ``training`` among them
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")  # by torch.compile, by checkpoint_wrapper
 _ROOTS = (torch.nn.Module, torch.optim.Optimizer)
+_HOOKS = {
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_post_accumulate_grad_hooks",
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+}
+"""Where torch keeps the hooks of modules, tensors and optimizers."""
+
 _LOOKED_AT = {ast.Attribute, ast.Call, ast.Subscript, ast.Expr, ast.AugAssign, ast.Assign}
 _LEAVES = {ast.Name, ast.Constant, ast.Load, ast.Store, *ast.operator.__subclasses__()}
 _NOBODY: Any = object()
@@ -320,7 +332,12 @@ class AttributeFinder:
         """Values are restored for a loop, before which the script has made its DDPs."""
 
     def plain(self) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """Numbers and texts that registered modules hold: names, where they are, and their keys."""
+        """What registered modules and their tensors hold: names, where it is, and its key there.
+
+        Numbers and texts; on tensors also what the sources assign by that name, and read.
+        """
+        found = self._assigned
+        assigned = frozenset[str]() if found is None else found.of_others & found.reads
         for name, thing in self._registered():
             inside = thing.named_modules() if isinstance(thing, torch.nn.Module) else ()
             for path, each in inside:
@@ -328,6 +345,10 @@ class AttributeFinder:
                 for key, value in vars(each).items():
                     if type(value) in FIXED and key[0] != "_" and key not in _OF_MODULES:
                         yield ".".join([*parts, key]), vars(each), key
+                for tensor_name, tensor in _tensors_of(each):
+                    for key, value in vars(tensor).items():
+                        if key[0] != "_" and (type(value) in FIXED or key in assigned):
+                            yield ".".join([*parts, tensor_name, key]), vars(tensor), key
 
     def walk(self) -> Walk:
         """Begin with what is registered."""
@@ -337,7 +358,8 @@ class AttributeFinder:
             self._assigned = read((name, "".join(linecache.getlines(file))) for name, file in files)
         walk = Walk(self._assigned, {each.__name__ for each in modules})
         for name, thing in self._registered():
-            walk.things += walk.meet(f"{REGISTERED}.{name}", thing)
+            walk.things += walk.look_into(f"{REGISTERED}.{name}", thing)
+            walk.hooks += _hooks_of(f"{REGISTERED}.{name}", thing)
             if isinstance(thing, torch.nn.Module):
                 flags = Flags(thing, lambda: self.is_in_loop)
                 walk.groups.append(Group(f"{REGISTERED}.{name}.flags.", flags))
@@ -355,6 +377,9 @@ class Walk:
         """Names of modules' attributes that the script advances, and that nobody can put back."""
         self.things: list[tuple[str, Any]] = []
         """What registered modules hold, with names: perhaps objects of the script's own."""
+        self.hooks: list[tuple[str, Any]] = []
+        """Hooks of what is registered, with names. Where the script has a name for one, or for
+        what it holds, that name is the better one."""
         self.modules = modules
         self._assigned = assigned
         self._seen: set[int] = set()
@@ -362,6 +387,10 @@ class Walk:
 
     def meet(self, name: str, thing: Any) -> list[tuple[str, Any]]:
         """A value of the script; what is in it that may be an object or hold some."""
+        return [*self.look_into(name, thing), *_hooks_of(name, thing)]
+
+    def look_into(self, name: str, thing: Any) -> list[tuple[str, Any]]:
+        """The same without its hooks."""
         if isinstance(thing, torch.nn.Module):
             found = []
             for path, each in thing.named_modules():
@@ -370,6 +399,8 @@ class Walk:
                     continue
                 parts = [name, *(part for part in path.split(".") if part not in {"", *_WRAPPED})]
                 found += self._take(".".join(parts), each, is_top=not path)
+                for key, tensor in _tensors_of(each):
+                    self._take_tensor(".".join([*parts, key]), tensor)
             return found
         if isinstance(thing, torch.optim.Optimizer):
             return self._take(name, thing, is_top=True)
@@ -407,6 +438,13 @@ class Walk:
             and (type(each) in CONTAINERS or is_object(each, self.modules))
         ]
 
+    def _take_tensor(self, name: str, tensor: Tensor) -> None:
+        """A parameter or a buffer; most have no attributes, and then this costs nothing later."""
+        names = self._assigned.of_others & self._assigned.reads & vars(tensor).keys()
+        if names and id(tensor) not in self._seen:
+            self._seen.add(id(tensor))
+            self.groups.append(Group(f"{name}.", Attributes(tensor, names)))
+
     def _names_of(self, kind: type) -> _OfClass:
         if kind not in self._of_classes:
             assigned, others = self._assigned, self._assigned.of_others
@@ -443,6 +481,29 @@ class Walk:
             inner = "" if isinstance(thing, type) else "__dict__."
             holder = Attributes(thing, frozenset(names))
             self.groups.append(Group(f"{module}{thing.__qualname__}.{inner}", holder))
+
+
+def _tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The module's own, which have names within it."""
+    yield from module.named_parameters(recurse=False)
+    yield from module.named_buffers(recurse=False)
+
+
+def _hooks_of(name: str, thing: Any) -> list[tuple[str, Any]]:
+    """The hooks of a module and of all in it, or of an optimizer, with names."""
+    holders = list[tuple[str, object]]()
+    if isinstance(thing, torch.optim.Optimizer):
+        holders.append((name, thing))
+    for path, each in thing.named_modules() if isinstance(thing, torch.nn.Module) else ():
+        inside = f"{name}.{path}" if path else name
+        holders.append((inside, each))
+        holders += [(f"{inside}.{key}", tensor) for key, tensor in _tensors_of(each)]
+    return [
+        (f"{holder_name}.{kind}[{place}]", getattr(hook, "__self__", hook))
+        for holder_name, holder in holders
+        for kind in sorted(_HOOKS)
+        for place, hook in enumerate((getattr(holder, kind, None) or {}).values())
+    ]
 
 
 class _OfClass(NamedTuple):

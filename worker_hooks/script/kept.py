@@ -139,7 +139,7 @@ class ScriptValues:
         return self._groups
 
     def plain_of_modules(self) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """Numbers and texts that registered modules hold: names, where they are, and their keys."""
+        """What registered modules and their tensors hold: names, where it is, and its key there."""
         return self._finder.plain()
 
     def is_registered(self, thing: object) -> bool:
@@ -169,7 +169,7 @@ class ScriptValues:
     def _found(self) -> tuple[list[Group], dict[str, Container]]:
         """Where the script keeps values at present, and its containers of objects."""
         walk = self._finder.walk()
-        groups = groups_of(self._entry, self.excluded, walk.things, walk.meet)
+        groups = groups_of(self._entry, self.excluded, walk.things, walk.meet, walk.hooks)
         self._own_modules = walk.modules
         new = {name for name in walk.iterators if not self._is_skipped(name)} - self.large
         self.large |= new

@@ -313,6 +313,7 @@ def groups_of(
     excluded: Collection[int] = (),
     more: Iterable[tuple[str, Any]] = (),
     meet: Callable[[str, Any], Iterable[tuple[str, Any]]] = lambda *_: (),
+    later: Iterable[tuple[str, Any]] = (),
 ) -> list[Group]:
     """Where the script keeps values: its modules' globals, closures of its functions, its objects.
 
@@ -321,6 +322,7 @@ def groups_of(
         excluded: the ids of objects that are saved otherwise, with all their attributes.
         more: values to look into, with their names.
         meet: called with each value and its name; returns more, which are in it.
+        later: as ``more``, but what has a name in the script, too, gets that one.
     """
     modules = local_modules()
     names = {module.__name__ for module in modules}
@@ -328,6 +330,7 @@ def groups_of(
     waiting: list[tuple[str, Any, int]] = [("", entry, 0), *((*each, 1) for each in more)]
     for group in list(found):
         waiting += [(group.prefix + key, each, 1) for key, each in list(group.holder.items())]  # type: ignore[attr-defined]
+    waiting += [(*each, 2) for each in later]
     seen: set[int] = set()
     for name, thing, depth in waiting:  # which grows
         if id(thing) in seen or id(thing) in excluded or depth > _DEPTH:

@@ -77,6 +77,11 @@ CHANGING = {
         "setattr(net[1], 'gain_' + 'a', net[1].gain_a + 1)",
         "net.1.gain_a",
     ),
+    "an attribute of a parameter, whose name is computed": (
+        "from torch import nn\nnet = nn.Sequential(nn.Linear(1, 1))\nsetattr(net[0].bias, 'gain_' + 'a', 1.0)",
+        "setattr(net[0].bias, 'gain_' + 'a', net[0].bias.gain_a + 1)",
+        "net.0.bias.gain_a",
+    ),
     "the environment": (
         "import os\nif 'OF_A_TEST' in os.environ: pass",
         "import os; os.environ['OF_A_TEST'] += 'x'; os.environ['OF_OTHERS'] += 'x'",
@@ -138,6 +143,18 @@ def test_what_is_given_another_object_later_is_named(script):
     change = "trainer.noise = Stage(); trainer.noise.seen = 3"  # whose attributes are kept
     assert one.step(change) == []
     assert one.step("trainer.stage = trainer.stages[1]") == ["trainer.stage"]
+
+
+def test_what_a_parameter_is_given_while_training_is_named(script):
+    one = script(
+        "import torch\nfrom torch import nn\nnet = nn.Linear(1, 1)\n"
+        "def step():\n"
+        "    if not hasattr(net.bias, 'seen'):\n        net.bias.seen = 0\n"
+        "        net.bias.mean = torch.zeros(1)\n"
+        "    net.bias.seen += 1\n    net.bias.mean.add_(1)\n    return net.bias.mean\n"
+    )
+    assert one.step() == []
+    assert one.step() == ["net.bias.seen", "net.bias.mean"]
 
 
 def test_what_is_kept_or_read_or_wraps_what_is_registered_is_not_named(script):

@@ -445,3 +445,95 @@ def test_flags_that_the_first_epoch_alone_sets_are_saved(rank):
     one.run("net.bias.requires_grad_(False)")  # behind the top of its script
     one.values.begin()
     assert one.commit().record.values == {"TrainState.net.flags.requires_grad": "30"}
+
+
+def test_what_the_script_keeps_on_its_parameters_comes_back(rank):
+    source = (
+        "import torch\nfrom torch import nn\n"
+        "net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))\n"
+        "for each in net.parameters():\n    each.ema, each.scale = 0.0, 2.0\n"
+        "net[1].running_mean.seen = torch.zeros(2)\n"
+        "def step():\n"
+        "    for each in net.parameters():\n        each.ema = 0.5 * each.ema + each.scale\n"
+        "    net[1].running_mean.seen.add_(1)\n"
+        "    return net[1].running_mean.seen\n"
+    )
+    one = rank(source)
+    saved = one.commit("step()", repeat=2)
+    of_parameters = ("0.bias", "0.weight", "1.bias", "1.weight")
+    assert saved.record.values.keys() == {
+        *(f"TrainState.net.{each}.ema" for each in of_parameters),
+        "TrainState.net.1.running_mean.seen",
+    }
+    again = rank(source)
+    again.restore(saved)
+    assert [each.ema for each in again.net.parameters()] == [3.0] * 4
+    assert again.net[1].running_mean.seen.tolist() == [2, 2]
+
+
+HOOKED = """
+import torch
+from functools import partial
+from torch import nn
+
+class Clip:
+    def __init__(self):
+        self.norms = []
+    def __call__(self, grad):
+        self.norms.append(1.0)
+        return grad * len(self.norms)
+
+class Meter:
+    def __init__(self):
+        self.seen = 0
+    def look(self, module, args):
+        self.seen += 1
+
+def counting(box):
+    calls = {"n": 0}
+    def hook(module, *_):
+        calls["n"] += 1
+        box[0] += 2
+    return hook
+
+meter, clip = Meter(), Clip()
+net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for each in net:
+    each.register_forward_hook(counting([0]))
+net.register_forward_pre_hook(meter.look)
+net[0].register_forward_pre_hook(Meter().look)
+net[0].weight.register_hook(Clip())
+net[0].bias.register_post_accumulate_grad_hook(partial(lambda box, grad: box.append(1), []))
+opt.register_step_post_hook(lambda *_: clip.norms.append(1))
+opt.register_step_pre_hook(counting([5]))
+"""
+
+
+def test_what_hooks_of_modules_parameters_and_optimizers_count_comes_back(rank):
+    one = rank(HOOKED, registered=("net", "opt"))
+    step = f"{FORWARD}.sum().backward(); opt.step()"
+    saved = one.commit(step, repeat=3)
+    again = rank(HOOKED, registered=("net", "opt"))
+    again.restore(saved)
+    assert again.meter.seen == 3
+    assert again.clip.norms == [1, 1, 1]
+    assert again.commit().record.values == saved.record.values
+    forward, pre = again.net[1]._forward_hooks, again.net[0]._forward_pre_hooks
+    (hook,), (look,), (clip,) = (
+        each.values() for each in (forward, pre, again.net[0].weight._backward_hooks)
+    )
+    assert sorted(str(each.cell_contents) for each in hook.__closure__) == ["[6]", "{'n': 3}"]
+    assert look.__self__.seen == 3
+    assert clip.norms == [1.0] * 3
+    assert "meter.seen" in saved.record.values  # the name that the script has for it
+
+
+def test_hooks_of_a_module_that_is_not_registered_are_followed(rank):
+    one = rank(HOOKED, registered=())
+    saved = one.commit(FORWARD, repeat=2)
+    again = rank(HOOKED, registered=())
+    again.restore(saved)
+    assert again.commit().record.values == saved.record.values
+    (hook,) = again.net[0]._forward_hooks.values()
+    assert "{'n': 2}" in [str(each.cell_contents) for each in hook.__closure__]
