@@ -34,7 +34,7 @@ from worker_hooks.data.look import look
 from worker_hooks.rng.generators import stream_of
 from worker_hooks.script.containers import MOST
 from worker_hooks.script.kept import SHARED, ScriptValues
-from worker_hooks.script.values import FIXED, is_array
+from worker_hooks.script.values import FIXED, is_array, is_of_graph
 from worker_hooks.script.watch import Group, local_modules
 
 CHANGES = (
@@ -128,6 +128,7 @@ class UnkeptValues:
                 if value is _NONE or key.startswith("__") or name in script.large:
                     continue
                 is_left = script.is_registered(value) or _is_kept(group, key, value)
+                is_left |= is_of_graph(value)
                 is_left &= value is not None  # for which there may be an object later
                 is_followed = id(getattr(value, "__dict__", None)) in followed
                 is_whole = isinstance(value, torch.nn.Module) or id(value) in listed

@@ -20,7 +20,7 @@ from torch import Tensor
 from worker_hooks.distributed.module_flags import Flags
 from worker_hooks.script.analysis import MUTATORS
 from worker_hooks.script.containers import CONTAINERS, Container, objects_in
-from worker_hooks.script.values import FIXED, is_generator
+from worker_hooks.script.values import FIXED, has_graph, is_generator
 from worker_hooks.script.watch import Group, is_object, local_modules
 
 REGISTERED = "TrainState"
@@ -96,15 +96,8 @@ class Attributes:
 def _is_of_graph(value: Any) -> bool:
     if type(value) in {list, tuple, dict}:
         items = value.values() if type(value) is dict else value
-        return any(isinstance(each, Tensor) and _has_graph(each) for each in items)
-    return isinstance(value, Tensor) and _has_graph(value)
-
-
-def _has_graph(tensor: Tensor) -> bool:
-    try:
-        return tensor.grad_fn is not None
-    except RuntimeError:  # a view whose base was changed in place, as FSDP's parameters are
-        return True
+        return any(isinstance(each, Tensor) and has_graph(each) for each in items)
+    return isinstance(value, Tensor) and has_graph(value)
 
 
 class Assigned(NamedTuple):

@@ -68,6 +68,32 @@ def is_fixed(value: Any) -> bool:
     return type(value) in FIXED
 
 
+def is_of_graph(value: Any, depth: int = 3) -> bool:
+    """Whether this is a container that holds parts of a step's graph, and nothing else.
+
+    A hook collects activations in such a one, and the next step collects its own.
+
+    Args:
+        value: of any kind.
+        depth: of containers in each other; a list may be in itself.
+    """
+    kind = type(value)
+    if not depth or kind not in {list, tuple, deque, *MAPPINGS}:
+        return False
+    if not 0 < len(value) <= _LARGE_ITEMS:
+        return False
+    items = value.values() if kind in MAPPINGS else value
+    return all(has_graph(e) if isinstance(e, Tensor) else is_of_graph(e, depth - 1) for e in items)
+
+
+def has_graph(tensor: Tensor) -> bool:
+    """Whether it was computed in a step, and is to be differentiated there."""
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:  # a view whose base was changed in place, as FSDP's parameters are
+        return True
+
+
 def mark(value: Any) -> Any:
     """What differs after the value was changed, in place or not; cheap.
 

@@ -157,8 +157,9 @@ class Variable:
                 values.check(value, excluded)
             self.mark = values.mark(value)
         except LargeValueError as error:
-            self.mark, self.is_large = _outline(value), True
-            self.is_distributed = isinstance(error, DistributedValueError)
+            if not values.is_of_graph(value):
+                self.mark, self.is_large = _outline(value), True
+                self.is_distributed = isinstance(error, DistributedValueError)
         self.is_fixed = values.is_fixed(value)
         return bool(self.mark != old or self.is_large != was_large)
 

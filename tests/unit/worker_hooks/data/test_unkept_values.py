@@ -175,6 +175,28 @@ def test_what_is_kept_or_read_or_wraps_what_is_registered_is_not_named(script):
     assert [one.step() for _ in range(8)] == [[]] * 8
 
 
+COLLECTING = (
+    "import torch\nfrom torch import nn\n"
+    "net, found, bank = nn.Linear(1, 40000), {}, torch.zeros(40000)\n"
+    "def keep(module, args, out):\n    found['out'], found['parts'] = out, [out + 1, (out,)]\n"
+    "net.register_forward_hook(keep)\n"
+    "def step():\n    net(torch.ones(1, 1))\n"
+)
+
+
+def test_large_activations_that_each_step_collects_anew_are_not_named(script):
+    one = script(COLLECTING)
+    assert [one.step() for _ in range(4)] == [[]] * 4
+    assert one.values.large == set()
+    assert one.values.count == 0
+
+
+def test_what_lies_beside_activations_is_named(script):
+    one = script(COLLECTING)
+    one.step("step(); found['bank'] = bank")
+    assert one.values.large == {"found"}
+
+
 def test_one_container_in_two_places_is_named_once(script):
     one = script(
         f"{HEAD}from torch.utils.data import DataLoader\n"
