@@ -46,6 +46,7 @@ from worker_hooks.script.watch import (
     Group,
     Variable,
     data_objects,
+    drop_values,
     groups_of,
     with_own_names,
 )
@@ -560,6 +561,9 @@ class ScriptValues:
             if is_followed and self._rebound[variable.name] < REBOUND:
                 self._rebound[variable.name] += 1
                 self._has_new_objects = self.is_found
+            elif is_followed and not is_module:  # to follow it at each step takes long
+                self._note_grown(variable.name)
+                self._is_stale |= drop_values(self._groups, f"{variable.name}.")
             return False
 
     def _take(self, variable: Variable) -> None:

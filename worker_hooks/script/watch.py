@@ -14,7 +14,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from operator import attrgetter, is_, itemgetter
 from types import (
     BuiltinFunctionType,
@@ -379,6 +379,19 @@ def with_own_names(groups: Iterable[Group]) -> list[Group]:
         if count[each.prefix] > 1:
             each.prefix = f"{each.prefix[:-1]}#{count[each.prefix]}."
     return found
+
+
+def drop_values(groups: Iterable[Group], prefix: str) -> bool:
+    """Save no more what these groups hold below an object that is followed no more: it gets old.
+
+    Returns:
+        Whether there was anything.
+    """
+    below = (each.variables.values() for each in groups if each.prefix.startswith(prefix))
+    dropped = [each for each in chain.from_iterable(below) if each.packed is not None]
+    for each in dropped:
+        each.packed = None
+    return bool(dropped)
 
 
 def is_object(thing: Any, modules: Collection[str]) -> bool:

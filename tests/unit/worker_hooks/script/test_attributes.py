@@ -537,3 +537,18 @@ def test_hooks_of_a_module_that_is_not_registered_are_followed(rank):
     assert again.commit().record.values == saved.record.values
     (hook,) = again.net[0]._forward_hooks.values()
     assert "{'n': 2}" in [str(each.cell_contents) for each in hook.__closure__]
+
+
+def test_an_object_that_each_step_replaces_is_named_once_it_is_followed_no_more(rank):
+    one = rank(
+        "from dataclasses import dataclass, replace\n"
+        "@dataclass(frozen=True)\nclass Progress:\n    n: int = 0\n"
+        "progress = Progress()\n"
+    )
+    one.values.begin()
+    said = []
+    for step in range(1, 60):
+        values = one.commit("progress = replace(progress, n=progress.n + 1)").record.values
+        said += one.values.changes_of_data(is_first=False)
+        assert values == ({} if said else {"progress.n": step})  # never an old one
+    assert [each.split("`")[1] for each in said] == ["progress"]
