@@ -118,7 +118,7 @@ class PageCopies:
                 self._say(LARGE.format(rank, sized(len(page))))
             return
         self._large.discard(rank)
-        self._send(PageSeen(rank, self._pages.attempt(rank), page))
+        self._send(PageSeen.of(rank, self._pages.attempt(rank), page))
 
     def tell(self, rank: int) -> None:
         """A rank has written to its page."""
@@ -127,11 +127,10 @@ class PageCopies:
         if self._pages.has_device_areas(rank):  # of those there is no news
             self.show(rank)
             return
-        pieces = {str(at): one for at, one in self._pages.news(rank)}
-        if pieces:
+        if pieces := self._pages.news(rank):
             from agent.nodes.run_messages import PageNews
 
-            self._send(PageNews(rank, self._pages.attempt(rank), pieces))
+            self._send(PageNews.of(rank, self._pages.attempt(rank), pieces))
 
 
 class CopiedPages:
@@ -156,14 +155,13 @@ class CopiedPages:
             said: Any = unpack_said(message.message)
             self._words.hear(said)
             return
-        rank = message.rank
         if isinstance(message, PageNews):
-            pieces = [(int(at), one) for at, one in message.pieces.items()]
-            self._pages.mirror_news(rank, message.attempt, pieces)
+            self._pages.mirror_news(*message.read())
             return
+        rank, attempt, octets = message.read()
         try:
-            page = unpacked_file(message.page)
-            self._pages.keep(rank, message.attempt, page, is_copy=True)  # or closes it
+            page = unpacked_file(octets)
+            self._pages.keep(rank, attempt, page, is_copy=True)  # or closes it
             shared = os.dup(page)
         except (ValueError, OSError):
             return  # no memory, or no descriptor: then it is lost with node 0

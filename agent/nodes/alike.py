@@ -80,7 +80,7 @@ class Merger:
     def add(self, message: NodeMessage) -> bool:
         """Keep a message; ``False``: it is none that others are merged with."""
         match message:
-            case FromRank(message=said, page=b""):
+            case FromRank(message=said):
                 rank, about = said.get("rank"), {**said, "rank": None}
             case ToRank(rank=rank, message=about):
                 pass

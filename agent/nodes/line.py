@@ -21,6 +21,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from functools import lru_cache
@@ -28,6 +29,7 @@ from typing import NamedTuple
 
 from agent.nodes.frames import frame, message_of
 from agent.nodes.messages import NodeMessage, pack, unpack
+from agent.nodes.run_messages import Beats, PageNews, PageSeen
 
 LIMIT_S = 10.0  # of silence
 LATE_S = 1.0  # more, at most, until it is noticed: what was lost is sent again each second
@@ -38,6 +40,7 @@ _TCP_INFO = struct.Struct("=8B13I")  # the beginning of struct tcp_info, linux/t
 _UNACKED, _DATA_HEARD, _ACK_HEARD = 12, 19, 20  # there; the last two: milliseconds ago
 MOST_KNOWN = 1 << 10  # bytes of a message that is remembered
 _GRAIN_S = 0.02  # of these times: two ticks of a slow kernel
+_BYTES_ALONE = {kind.__name__: kind for kind in (Beats, PageNews, PageSeen)}
 _PROOFS = {errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED}
 
 
@@ -145,14 +148,26 @@ def message_in(body: bytes, octets: bytes) -> NodeMessage:
     Raises:
         FrameError, CodecError: it is none that this version knows.
     """
-    if octets or len(body) > MOST_KNOWN:
+    if len(body) > MOST_KNOWN:
         return unpack(message_of(body, octets))
-    return _known(body)
+    if not octets:
+        return _known(body)
+    if (kind := _known_kind(body, len(octets))) is not None:
+        return kind(octets)
+    return unpack(message_of(body, octets))
 
 
 @lru_cache(maxsize=64)
 def _known(body: bytes) -> NodeMessage:
     return unpack(message_of(body, b""))
+
+
+@lru_cache(maxsize=64)
+def _known_kind(body: bytes, size: int) -> Callable[[bytes], NodeMessage] | None:
+    """The kind of a message that is so many bytes, and nothing else; ``None``: it is no such."""
+    message = message_of(body, b"")
+    kind = _BYTES_ALONE.get(str(message["kind"]))
+    return kind if message == {"kind": message["kind"], "packed": size} else None
 
 
 def plain_address(address: str) -> str:

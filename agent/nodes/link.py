@@ -73,6 +73,7 @@ class NodeLink:
         self._is_writing = False  # the loop says when the kernel takes more
         self._merger = Merger(self._ranks)
         self._is_due = False  # what was said in this turn of the loop is sent at its end
+        self._has_spoken = False  # the other end, since somebody has asked
 
     @property
     def is_open(self) -> bool:
@@ -84,8 +85,12 @@ class NodeLink:
         return not self._is_open or self._pulse.is_missed()
 
     def unheard_s(self) -> float:
-        """How long the other machine has not answered; 0 of a lost line."""
-        return self._pulse.unheard_s() if self._is_open else 0.0
+        """How long the other machine has not answered; 0 of a lost line.
+
+        The kernel is not asked where something was read since the last call.
+        """
+        has_spoken, self._has_spoken = self._has_spoken, False
+        return 0.0 if has_spoken or not self._is_open else self._pulse.unheard_s()
 
     def attach(self, loop: asyncio.AbstractEventLoop, heard: Heard, lost: Lost) -> None:
         """Hear and send on ``loop``.
@@ -113,14 +118,15 @@ class NodeLink:
             self._loop.call_soon(self._end_turn)
         if self._loop is not None and self._merger.add(message):
             return
-        if not isinstance(message, ANYTIME):
+        if self._merger and not isinstance(message, ANYTIME):
             self._take_merged()
         self._add(message)
 
     def _end_turn(self) -> None:
         """One call of the kernel for all that was said: with thousands of nodes it counts."""
         self._is_due = False
-        self._take_merged()
+        if self._merger:
+            self._take_merged()
         if self._is_open and not self._is_writing:
             self._write()
 
@@ -226,6 +232,7 @@ class NodeLink:
             self._lose(self._loss_of(error))
             return False
         if data:
+            self._has_spoken = True
             self._take(data)
         else:
             self._lose(self._failure or CLOSED)

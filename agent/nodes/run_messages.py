@@ -10,11 +10,20 @@ PageSeen, PageNews, PagesTold and, if it is the next one no more, PagesLeft.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple, get_args
 
 from agent.machine.process_use import ProcessNews
-from agent.nodes.vocabulary import Vocabulary
+from agent.nodes.vocabulary import CodecError, Vocabulary
 from worker_hooks.contract import protocol
+
+_WHOSE = struct.Struct("<II")  # rank, attempt
+_PIECE = struct.Struct("<QI")  # where it is in a page, and its size
+_BEATS = struct.Struct("<QQII")  # ns, inspection, how many heartbeats, and the size of each
+_BEAT_RANK = 4  # bytes of the rank before each
+_PROCESS = struct.Struct("<Isd?")  # rank, then as ProcessNews
 
 
 class NodeFacts(NamedTuple):
@@ -38,10 +47,9 @@ class Fact(NamedTuple):
 
 
 class FromRank(NamedTuple):
-    """What a rank's hooks have said; with its status page, where what it says changes that."""
+    """What a rank's hooks have said; its page, where what it says changes that, came before."""
 
     message: dict[str, object]  # as :func:`pack_said`
-    page: bytes = b""  # empty: the page that was seen last is good enough
 
 
 class WordKept(NamedTuple):
@@ -51,19 +59,58 @@ class WordKept(NamedTuple):
 
 
 class PageSeen(NamedTuple):
-    """A rank's status page, as it is now."""
+    """A rank's status page, as it is now.
 
-    rank: int
-    attempt: int
-    page: bytes
+    This, :class:`PageNews` and :class:`Beats` are bytes alone: so the JSON object of each is the
+    same for thousands of nodes, and is read once.
+    """
+
+    packed: bytes
+
+    @staticmethod
+    def of(rank: int, attempt: int, page: bytes) -> PageSeen:
+        """``page``: as agent.hooks.status_pages packs it."""
+        return PageSeen(_WHOSE.pack(rank, attempt) + page)
+
+    def read(self) -> tuple[int, int, bytes]:
+        """Rank, attempt and page.
+
+        Raises:
+            CodecError: it is none.
+        """
+        return *_whose(self.packed), self.packed[_WHOSE.size :]
 
 
 class PageNews(NamedTuple):
     """What a rank has written to its status page since the last time."""
 
-    rank: int
-    attempt: int
-    pieces: dict[str, bytes]  # by where they are in the page
+    packed: bytes
+
+    @staticmethod
+    def of(rank: int, attempt: int, pieces: Iterable[tuple[int, bytes]]) -> PageNews:
+        """``pieces``: where each is in the page, and its bytes."""
+        parts = (_PIECE.pack(at, len(octets)) + octets for at, octets in pieces)
+        return PageNews(b"".join((_WHOSE.pack(rank, attempt), *parts)))
+
+    def read(self) -> tuple[int, int, list[tuple[int, bytes]]]:
+        """Rank, attempt and pieces.
+
+        Raises:
+            CodecError: it is none.
+        """
+        octets, at = self.packed, _WHOSE.size
+        rank, attempt = _whose(octets)
+        pieces = []
+        while at < len(octets):
+            if len(octets) < at + _PIECE.size:
+                raise CodecError("a piece of a page is cut short")
+            where, size = _PIECE.unpack_from(octets, at)
+            at += _PIECE.size
+            if len(octets) < at + size:
+                raise CodecError("a piece of a page is cut short")
+            pieces.append((where, octets[at : at + size]))
+            at += size
+        return rank, attempt, pieces
 
 
 class PagesLeft(NamedTuple):
@@ -126,10 +173,51 @@ class FolderMarked(NamedTuple):
 class Beats(NamedTuple):
     """How far the ranks of a node are, and what their processes do."""
 
-    now_ns: int  # by the node's monotonic clock, of which the times of heartbeats are
-    beats: dict[str, bytes]  # rank -> its heartbeat; those that changed
-    processes: dict[str, ProcessNews]  # by rank; all that live
-    inspection: int  # the newest one that its ranks were asked for before this was looked at
+    packed: bytes
+
+    @staticmethod
+    def of(
+        now_ns: int,
+        beats: Mapping[int, bytes],
+        processes: Mapping[int, ProcessNews],
+        inspection: int,
+    ) -> Beats:
+        """Make it.
+
+        Args:
+            now_ns: by the node's monotonic clock, of which the times of heartbeats are.
+            beats: the heartbeats that changed, by rank; all are of one size.
+            processes: of all ranks that live.
+            inspection: the newest one that its ranks were asked for before this was looked at.
+        """
+        size = len(next(iter(beats.values()), b""))
+        form = _beat_form(size)
+        parts = [_BEATS.pack(now_ns, inspection, len(beats), size)]
+        parts += [form.pack(rank, beat) for rank, beat in beats.items()]
+        for rank, (state, cpu_s, is_frozen) in processes.items():
+            parts.append(_PROCESS.pack(rank, state.encode(), cpu_s, is_frozen))
+        return Beats(b"".join(parts))
+
+    def read(self) -> tuple[int, dict[int, bytes], dict[int, ProcessNews], int]:
+        """The arguments of :meth:`of`.
+
+        Raises:
+            CodecError: it is none.
+        """
+        octets, begin = self.packed, _BEATS.size
+        try:
+            now_ns, inspection, count, size = _BEATS.unpack_from(octets)
+            end = begin + count * (size + _BEAT_RANK)
+            beats = dict(_beat_form(size).iter_unpack(octets[begin:end])) if count else {}
+            processes = {
+                rank: ProcessNews(state.decode(), cpu_s, is_frozen)
+                for rank, state, cpu_s, is_frozen in _PROCESS.iter_unpack(octets[end:])
+            }
+        except (struct.error, ValueError) as error:
+            raise CodecError(f"{len(octets)} bytes are no heartbeats: {error!s:.200}") from error
+        if len(beats) != count:
+            raise CodecError(f"{len(octets)} bytes are no heartbeats of {count} ranks")
+        return now_ns, beats, processes, inspection
 
 
 class SweptNode(NamedTuple):
@@ -196,7 +284,7 @@ class ResumeFrom(NamedTuple):
 
 
 class FromRanks(NamedTuple):
-    """Several :class:`FromRank` that differ in their ranks alone; without pages."""
+    """Several :class:`FromRank` that differ in their ranks alone."""
 
     ranks: tuple[int, ...]  # none: all of the node, so all nodes say the same bytes
     message: str  # JSON, that of any of them but for its rank: other nodes say the same text
@@ -380,3 +468,15 @@ each node has a board of its own."""
 
 pack_said, unpack_said = _SAID.pack, _SAID.unpack
 """A message of hooks, or to them, as JSON, and back."""
+
+
+def _whose(octets: bytes) -> tuple[int, int]:
+    if len(octets) < _WHOSE.size:
+        raise CodecError(f"{len(octets)} bytes are of no rank's page")
+    rank, attempt = _WHOSE.unpack_from(octets)
+    return rank, attempt
+
+
+@lru_cache(maxsize=8)
+def _beat_form(size: int) -> struct.Struct:
+    return struct.Struct(f"<I{size}s")

@@ -290,14 +290,14 @@ class HooksBridge:
         """Ranks of other nodes are sent to by ``send``."""
         self._links.relay_others(send)
 
-    def hear_relayed(self, message: Said, page: bytes) -> None:
-        """Take in what a rank of another node has said, and its status page, if it sent that."""
-        if page and message.attempt == self._attempt:
-            self.mirror(message.rank, message.attempt, page)
+    def hear_relayed(self, message: Said) -> None:
+        """Take in what a rank of another node has said."""
         self._links.hear_relayed(message)
 
     def mirror(self, rank: int, attempt: int, page: bytes) -> None:
-        """Take a rank's status page as it was on its node."""
+        """Take a rank's status page as it was on its node, if it is of this attempt."""
+        if attempt != self._attempt:
+            return
         try:
             self._pages.keep_copy(rank, attempt, page)
         except (ValueError, OSError) as error:

@@ -436,10 +436,10 @@ class HooksRelay:
         if not (beats or alive):
             return
         self._send(
-            Beats(
+            Beats.of(
                 monotonic_ns(),
-                {str(rank): beat for rank, beat in moved.items()},
-                {str(w.rank): ProcessNews.of(self._links.pid(w.rank) or w.pid) for w in alive},
+                moved,
+                {w.rank: ProcessNews.of(self._links.pid(w.rank) or w.pid) for w in alive},
                 self._inspection,
             )
         )
@@ -452,7 +452,7 @@ class HooksRelay:
         if not self._pages.has_device_areas(rank):
             self._tell_news(rank)
         elif page := self._page(rank):
-            self._send(PageSeen(rank, self._attempt, page))
+            self._send(PageSeen.of(rank, self._attempt, page))
 
     def _page(self, rank: int) -> bytes:
         """A rank's page; empty: it has none, or a frame has no room for it."""
@@ -546,7 +546,9 @@ class HooksRelay:
         self._say(message, page)
 
     def _say(self, message: Said, page: bytes = b"") -> None:
-        self._send(FromRank(pack_said(message), page))
+        if page:
+            self._send(PageSeen.of(message.rank, message.attempt, page))
+        self._send(FromRank(pack_said(message)))
 
     def _learn(self, hello: protocol.Hello) -> None:
         if hello.exit_file:
@@ -576,9 +578,8 @@ class HooksRelay:
     def _tell_news(self, rank: int) -> None:
         if rank in self._large:
             return
-        pieces = {str(at): one for at, one in self._pages.news(rank)}
-        if pieces:
-            self._send(PageNews(rank, self._attempt, pieces))
+        if pieces := self._pages.news(rank):
+            self._send(PageNews.of(rank, self._attempt, pieces))
 
     def _on_lost(self, rank: int, pid: int) -> None:
         attempt = self._attempt

@@ -478,15 +478,14 @@ class RemoteNode:
                 self._on_event(unpack_event(message.event))
             case FromRank():
                 said: Any = unpack_said(message.message)
-                self._hooks.hear_relayed(said, message.page)
+                self._hooks.hear_relayed(said)
             case FromRanks():
                 for said in said_by(message, self.ranks):
-                    self._hooks.hear_relayed(said, b"")
+                    self._hooks.hear_relayed(said)
             case PageSeen():
-                self._hooks.mirror(message.rank, message.attempt, message.page)
+                self._hooks.mirror(*message.read())
             case PageNews():
-                pieces = [(int(at), one) for at, one in message.pieces.items()]
-                self._hooks.mirror_news(message.rank, message.attempt, pieces)
+                self._hooks.mirror_news(*message.read())
             case UpdatesReady():
                 self._hooks.updates_ready(self.facts.rank, message)
             case PagesKept():
@@ -496,9 +495,7 @@ class RemoteNode:
             case FolderMarked():
                 self._hooks.folder_marked(message, self.name)
             case Beats():
-                beats = {int(rank): beat for rank, beat in message.beats.items()}
-                processes = {int(rank): each for rank, each in message.processes.items()}
-                self._hooks.mirror_beats(message.now_ns, beats, processes, message.inspection)
+                self._hooks.mirror_beats(*message.read())
             case SweptNode():
                 self._on_swept(message)
             case TermHeard():

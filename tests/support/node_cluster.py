@@ -100,8 +100,8 @@ class FakeHooks:
     def has_finished(self, rank):
         return rank in self.finished
 
-    def hear_relayed(self, message, page):
-        self.heard.append((message, page))
+    def hear_relayed(self, message):
+        self.heard.append(message)
 
     def mirror(self, rank, attempt, page):
         self.heard.append(("page", rank, attempt, page))

@@ -10,9 +10,8 @@ import mmap
 import os
 import struct
 from bisect import bisect_right, insort
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import TypeVar
 
 from worker_hooks.contract.status_page import BEGIN, Page
 
@@ -39,6 +38,24 @@ class SparseMemory:
         self._starts: list[int] = []  # of the parts behind it, which do not overlap
         self._parts: dict[int, bytes] = {}
         self._held = 0  # bytes of these
+
+    @classmethod
+    def of(cls, size: int, begin: int, parts: Iterable[tuple[int, bytes]]) -> SparseMemory:
+        """With these parts, all within: one by one they take three times as long."""
+        memory, end = cls(size, begin), begin
+        for start, octets in parts:
+            stop = start + len(octets)
+            if stop <= begin:
+                memory._begin[start:stop] = octets
+            elif start < end:  # as :func:`packed` does not have them
+                memory[start:stop] = octets
+                end = size
+            else:
+                memory._starts.append(start)
+                memory._parts[start] = _alike(octets) if len(octets) <= MOST_ALIKE else octets
+                memory._held += len(octets)
+                end = stop
+        return memory
 
     def __len__(self) -> int:
         return self._size
@@ -122,9 +139,6 @@ def _alike(octets: bytes) -> bytes:
     return octets
 
 
-M = TypeVar("M", mmap.mmap, SparseMemory)
-
-
 def packed(page: Page) -> bytes:
     """All that a page holds."""
     parts = page.parts()
@@ -140,7 +154,7 @@ def unpacked(octets: bytes) -> Page:
         ValueError: :func:`packed` made nothing like it.
         OSError: there is no memory.
     """
-    return Page(_filled(octets, lambda size: SparseMemory(size, BEGIN)))
+    return Page(SparseMemory.of(_size_of(octets), BEGIN, _parts_of(octets)))
 
 
 def unpacked_file(octets: bytes) -> int:
@@ -152,32 +166,37 @@ def unpacked_file(octets: bytes) -> int:
     """
     fd = os.memfd_create("msrun-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
-    def mapped(size: int) -> mmap.mmap:
+    try:
+        size = _size_of(octets)
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        return mmap.mmap(fd, size)
-
-    try:
-        _filled(octets, mapped).close()
+        with mmap.mmap(fd, size) as memory:
+            for start, part in _parts_of(octets):
+                memory[start : start + len(part)] = part
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def _filled(octets: bytes, mapped: Callable[[int], M]) -> M:
-    try:
-        (size,) = _SIZE.unpack_from(octets)
-        if not 0 < size <= _MOST_BYTES:
-            raise ValueError(f"a page of {size} bytes")
-        memory, at = mapped(size), _SIZE.size
-        while at < len(octets):
-            start, length = _PART.unpack_from(octets, at)
-            at += _PART.size
-            if start + length > size or at + length > len(octets):
-                raise ValueError("a part is outside of the page")
-            memory[start : start + length] = octets[at : at + length]
-            at += length
-    except struct.error as error:
-        raise ValueError(f"not a packed page: {error}") from error
-    return memory
+def _size_of(octets: bytes) -> int:
+    if len(octets) < _SIZE.size:
+        raise ValueError(f"a packed page of {len(octets)} bytes")
+    (size,) = _SIZE.unpack_from(octets)
+    if not 0 < size <= _MOST_BYTES:
+        raise ValueError(f"a page of {size} bytes")
+    return int(size)
+
+
+def _parts_of(octets: bytes) -> Iterator[tuple[int, bytes]]:
+    """Where each part is, and its bytes; all are within the page."""
+    size, at = _size_of(octets), _SIZE.size
+    while at < len(octets):
+        if at + _PART.size > len(octets):
+            raise ValueError("a part is cut short")
+        start, length = _PART.unpack_from(octets, at)
+        at += _PART.size
+        if start + length > size or at + length > len(octets):
+            raise ValueError("a part is outside of the page")
+        yield start, octets[at : at + length]
+        at += length

@@ -33,15 +33,16 @@ from agent.controller import events as ev
 from agent.machine.process_use import ProcessNews
 from agent.nodes.alike import said_alike
 from agent.nodes.codec import pack_event
-from agent.nodes.frames import PREAMBLE, FrameReader, frame, message_of
+from agent.nodes.frames import PREAMBLE, FrameReader, message_of
 from agent.nodes.line import RECEIVE_BYTES, bytes_of
-from agent.nodes.messages import ANY_RANK, Admitted, Challenge, Join, pack, unpack
+from agent.nodes.messages import ANY_RANK, Admitted, Challenge, Join, unpack
 from agent.nodes.run_messages import (
     Beats,
     Fact,
     FromRank,
     MemoryTaken,
     PageNews,
+    PageSeen,
     RunMessage,
     SweptNode,
     pack_said,
@@ -178,8 +179,8 @@ class FakeNode:
     def _happened(self, event: ev.Event) -> None:
         self._send(Fact(pack_event(event)))
 
-    def _say(self, said: protocol.Message, page: bytes = b"") -> None:
-        self._send(FromRank(pack_said(said), page))
+    def _say(self, said: protocol.Message) -> None:
+        self._send(FromRank(pack_said(said)))
 
     def _all_say(self, ranks: Sequence[int], said: protocol.Message) -> None:
         """``said``: by the first of these ranks."""
@@ -191,8 +192,8 @@ class FakeNode:
         self._beats = self._crowd.loop.call_later(self._crowd.beat_s, self._tell_beats)
         self._crowd.beats += 1
         alive = tuple(rank for rank in self._ranks if rank not in self._dead)
-        beats = _beats(self._step, alive)
-        self._unsent += frame({**beats, "now_ns": monotonic_ns()})
+        octets = monotonic_ns().to_bytes(8, "little") + _beats(self._step, alive)
+        self._send(Beats(octets))
         self._flush()
 
     # --- what node 0 says -----------------------------------------------------------------------
@@ -289,7 +290,7 @@ class FakeNode:
             case "Freeze":
                 self._all_say(ranks, protocol.Raised(first, attempt, LOST_PEER))
                 for rank in ranks:
-                    self._send(PageNews(rank, attempt, _news(step)))
+                    self._send(PageNews.of(rank, attempt, _news(step)))
                 frozen = protocol.Frozen(
                     first,
                     attempt,
@@ -318,7 +319,9 @@ class FakeNode:
     def _register(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
             page = _page_of(rank, self._attempt, self._step)
-            self._say(protocol.Registered(rank, self._attempt, self._step, "", compares=True), page)
+            self._send(PageSeen.of(rank, self._attempt, page))
+            said = protocol.Registered(rank, self._attempt, self._step, "", compares=True)
+            self._all_say((rank,), said)
 
     def _train(self, ranks: Sequence[int]) -> None:
         """Two steps, of which all ranks report what they hold then."""
@@ -371,18 +374,18 @@ def _numbers(ranges: str | list[int]) -> Sequence[int]:
 
 
 @lru_cache(maxsize=1 << 12)
-def _beats(step: int, alive: tuple[int, ...]) -> dict[str, object]:
+def _beats(step: int, alive: tuple[int, ...]) -> bytes:
+    """All but the time."""
     news = ProcessNews("S", monotonic_ns() / 1e9, False)
-    beat = _beat(step)
-    beats = {str(rank): beat for rank in alive}
-    return pack(Beats(0, beats, {str(rank): news for rank in alive}, 0))
+    told = Beats.of(0, dict.fromkeys(alive, _beat(step)), dict.fromkeys(alive, news), 0)
+    return told.packed[8:]
 
 
 # --- pages ----------------------------------------------------------------------------------------
 
 
 @cache
-def _written(step: int) -> tuple[bytes, dict[str, bytes]]:
+def _written(step: int) -> tuple[bytes, list[tuple[int, bytes]]]:
     """A page after the commit of a step, and what was written to it since the one before."""
     fd = create(0, 0, [GENERATOR])
     page = Page(fd)
@@ -392,7 +395,7 @@ def _written(step: int) -> tuple[bytes, dict[str, bytes]]:
         for is_commit in (False, True):
             page.write(each, 0, each, b'{"at": 1}', lambda _: None, is_commit=is_commit)
         page.beat(each, 0, each, Phase.FORWARD)
-    news = {str(at): one for at, one in page.news(known)}
+    news = page.news(known)
     content = packed(page)
     page.close()
     os.close(fd)
@@ -405,7 +408,7 @@ def _page_of(rank: int, attempt: int, step: int) -> bytes:
     return content[:at] + _OF.pack(rank, attempt) + content[at + _OF.size :]
 
 
-def _news(step: int) -> dict[str, bytes]:
+def _news(step: int) -> list[tuple[int, bytes]]:
     return _written(step)[1]
 
 

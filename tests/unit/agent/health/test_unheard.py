@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from types import SimpleNamespace
 
 import pytest
 
 from agent.health.unheard import LOOK_S, UnheardNodes
+from agent.nodes.line import Line, Pulse, bytes_of
+from agent.nodes.link import NodeLink
+from agent.nodes.run_messages import Wake
 
 
 class Nodes:
@@ -71,3 +76,18 @@ def test_it_looks_each_second_until_it_is_closed_and_never_without_other_nodes(c
     assert (len(due), len(nodes.said)) == (count, count)
     nodes.unheard.close()
     assert due == []
+
+
+def test_the_kernel_is_not_asked_how_long_whoever_spoke_was_silent(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Pulse, "unheard_s", lambda _: asked.append(1) or 3.0)
+    one, other = socket.socketpair()
+    link, loop = NodeLink(Line(one)), asyncio.new_event_loop()
+    link.attach(loop, lambda _: None, lambda _: None)
+    other.sendall(bytes_of(Wake(3)))
+    link.catch_up()
+    assert (link.unheard_s(), asked) == (0, [])
+    assert (link.unheard_s(), asked) == (3, [1])  # it has said nothing since
+    link.close()
+    other.close()
+    loop.close()

@@ -352,6 +352,24 @@ def test_what_was_never_written_is_not_read_by_the_gigabyte():
         sparse[0 : 1 << 39]
 
 
+@pytest.mark.parametrize("seed", range(100))
+def test_parts_make_the_same_bytes_at_once_as_one_by_one(seed):
+    dice = random.Random(seed)
+    parts = []
+    for _ in range(dice.randrange(8)):
+        at = dice.randrange(90)
+        parts.append((at, dice.randbytes(dice.randrange(101 - at))))
+    if seed % 2:
+        parts.sort()
+    one_by_one = SparseMemory(100, 16)
+    for at, octets in parts:
+        one_by_one[at : at + len(octets)] = octets
+    at_once = SparseMemory.of(100, 16, parts)
+    assert at_once[0:100] == one_by_one[0:100]
+    at_once[40:60] = one_by_one[40:60] = bytes(range(20))
+    assert at_once[0:100] == one_by_one[0:100]
+
+
 def test_a_copy_takes_the_room_of_what_it_holds_and_once_what_is_alike():
     here, page = kept(3)
     packed = here.packed(3)

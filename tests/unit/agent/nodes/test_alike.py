@@ -7,7 +7,15 @@ import pytest
 
 from agent.nodes.alike import MOST_KINDS, MOST_NEWEST, Merger, Once, said_by
 from agent.nodes.messages import pack, unpack
-from agent.nodes.run_messages import FromRank, FromRanks, ToRank, ToRanks, Wake, pack_said
+from agent.nodes.run_messages import (
+    FromRank,
+    FromRanks,
+    PageSeen,
+    ToRank,
+    ToRanks,
+    Wake,
+    pack_said,
+)
 from agent.nodes.vocabulary import CodecError
 from worker_hooks.contract import protocol
 
@@ -81,7 +89,7 @@ def test_what_goes_into_the_other_direction_is_another_message():
 
 @pytest.mark.parametrize(
     "message",
-    [Wake(3), FromRank(pack_said(protocol.Registered(3, 0, 7)), b"page"), FromRank({"rank": None})],
+    [Wake(3), PageSeen.of(3, 0, b"page"), FromRank({"rank": None})],
     ids=str,
 )
 def test_the_rest_is_not_merged(message):

@@ -2,6 +2,7 @@
 
 import contextlib
 import enum
+import json
 import random
 import tracemalloc
 from typing import NamedTuple, get_args, get_origin, get_type_hints
@@ -11,9 +12,11 @@ import pytest
 from agent.controller import actions, events
 from agent.controller.actions import Action
 from agent.controller.events import Event
+from agent.machine.process_use import ProcessNews
 from agent.nodes import codec, messages
 from agent.nodes.frames import OCTETS, FrameError, FrameReader, frame, message_of
-from agent.nodes.run_messages import PageNews
+from agent.nodes.line import bytes_of, message_in
+from agent.nodes.run_messages import Beats, PageNews, PageSeen
 from agent.nodes.vocabulary import MOST_NUMBERS, CodecError, Vocabulary
 from worker_hooks.contract import protocol
 
@@ -231,14 +234,22 @@ FRAGMENTS = [
 ]
 
 
-def page_news():
-    return messages.pack(PageNews(3, 0, {"128": b"one", "256": b"two"}))
+class Pieces(NamedTuple):
+    rank: int
+    pieces: dict[str, bytes]
+
+
+PIECES = Vocabulary([Pieces])
+
+
+def pieces():
+    return PIECES.pack(Pieces(3, {"128": b"one", "256": b"two"}))
 
 
 def test_bytes_come_back_beside_what_names_them():
-    came = travelled(page_news())
-    assert came == {**page_news(), "pieces": {"128": 3, "256": 3}, OCTETS: b"onetwo"}
-    assert messages.unpack(came) == PageNews(3, 0, {"128": b"one", "256": b"two"})
+    came = travelled(pieces())
+    assert came == {**pieces(), "pieces": {"128": 3, "256": 3}, OCTETS: b"onetwo"}
+    assert PIECES.unpack(came) == Pieces(3, {"128": b"one", "256": b"two"})
 
 
 @pytest.mark.parametrize(
@@ -258,7 +269,55 @@ def test_bytes_come_back_beside_what_names_them():
 )
 def test_bytes_that_are_not_as_many_as_it_says_are_refused(wrong):
     with pytest.raises(CodecError):
-        messages.unpack({**travelled(page_news()), **wrong})
+        PIECES.unpack({**travelled(pieces()), **wrong})
+
+
+DOES = ProcessNews("S", 1.5, is_frozen=False)
+
+
+@pytest.mark.parametrize(
+    ("told", "arguments"),
+    [
+        (PageSeen.of, (3, 1, b"a page")),
+        (PageSeen.of, (3, 1, b"")),
+        (PageNews.of, (3, 1, [(128, b"one"), (1 << 33, b""), (256, b"two")])),
+        (PageNews.of, (3, 1, [])),
+        (Beats.of, (1 << 60, {4: b"beat", 16_383: b"puls"}, {5: DOES, 4: DOES}, 3)),
+        (Beats.of, (0, {}, {}, 0)),
+        (Beats.of, (0, {}, {7: DOES}, 0)),
+    ],
+)
+def test_what_is_bytes_alone_is_read_as_it_was_told_whoever_says_it(told, arguments):
+    message = told(*arguments)
+    assert message.read() == arguments
+    for _ in range(2):  # its JSON is known by then
+        assert FrameReader(message_in).feed(bytes_of(message)) == [message]
+
+
+@pytest.mark.parametrize("kind", [PageSeen, PageNews, Beats])
+@pytest.mark.parametrize("seed", range(50))
+def test_other_bytes_are_refused_or_read_to_their_end(kind, seed):
+    rng = random.Random(seed)
+    octets = rng.choice(
+        [
+            PageNews.of(3, 1, [(128, b"one"), (256, b"two")]).packed,
+            Beats.of(70, {4: b"beat", 5: b"beat"}, {4: DOES}, 3).packed,
+            rng.randbytes(rng.randrange(40)),
+        ]
+    )
+    octets = mutated(rng, octets)
+    try:
+        found = kind(octets).read()
+    except CodecError:
+        return
+    assert kind.of(*found).packed == octets or kind is Beats  # ranks may be there twice
+
+
+def test_what_only_looks_like_bytes_alone_is_read_as_it_is():
+    for wrong in ({"packed": 2}, {"packed": 3, "more": 1}, {"packed": "3"}, {"kind": "Wake"}):
+        body = json.dumps({"kind": "Beats", "packed": 3, **wrong}).encode()
+        with pytest.raises(CodecError):
+            message_in(body, b"one")
 
 
 def test_bytes_that_nothing_names_are_refused():

@@ -331,7 +331,8 @@ def test_draining_sends_everything_and_waits_for_the_other_end(end):
     end.link.send(Ended(3, "over"))
     heard = []
     reading = threading.Thread(target=read_all, args=(end.peer, FrameReader(message_of), heard))
-    end.peer.sendall(bytes_of(Beats(0, {}, {}, 0)))  # unread, this must not take back what is sent
+    # unread, this must not take back what is sent
+    end.peer.sendall(bytes_of(Beats.of(0, {}, {}, 0)))
     reading.start()
     closing = threading.Thread(target=lambda: (reading.join(), end.peer.close()))
     closing.start()

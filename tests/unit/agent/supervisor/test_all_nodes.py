@@ -168,15 +168,13 @@ def test_what_hooks_say_and_show_reaches_the_hooks_of_all_ranks(cluster):
     link = cluster.links[0]
     leaving = protocol.Leaving(3, 0)
     link.hear(FromRank(pack_said(leaving)))
-    link.hear(FromRank(pack_said(leaving), b"page"))
-    link.hear(PageSeen(3, 0, b"newer"))
-    link.hear(PageNews(3, 1, {"128": b"new"}))
+    link.hear(PageSeen.of(3, 0, b"newer"))
+    link.hear(PageNews.of(3, 1, [(128, b"new")]))
     does = ProcessNews("S", 1.5, is_frozen=False)
-    link.hear(Beats(70, {"4": b"beat"}, {"4": does}, 3))
+    link.hear(Beats.of(70, {4: b"beat"}, {4: does}, 3))
     link.hear(RankUnlinked(2, 0))
     assert cluster.hooks.heard == [
-        (leaving, b""),
-        (leaving, b"page"),
+        leaving,
         ("page", 3, 0, b"newer"),
         ("news", 3, 1, [(128, b"new")]),
         ("beats", 70, {4: b"beat"}, {4: does}, 3),

@@ -63,13 +63,10 @@ def mirrored(said):
     pages = StatusPages()
     for each in said:
         match each:
-            case FromRank(message=message, page=page) if page:
-                pages.keep_copy(message["rank"], 0, page)
             case PageSeen():
-                pages.keep_copy(each.rank, each.attempt, each.page)
+                pages.keep_copy(*each.read())
             case PageNews():
-                pieces = [(int(at), one) for at, one in each.pieces.items()]
-                pages.mirror_news(each.rank, each.attempt, pieces)
+                pages.mirror_news(*each.read())
     return pages
 
 
@@ -77,16 +74,16 @@ def test_a_greeting_is_handed_on_after_the_start_and_its_exit_file_is_watched_he
     node.rank(5, "/j/exit.json")
     (told,) = node.said
     assert isinstance(told, FromRank)
-    assert (told.page, unpack_said(told.message).rank) == (b"", 5)
+    assert unpack_said(told.message).rank == 5
     assert node.order == ["announce", "/j/exit.json", "FromRank"]
 
 
 def test_a_registration_takes_the_page_along(node):
     _, page = node.registered()
-    told = node.said[-1]
-    assert [type(each) for each in node.said] == [FromRank, FromRank]
+    *_, seen, told = node.said
+    assert [type(each) for each in node.said] == [FromRank, PageSeen, FromRank]
     assert unpack_said(told.message) == protocol.Registered(4, 0, 6)
-    assert mirrored([told]).newest_step(4) == 6
+    assert mirrored([seen]).newest_step(4) == 6
     del page
 
 
@@ -106,7 +103,7 @@ def test_an_answer_takes_the_page_along_as_it_is_now(node):
     frozen = protocol.Frozen(4, 0, 1, 7, is_whole=True, why="")
     node.say(client, frozen)
     news, told = node.said[-2:]
-    assert (unpack_said(told.message), told.page) == (frozen, b"")
+    assert unpack_said(told.message) == frozen
     assert len(str(news)) < 2000  # not all of it
     there = mirrored(node.said)
     assert there.newest_step(4) == 7
@@ -114,7 +111,7 @@ def test_an_answer_takes_the_page_along_as_it_is_now(node):
     assert there.beats([4])[4][:3] == page.heartbeat()[:3]
     count = len(node.said)
     node.say(client, protocol.Raised(4, 0, "ValueError: bad"))
-    assert (len(node.said), node.said[-1].page) == (count + 1, b"")
+    assert len(node.said) == count + 1
     del page, there
 
 
@@ -184,7 +181,7 @@ def test_the_page_of_a_dead_rank_is_shown_after_its_last_words(node):
     assert node.relay.hear_out(4) is None  # what it committed is read from the page, elsewhere
     words, seen = node.said[-2:]
     assert unpack_said(words.message).error == "ValueError: bad"
-    assert (type(seen), seen.rank, seen.attempt) == (PageNews, 4, 0)
+    assert (type(seen), *seen.read()[:2]) == (PageNews, 4, 0)
     assert mirrored(node.said).newest_step(4) == 7
     del page
 
@@ -209,8 +206,8 @@ def test_who_is_asked_where_it_stands_is_looked_at_before_it_answers(node):
         node.relay.tell(4, protocol.Inspect(inspection))
     told = [each for each in node.said if isinstance(each, Beats)]
     assert len(told) == 2
-    assert sorted(told[0].processes) == ["4", "5"]
-    assert [each.inspection for each in told] == [1, 2]
+    assert sorted(told[0].read()[2]) == [4, 5]
+    assert [each.read()[3] for each in told] == [1, 2]
     assert wire.receive(client)[0] == protocol.Inspect(1)
     del page
 
@@ -234,7 +231,7 @@ def test_a_page_that_fits_no_frame_is_not_shown(node, monkeypatch):
     _, page = node.registered()
     said, registered = node.said[1:]  # once
     assert unpack_said(said.message).text.startswith("what rank 4 alone holds")
-    assert registered.page == b""
+    assert unpack_said(registered.message) == protocol.Registered(4, 0, 6)
     node.said.clear()
     node.relay.tell_beats()
     page.beat(9, 1, 4, Phase.DATA)
@@ -250,14 +247,15 @@ def test_beats_that_changed_are_told_with_their_pages_and_what_each_process_does
     node.relay.tell_beats()
     *seen, told = node.said
     assert [type(each) for each in seen] == [PageNews, PageNews]
-    assert sorted(told.beats) == ["4", "5"]
-    assert list(told.processes) == ["4"]
-    assert told.processes["4"].state in "RS"
-    assert 0 <= monotonic_ns() - told.now_ns < 10**10
+    now_ns, beats, processes, _ = told.read()
+    assert sorted(beats) == [4, 5]
+    assert list(processes) == [4]
+    assert processes[4].state in "RS"
+    assert 0 <= monotonic_ns() - now_ns < 10**10
     pages[1].enter(Phase.BACKWARD)
     node.said.clear()
     node.relay.tell_beats()
-    assert [list(each.beats) for each in node.said if isinstance(each, Beats)] == [["5"]]
+    assert [list(each.read()[1]) for each in node.said if isinstance(each, Beats)] == [[5]]
     assert len(node.said) == 2  # and the page
     assert node.relay.is_needed
     node.relay.end_attempt()

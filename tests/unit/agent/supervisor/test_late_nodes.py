@@ -306,7 +306,7 @@ def here(cluster):
 
 
 def test_another_one_keeps_copies_of_what_its_ranks_alone_have(here):
-    page = PageSeen(2, 0, b"")
+    page = PageSeen.of(2, 0, b"")
     here.hooks.copies(page)
     assert page not in here.links[0].said
     assert here.links[1].said[-1] == page
