@@ -89,7 +89,6 @@ def split(manifest: Manifest, heads: Sequence[int] = ()) -> Pieces:
     Raises:
         ValueError: heads of other files.
     """
-    own = [(int(s.file), s.at, s.nbytes) for s in manifest.shards if s.kind == PRIVATE]
     files, alike, later = shared(manifest), [], []
     for shard, head in zip(files, heads or [each.nbytes for each in files], strict=True):
         if not 0 <= head <= shard.nbytes:
@@ -97,7 +96,12 @@ def split(manifest: Manifest, heads: Sequence[int] = ()) -> Pieces:
         alike.append((int(shard.file), shard.at, head))
         if heads:
             later.append(Span(int(shard.file), shard.at + head, shard.nbytes - head))
-    return Pieces(_joined(alike), _joined(own), later)
+    return Pieces(_joined(alike), private_of(manifest), later)
+
+
+def private_of(manifest: Manifest) -> list[Span]:
+    """Those of a part that its ranks alone have."""
+    return _joined((int(s.file), s.at, s.nbytes) for s in manifest.shards if s.kind == PRIVATE)
 
 
 def size_of(spans: Iterable[Span]) -> int:

@@ -30,6 +30,7 @@ from agent.spread.parts import (
     content_of,
     digests_of,
     heads_of,
+    private_of,
     size_of,
     split,
     variants_of,
@@ -259,13 +260,22 @@ class _Spread:
                 text = encoded(part.shards)
             elif not orders:  # to say it again for each would take longer than to send it
                 part, text = manifest, manifests.encode(manifest, is_for_people=False).decode()
-            pieces = split(part, self._heads)
-            order = TakeMemory(self._path, text, self._server.port, "", self._heads, rest)
+            pieces = of_all._replace(own=private_of(part))
+            key, alike, private = "", b"", b""
             if inside.has_room(pieces):
-                private = content_of(pieces.own)
-                orders[node] = order._replace(alike=inside.alike, private=private)
+                alike, private = inside.alike, content_of(pieces.own)
             else:
-                orders[node] = order._replace(key=_key(self._server, pieces.now))
+                key = _key(self._server, pieces.now)
+            orders[node] = TakeMemory(
+                self._path,
+                text,
+                self._server.port,
+                key,
+                self._heads,
+                rest,
+                alike=alike,
+                private=private,
+            )
         if self._heads:
             alone = set[int]() if living is None else self._alone(is_whole=is_whole)
             read = {node: variants_of(manifest, nodes[node]) for node in having & {*starting}}

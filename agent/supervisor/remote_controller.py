@@ -57,6 +57,9 @@ SAVE_S = 1800.0  # for ranks that save by themselves; as the forkserver gives th
 KILL_S = 30.0  # for killed ranks to be gone: a device may keep one for good
 BRING_S = 1500.0  # for a checkpoint to come here: a rank waits longer for the answer
 BEAT_S = 1.0  # how old what the controller's node knows of the ranks' progress may be
+RARE_BEAT_S = 2.5  # the same of many nodes' ranks that wait: less than what counts as old there
+MANY_NODES = 256
+_WAITING = {JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING, JobState.REPLACING}
 LONG_S = 3.0  # a replacement takes less, as a rule, and does not share the line with copies then
 ELSEWHERE_S = 60.0  # for ranks of other nodes to notice that one here died, and to save
 LOST = "a rank is lost, and no scheduler is there"
@@ -140,6 +143,7 @@ class RemoteController:
         self._take_part = lost
         self._node_rank = node_rank
         self._beats: asyncio.TimerHandle | None = None
+        self._told_s = 0.0  # when they were told last
         self._is_asked = False  # somebody wants the job to end
         self._is_hurried = False  # somebody wants the ranks, which save by themselves, to end
         self.view = JobView()
@@ -183,9 +187,8 @@ class RemoteController:
         """The node is ready: hear what it is to do."""
         self._link.attach(self._loop, self._hear, self._lost)
         self._hooks.watch(self._link.is_in_doubt)
-        if self._beats is not None:
-            self._beats.cancel()
-        self._beats = self._loop.call_later(BEAT_S, self._tell_beats)
+        self._told_s = self._loop.time()
+        self._set_beats(self._told_s + BEAT_S)
 
     def post(self, event: ev.Event) -> None:
         """Tell what happened; what follows from it will be ordered."""
@@ -214,18 +217,37 @@ class RemoteController:
         if not self._link.is_open:
             return
         self._hooks.tell_beats()
-        self._beats = self._loop.call_later(BEAT_S, self._tell_beats)
+        self._told_s = self._loop.time()
+        self._set_beats(self._told_s + self._beat_s)
+
+    @property
+    def _beat_s(self) -> float:
+        """Between two heartbeats: those of thousands of nodes take as long as a replacement."""
+        is_rare = self.view.state in _WAITING and len(self.nodes) > MANY_NODES
+        return RARE_BEAT_S if is_rare else BEAT_S
+
+    def _set_beats(self, when: float) -> None:
+        if self._beats is not None:
+            self._beats.cancel()
+        self._beats = self._loop.call_at(when, self._tell_beats)
+
+    def _know(self, message: JobKnown) -> None:
+        state, before_s = JobState(message.state), self._beat_s
+        self.view = JobView(state, *message[1:])
+        self.has_run |= state is JobState.RUNNING
+        was = self._unsettled
+        if was is not None and state is JobState.RUNNING and message.attempt > was.attempt:
+            self._unsettled = None
+        if self._beats is not None and self._beat_s != before_s:
+            latest_s = self._told_s + self._beat_s
+            # not all nodes at the same moment, if they are late for it
+            self._set_beats(max(latest_s, min(self._beats.when(), self._loop.time() + BEAT_S)))
+        self._node.decided(self.view, Holders())
 
     def _hear(self, message: object) -> None:  # noqa: C901, PLR0912  a row for each kind
         match message:
             case JobKnown():
-                state = JobState(message.state)
-                self.view = JobView(state, *message[1:])
-                self.has_run |= state is JobState.RUNNING
-                was = self._unsettled
-                if was is not None and state is JobState.RUNNING and message.attempt > was.attempt:
-                    self._unsettled = None
-                self._node.decided(self.view, Holders())
+                self._know(message)
             case ToRank() | ToRanks() if self._memory.lacks() and _is_welcome(message):
                 self._welcome(message)
             case _ if isinstance(message, ForHooks):

@@ -116,6 +116,9 @@ def encode(manifest: Manifest, *, is_for_people: bool = True) -> bytes:
     return (json.dumps(fields, indent=indent, sort_keys=True) + "\n").encode()
 
 
+_sorted = json.JSONEncoder(sort_keys=True).encode
+
+
 class QuickEncoder:
     """As :func:`encode` not for people, of manifests that differ in their shards alone."""
 
@@ -132,7 +135,7 @@ class QuickEncoder:
         texts = []
         for shard in sorted(shards):
             if (text := known.get(shard)) is None:
-                text = known[shard] = json.dumps(_fields(shard), sort_keys=True)
+                text = known[shard] = _sorted(_fields(shard))
             texts.append(text)
         return f'{self._before}"shards": [{", ".join(texts)}]{self._behind}'
 

@@ -49,6 +49,7 @@ from agent.nodes.run_messages import (
 )
 from agent.nodes.tls import PLAIN
 from agent.nodes.transfer import asked, give
+from agent.supervisor.remote_controller import BEAT_S, MANY_NODES, RARE_BEAT_S
 from agent.text.ranges import parse_increasing
 from msrun import __version__
 from worker_hooks.contract import protocol
@@ -65,14 +66,19 @@ LOST_PEER = "RuntimeError: Connection closed by peer [10.0.0.7]:41022"
 UNUSED = b'{"kind":"ShownStatus"'
 BESIDE = 1 << 30  # in a frame's length: bytes follow its JSON, see agent.nodes.frames
 HOLDS = {"model": "12 parts", "crc32": "abcdef"}
+WAITING = {"freezing", "dumping", "committing", "replacing"}
+RARE = RARE_BEAT_S / BEAT_S
 _OF = struct.Struct("<II")  # whose page it is: rank, attempt
 
 
 class Crowd:
     """All nodes of this process."""
 
-    def __init__(self, nproc: int, folder: Path, count: int, beat_s: float) -> None:
+    def __init__(
+        self, nproc: int, folder: Path, count: int, beat_s: float, *, are_many: bool
+    ) -> None:
         self.beat_s = beat_s  # between two heartbeats of a node
+        self.are_many = are_many  # nodes of the job
         self.nproc = nproc
         self.folder = folder
         self.count = count
@@ -132,6 +138,7 @@ class FakeNode:
         self._unsent = b""
         crowd.loop.add_reader(connection, self._read)
         crowd.loop.call_soon(self._take, b"")
+        self._beat_s, self._told_s = crowd.beat_s, crowd.loop.time()
         # not all nodes of a cluster were started in the same moment
         self._beats = crowd.loop.call_later(crowd.beat_s * (1 + rank % 100 / 100), self._tell_beats)
         self._rank = rank
@@ -189,12 +196,23 @@ class FakeNode:
 
     def _tell_beats(self) -> None:
         """All ranks are a step further."""
-        self._beats = self._crowd.loop.call_later(self._crowd.beat_s, self._tell_beats)
+        self._told_s = self._crowd.loop.time()
+        self._beats = self._crowd.loop.call_later(self._beat_s, self._tell_beats)
         self._crowd.beats += 1
         alive = tuple(rank for rank in self._ranks if rank not in self._dead)
         octets = monotonic_ns().to_bytes(8, "little") + _beats(self._step, alive)
         self._send(Beats(octets))
         self._flush()
+
+    def _set_beats(self, state: str) -> None:
+        """As a real node does: more rarely while the ranks wait, if the nodes are many."""
+        is_rare = state in WAITING and self._crowd.are_many
+        before_s, self._beat_s = self._beat_s, self._crowd.beat_s * (RARE if is_rare else 1)
+        if self._beat_s != before_s:
+            soon_s = min(self._beats.when(), self._crowd.loop.time() + self._beat_s)
+            when_s = max(self._told_s + self._beat_s, soon_s)
+            self._beats.cancel()
+            self._beats = self._crowd.loop.call_at(when_s, self._tell_beats)
 
     # --- what node 0 says -----------------------------------------------------------------------
 
@@ -231,6 +249,7 @@ class FakeNode:
         match message["kind"]:
             case "JobKnown":
                 self._attempt = message["attempt"]
+                self._set_beats(message["state"])
             case "Order":
                 self._obey(message["action"])
             case "ToRank":
@@ -472,7 +491,8 @@ async def _next(
 
 async def main(port: int, count: int, nproc: int, first: int, folder: str, beat_s: float) -> None:
     """Be these nodes until the job is over."""
-    crowd = Crowd(nproc, Path(folder), count, beat_s)
+    are_many = first + count > MANY_NODES
+    crowd = Crowd(nproc, Path(folder), count, beat_s, are_many=are_many)
     turns = asyncio.Semaphore(AT_ONCE)
     numbers = range(first, first + count)
     await asyncio.gather(*(joined(crowd, port, number, turns) for number in numbers))

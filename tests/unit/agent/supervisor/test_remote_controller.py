@@ -9,6 +9,7 @@ import pytest
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
+from agent.hooks.rank_processes import STALE_S
 from agent.nodes.codec import pack_action, unpack_event
 from agent.nodes.line import CLOSED, Loss, LossKind
 from agent.nodes.run_messages import (
@@ -149,6 +150,30 @@ def test_beats_are_told_again_and_again_while_the_line_is_open(node, monkeypatch
     node.hooks.log.clear()
     node.controller._tell_beats()
     assert node.hooks.log == []
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+@pytest.mark.parametrize("state", ["freezing", "dumping", "committing", "replacing"])
+def test_of_many_nodes_each_tells_more_rarely_how_far_its_ranks_are_while_none_moves(
+    node, monkeypatch, state, nodes
+):
+    monkeypatch.setattr(module, "MANY_NODES", 2)
+    controller, now_s = node.controller, node.loop.time
+    controller.nodes = (None,) * nodes
+    controller.view = controller.view._replace(state=JobState.RUNNING)
+    before_s = now_s()
+    controller._tell_beats()
+    assert controller._beats.when() <= now_s() + module.BEAT_S
+    for _ in range(2):
+        node.link.hear(JobKnown(state, 1, True))
+    least_s = module.RARE_BEAT_S if nodes > 2 else module.BEAT_S
+    assert before_s + least_s <= controller._beats.when() <= now_s() + least_s
+    assert module.BEAT_S < module.RARE_BEAT_S < STALE_S
+    controller._tell_beats()
+    assert controller._beats.when() >= before_s + least_s
+    node.link.hear(JobKnown("running", 1, True))  # how far they are counts again
+    assert controller._beats.when() <= now_s() + module.BEAT_S
+    controller._beats.cancel()
 
 
 def test_without_the_controller_ranks_are_stopped_and_then_killed(node):
