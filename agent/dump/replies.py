@@ -105,7 +105,9 @@ class Replies:
         match answer:
             case protocol.Frozen(rank=rank):
                 self.frozen[rank] = answer.nbytes, answer.host_nbytes
-                self._post(answer._replace(why=encodable(answer.why)))
+                if answer.why:  # as a rule there is none, and ranks are thousands
+                    answer = answer._replace(why=encodable(answer.why))
+                self._post(answer)
             case protocol.Standing() | protocol.Progress():
                 self._post(answer)
             case _:

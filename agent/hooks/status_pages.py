@@ -182,8 +182,10 @@ class StatusPages:
             page = self._pages.get(rank)
             if page is not None:
                 self._set_clock(rank, now_ns)
-                with contextlib.suppress(ValueError):
+                try:  # of thousands of ranks each second: contextlib.suppress takes a microsecond
                     page.put_beat(beat)
+                except ValueError:
+                    continue
 
     def take_unshared(self, ranks: Iterable[int], attempt: int) -> dict[int, int]:
         """The descriptors of the pages that peers lack, by rank, once each.
@@ -260,11 +262,13 @@ class StatusPages:
         found = {}
         for rank in ranks:
             if (page := self._pages.get(rank)) is not None:
-                with contextlib.suppress(*UNSOUND):
+                try:
                     beat = page.heartbeat()
-                    if clock := self._clocks.get(rank):
-                        beat = beat._replace(at_ns=beat.at_ns + clock.behind_ns)
-                    found[rank] = beat
+                except UNSOUND:
+                    continue
+                if clock := self._clocks.get(rank):
+                    beat = beat._replace(at_ns=beat.at_ns + clock.behind_ns)
+                found[rank] = beat
         return found
 
     def paces(self, ranks: Iterable[int]) -> dict[int, list[Pace]]:

@@ -473,7 +473,9 @@ class HooksBridge:
             case protocol.Raised():
                 self._agent.settle()
                 self._raised.add(message.rank)
-                self._agent.post(message._replace(error=encodable(message.error)))
+                if (error := encodable(message.error)) != message.error:
+                    message = message._replace(error=error)
+                self._agent.post(message)
             case protocol.Fingerprinted():
                 self._agent.post(_encodable(message))
             case protocol.Rejoining():
@@ -522,9 +524,9 @@ class HooksBridge:
             self._copies.show(rank)
             message = self._kept(message)
         self._shared.share(self._attempt, self._services.loop)
-        self._agent.post(
-            message._replace(not_replaceable_why=encodable(message.not_replaceable_why))
-        )
+        if why := message.not_replaceable_why:
+            message = message._replace(not_replaceable_why=encodable(why))
+        self._agent.post(message)
         told: tuple[protocol.Message, ...] = (
             self.replicated(rank),
             *self._not_shared.values(),

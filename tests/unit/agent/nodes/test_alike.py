@@ -76,7 +76,12 @@ def test_what_several_nodes_say_alike_is_the_same_text():
     assert [said.rank for said in (*said_by(one, ()), *said_by(other, ()))] == [3, 5, 8]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "Frozen"}', "[" * 100_000], ids=repr)
+NOBODYS = '{"kind": "GoOn", "attempt": 1}'  # msrun says it
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"kind": "Frozen"}', NOBODYS, "[" * 100_000], ids=repr
+)
 def test_a_text_that_no_rank_says_is_refused(text):
     with pytest.raises(CodecError):
         list(said_by(FromRanks((0,), text), ()))
