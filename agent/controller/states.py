@@ -39,6 +39,11 @@ class JobState(Enum):
         """Whether no event can change anything any more."""
         return self in _ENDS
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the ranks that live wait: the state is saved, or ranks are replaced."""
+        return self in _INTERRUPTED
+
 
 class RankState(Enum):
     """The state of a rank of the present attempt. The last three are ends."""
@@ -88,6 +93,7 @@ class Condition(Enum):
 
 
 _ENDS = (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
+_INTERRUPTED = (JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING, JobState.REPLACING)
 _ALIVE = (RankState.PENDING, RankState.RUNNING)
 
 _S = JobState

@@ -59,7 +59,6 @@ BRING_S = 1500.0  # for a checkpoint to come here: a rank waits longer for the a
 BEAT_S = 1.0  # how old what the controller's node knows of the ranks' progress may be
 RARE_BEAT_S = 2.5  # the same of many nodes' ranks that wait: less than what counts as old there
 MANY_NODES = 256
-_WAITING = {JobState.FREEZING, JobState.DUMPING, JobState.COMMITTING, JobState.REPLACING}
 LONG_S = 3.0  # a replacement takes less, as a rule, and does not share the line with copies then
 ELSEWHERE_S = 60.0  # for ranks of other nodes to notice that one here died, and to save
 LOST = "a rank is lost, and no scheduler is there"
@@ -223,7 +222,7 @@ class RemoteController:
     @property
     def _beat_s(self) -> float:
         """Between two heartbeats: those of thousands of nodes take as long as a replacement."""
-        is_rare = self.view.state in _WAITING and len(self.nodes) > MANY_NODES
+        is_rare = self.view.state.is_interrupted and len(self.nodes) > MANY_NODES
         return RARE_BEAT_S if is_rare else BEAT_S
 
     def _set_beats(self, when: float) -> None:

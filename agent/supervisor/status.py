@@ -137,7 +137,9 @@ REFRESH_S = 2.0  # how old the published steps may be
 PUBLISH_S = 0.1  # how old everything else may be
 CHEAP_S = 0.01  # of processor time: what takes less is done at once
 MOST_BUSY = 0.02  # share of a processor: the more ranks there are, the older it may be
-SHOWN_S = 10.0  # how old what is shown of very many ranks may be
+SHOWN_S = 10.0  # how old what is shown of very many ranks may be, twice that amid a replacement
+AGAIN_S = 1.0
+_INTERRUPTED = {each.value for each in JobState if each.is_interrupted}
 MOST_SHOWN = 256  # ranks of which every node shows the state: each time it goes to all nodes
 
 
@@ -225,6 +227,7 @@ class ShownNodes:
         self._status: dict[str, object] = {}
         self._took_s = 0.0  # of processor time, the last time
         self._timer: asyncio.TimerHandle | None = None  # until very many are shown
+        self._latest_s = 0.0  # when they are, whatever the state
 
     def show(self, status: dict[str, object]) -> None:
         """Show this, now or later."""
@@ -235,9 +238,13 @@ class ShownNodes:
                 node.show(status, step)
         elif self._timer is None:
             after_s = max(SHOWN_S, self._took_s / MOST_BUSY)
+            self._latest_s = self._loop.time() + after_s + SHOWN_S
             self._timer = self._loop.call_later(after_s, self._show_theirs)
 
     def _show_theirs(self) -> None:
+        if self._status.get("state") in _INTERRUPTED and self._loop.time() < self._latest_s:
+            self._timer = self._loop.call_later(AGAIN_S, self._show_theirs)
+            return
         self._timer, began_s = None, time.thread_time()
         workers, step = _workers_of(self._status), _newest_step(self._status)
         for node in self._nodes:

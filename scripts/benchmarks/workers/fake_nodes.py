@@ -30,6 +30,7 @@ from time import monotonic_ns
 from typing import Any
 
 from agent.controller import events as ev
+from agent.controller.states import JobState
 from agent.machine.process_use import ProcessNews
 from agent.nodes.alike import said_alike
 from agent.nodes.codec import pack_event
@@ -66,7 +67,7 @@ LOST_PEER = "RuntimeError: Connection closed by peer [10.0.0.7]:41022"
 UNUSED = b'{"kind":"ShownStatus"'
 BESIDE = 1 << 30  # in a frame's length: bytes follow its JSON, see agent.nodes.frames
 HOLDS = {"model": "12 parts", "crc32": "abcdef"}
-WAITING = {"freezing", "dumping", "committing", "replacing"}
+INTERRUPTED = {each.value for each in JobState if each.is_interrupted}
 RARE = RARE_BEAT_S / BEAT_S
 _OF = struct.Struct("<II")  # whose page it is: rank, attempt
 
@@ -206,7 +207,7 @@ class FakeNode:
 
     def _set_beats(self, state: str) -> None:
         """As a real node does: more rarely while the ranks wait, if the nodes are many."""
-        is_rare = state in WAITING and self._crowd.are_many
+        is_rare = state in INTERRUPTED and self._crowd.are_many
         before_s, self._beat_s = self._beat_s, self._crowd.beat_s * (RARE if is_rare else 1)
         if self._beat_s != before_s:
             soon_s = min(self._beats.when(), self._crowd.loop.time() + self._beat_s)

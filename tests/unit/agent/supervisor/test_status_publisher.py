@@ -193,3 +193,22 @@ def test_of_very_many_ranks_a_node_is_shown_its_own_and_later_and_the_newest(loo
     nodes.show({"workers": [{"rank": rank} for rank in range(count)]})
     loop.pass_by(SHOWN_S + 1)
     assert [each[2] for each in shown[2:]] == [0, 0]
+
+
+@pytest.mark.parametrize("state", ["freezing", "dumping", "committing", "replacing"])
+def test_very_many_nodes_are_not_shown_a_replacement_unless_it_takes_long(loop, state):
+    count = MOST_SHOWN + 1
+    nodes, shown = shown_nodes(loop, count)
+
+    def go_on(state):
+        nodes.show({"state": state, "workers": [{"rank": rank} for rank in range(count)]})
+
+    go_on(state)
+    loop.pass_by(SHOWN_S + 2)
+    assert shown == []
+    go_on("running")
+    loop.pass_by(2)
+    assert len(shown) == 2
+    go_on(state)
+    loop.pass_by(2 * SHOWN_S + 2)
+    assert len(shown) == 4
