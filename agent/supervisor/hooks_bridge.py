@@ -295,8 +295,8 @@ class HooksBridge:
         self._links.hear_relayed(message)
 
     def mirror(self, rank: int, attempt: int, page: bytes) -> None:
-        """Take a rank's status page as it was on its node, if it is of this attempt."""
-        if attempt != self._attempt:
+        """Take a rank's status page as it was on its node; an old one only in its own place."""
+        if attempt != self._attempt and not self._pages.has_page(rank, attempt):
             return
         try:
             self._pages.keep_copy(rank, attempt, page)
