@@ -259,7 +259,7 @@ class FakeNode:
                 self._answer(_numbers(message["ranks"]) or self._ranks, message["message"])
             case "SaveHere":  # the state is small: they only say what they hold
                 for group in message["groups"]:
-                    self._answer(group, message["message"])
+                    self._answer(_numbers(group), message["message"])
             case "SaveFar":
                 self._crowd.do(self._give, message)
             case "TakeMemory":
