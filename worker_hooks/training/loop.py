@@ -268,6 +268,7 @@ class DataLoop:
         self._find_script()
         script = self._committed.private.script
         feed.owners = script.owners
+        script.exclude(each for each in feed.saved_objects if not script.is_registered(each))
         script.read_from(loader)
         return feed
 
