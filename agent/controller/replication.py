@@ -51,6 +51,7 @@ from worker_hooks.contract.fingerprint import (
     Fingerprint,
     describe,
     differences,
+    differences_within,
     is_own_value,
 )
 
@@ -75,13 +76,16 @@ def note(job: Job, event: protocol.Fingerprinted) -> Job:
     known = known._replace(reports=reports, late=late)
     are_all, trial = len(reports[step]) == len(job.ranks), job.since_restart.trial
     is_trial = trial is not None and _may_differ(reports[step], known.groups, event)
-    if trial is not None and is_trial and (wrong := _unlike(reports[step], known)):
+    if trial is not None and is_trial and (wrong := _unlike(known, reports[step])):
         # the others may be dead before they report
         return _failed(_with(job, known), trial, describe(wrong, trial.lost))
     if not are_all:
         return _with(job, known)
     every = differences(reports[step])
     found = [each for each in every if not is_own_value(each.name)]
+    if event.is_again:  # a majority is right, unless ranks have differed from the first step on
+        apart = {each.name for each in _unlike(known, reports[step]) if not each.has_majority}
+        found = [each for each in found if each.name in apart]
     if found:
         known = _with_cuts(job, known, found)
         known = known._replace(difference=known.difference or describe(found))
@@ -141,22 +145,10 @@ def _may_differ(
     return other != event.rank and reports[other] != event.texts
 
 
-def _unlike(reports: Mapping[int, Fingerprint], known: Comparison) -> list[Difference]:
+def _unlike(known: Comparison, reports: Mapping[int, Fingerprint]) -> list[Difference]:
     """What ranks do not hold the same although they did."""
-    found = []
     others = tuple(part.ranks for part in known.parts.every) or (tuple(reports),)
-    for each in differences(reports):
-        groups = () if is_own_value(each.name) else known.cuts.get(each.name, others)
-        text_of = {rank: text for text, ranks in each.by_text.items() for rank in ranks}
-        for group in groups:
-            by_text: dict[str, list[int]] = {}
-            for rank in group:
-                if rank in text_of:
-                    by_text.setdefault(text_of[rank], []).append(rank)
-            if len(by_text) > 1:
-                by_ranks = {text: tuple(ranks) for text, ranks in by_text.items()}
-                found.append(Difference(each.name, by_ranks))
-    return found
+    return differences_within(reports, lambda name: known.cuts.get(name, others))
 
 
 def _with_cuts(job: Job, known: Comparison, found: list[Difference]) -> Comparison:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 Fingerprint = Mapping[str, str]
@@ -51,6 +51,12 @@ class Difference(NamedTuple):
     def lone(self) -> tuple[int, ...]:
         """The smallest group of ranks; of equal ones that with the largest rank."""
         return min(self.by_text.values(), key=lambda ranks: (len(ranks), -ranks[-1]))
+
+    @property
+    def has_majority(self) -> bool:
+        """Whether more than half of the ranks have it alike."""
+        counts = [len(ranks) for ranks in self.by_text.values()]
+        return 2 * max(counts) > sum(counts)
 
     @property
     def is_value(self) -> bool:
@@ -155,6 +161,28 @@ def differences(of: Mapping[int, Fingerprint]) -> list[Difference]:
             by_text.setdefault(of[rank].get(name, ""), []).append(rank)
         if len(by_text) > 1:
             found.append(Difference(name, {text: tuple(each) for text, each in by_text.items()}))
+    return found
+
+
+def differences_within(
+    of: Mapping[int, Fingerprint], groups_of: Callable[[str], Iterable[tuple[int, ...]]]
+) -> list[Difference]:
+    """What is not the same within groups of these ranks, but for values of the script's own.
+
+    ``groups_of``: takes a name, and returns the ranks that are to have that alike.
+    """
+    found = []
+    for each in differences(of):
+        groups = () if is_own_value(each.name) else groups_of(each.name)
+        text_of = {rank: text for text, ranks in each.by_text.items() for rank in ranks}
+        for group in groups:
+            by_text: dict[str, list[int]] = {}
+            for rank in group:
+                if rank in text_of:
+                    by_text.setdefault(text_of[rank], []).append(rank)
+            if len(by_text) > 1:
+                by_ranks = {text: tuple(ranks) for text, ranks in by_text.items()}
+                found.append(Difference(each.name, by_ranks))
     return found
 
 

@@ -181,6 +181,7 @@ class Fingerprinted(NamedTuple):
     is_late: bool = False  # only of parts that did not exist at the rank's first commits
     problem: str = ""  # why the state cannot be compared, nor saved
     holds: str = ""  # what it was compared of, as text: ``3 modules, 1 optimizer``
+    is_again: bool = False  # all of it, behind the first commits: ranks may train apart by now
 
 
 class Raised(NamedTuple):

@@ -151,10 +151,16 @@ class Guard:
         self._send(protocol.NotesMeasured(self.env.rank, self.env.attempt, cost_s, step_s, why_not))
 
     def report_fingerprint(
-        self, step: int, texts: Mapping[str, str], is_late: bool, problem: str, holds: str
+        self,
+        step: int,
+        texts: Mapping[str, str],
+        is_late: bool,
+        problem: str,
+        holds: str,
+        is_again: bool = False,
     ) -> None:
         """Tell the agent what this rank holds as of its newest commit."""
-        held = dict(texts), is_late, problem[:500], holds
+        held = dict(texts), is_late, problem[:500], holds, is_again
         self._send(protocol.Fingerprinted(self.env.rank, self.env.attempt, step, *held))
 
     def greet(self, *, wants_resume: bool) -> protocol.Welcome | None:
@@ -565,17 +571,8 @@ class Guard:
         if self._frozen.device_error:  # it stays: this process could not enter the script again
             stacks.end_process(why)  # a new process may use the device
         nbytes, host_nbytes = self.source.nbytes() if is_whole else (0, 0)
-        frozen = protocol.Frozen(
-            **self._sender,
-            dump_id=order.dump_id,
-            step=step,
-            is_whole=is_whole,
-            why=why,
-            nbytes=nbytes,
-            host_nbytes=host_nbytes,
-            limit=order.step,
-        )
-        self._send(frozen)
+        held = step, is_whole, why, nbytes, host_nbytes, order.step
+        self._send(protocol.Frozen(self.env.rank, self.env.attempt, order.dump_id, *held))
 
     def _save(self, order: protocol.Save) -> None:
         def report(nbytes: int) -> None:

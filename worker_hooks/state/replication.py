@@ -44,9 +44,9 @@ _TEXT = 48  # characters of a value that is sent as it is
 _JUMP = 2.0  # a larger factor between two steps is said
 _LEAVES = 40  # of a nested value that are sent each by itself
 
-Report = Callable[[int, Mapping[str, str], bool, str, str], None]
-"""Takes the step, the fingerprint, whether it is of new parts only, why there is none, and of what
-it is, as text."""
+Report = Callable[[int, Mapping[str, str], bool, str, str, bool], None]
+"""Takes the step, the fingerprint, whether it is of new parts only, why there is none, of what it
+is, as text, and whether all was compared before."""
 
 _KINDS = (
     (ModulePiece, "module"),
@@ -141,7 +141,7 @@ class Replication:
         ``why``: why the state cannot be saved for another reason; empty: there is none.
         """
         if problem := self._why_not_saved() or why:
-            self._report(step, {}, False, problem, "")
+            self._report(step, {}, False, problem, "", False)
         self._watch_updates(step)
 
     def _watch_updates(self, step: int) -> None:
@@ -157,7 +157,7 @@ class Replication:
         def updated(optimizer: Optimizer, *_: Any) -> None:
             groups = optimizer.param_groups if is_zero(optimizer) and optimizer not in known else ()
             if any(id(each) in held for group in groups for each in group["params"]):
-                self._report(step, {}, False, TRAINED_BY_ZERO, "")
+                self._report(step, {}, False, TRAINED_BY_ZERO, "", False)
                 self._distrust(TRAINED_BY_ZERO)
 
         self._end_watch()
@@ -200,22 +200,24 @@ class Replication:
         others = [each for each in self._objects if not self._script.keeps(each.name)]
         size = held + sum([len(each.param_groups) for each in self._optimizers]) + len(others)
         is_new = bool(self._left) or size != self._size
-        if not (is_new or (self._objects and _is_sample(step))):
+        is_again = not is_new and _is_look(step)
+        if not (is_new or is_again or (self._objects and _is_sample(step))):
             return
         is_late, self._size = is_new and not self._left, size
         self._left = max(0, self._left - 1)
         if not self._left:
             self._end_watch()
         known = self._known if is_late else frozenset()
-        pieces = [each for each in self._pieces if each.is_compared] if is_new else []
+        is_all = is_new or is_again
+        pieces = [each for each in self._pieces if each.is_compared] if is_all else []
         try:
             texts = fingerprint([*pieces, *others], known, self._access())
         except Exception as error:  # noqa: BLE001  the script's own kinds of tensors and objects
-            self._report(step, {}, is_late, str(error) or repr(error), "")
+            self._report(step, {}, is_late, str(error) or repr(error), "", False)
             return
         self._known |= texts.keys()
         texts = {**bundled(texts, labels(self._pieces)), **self._own_values()}
-        self._report(step, texts, is_late, "", "" if is_late else self._holds())
+        self._report(step, texts, is_late, "", "" if is_late else self._holds(), is_again)
 
     def _report_unseen(self, step: int) -> None:
         """Say until when a death is not survived, and once it is. Before the ranks are compared."""
@@ -223,7 +225,7 @@ class Replication:
         if bool(left) != self._has_unseen:
             self._has_unseen = bool(left)
             until = str(step + left) if left else ""
-            self._report(step, {f"{UNSEEN}{until}": ""}, True, TOO_EARLY, "")
+            self._report(step, {f"{UNSEEN}{until}": ""}, True, TOO_EARLY, "", False)
 
     def _holds(self) -> str:
         """What is compared, for people: ``3 modules, 1 optimizer, 2 values of your own``.
@@ -242,6 +244,16 @@ class Replication:
             found.append(f"{own} value{'s' * (own != 1)} of your own")
         found += [LARGE.format(each.name) for each in large]
         return ", ".join(found)
+
+
+def _is_look(step: int) -> bool:
+    """Whether all of the state is compared again: ranks may train apart behind a warm-up.
+
+    Those that average what they hold do so at every eighth step, or every hundredth: these are
+    steps of any remainder, 6, 11, 20, 37 and so on.
+    """
+    power = step.bit_length() - 1
+    return power > 1 and step == (1 << power) + power
 
 
 def _is_sample(step: int) -> bool:

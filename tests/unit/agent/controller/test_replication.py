@@ -55,6 +55,25 @@ def test_ranks_that_wait_for_each_other_behind_a_replacement_are_restarted():
     assert not decide(job, RankHung(1, 1, "waits", 60.0, is_mutual=True)).job.diverged
 
 
+@pytest.mark.parametrize(
+    ("odd", "groups"),
+    [((1, 2), ((0,), (1,), (2,))), ((1,), ()), ((), ())],
+    ids=["all train apart", "one of three", "none"],
+)
+def test_ranks_that_train_apart_after_a_while_hold_what_no_other_one_does(odd, groups):
+    """A warm-up in step, then an average now and then. If most hold the same, they are right."""
+    job = play(THREE, EQUAL)
+    said = ""
+    for step, apart in ((6, ()), (11, odd), (20, ())):  # behind an average they are alike again
+        for rank in range(3):
+            texts = {"model.w": f"0{rank}", "optimizer.lr": "=0.1"} if rank in apart else None
+            decision = decide(job, says(rank, step, texts)._replace(is_again=True))
+            job, said = decision.job, said + decision.say
+    assert job.since_restart.comparison.groups == groups
+    assert ("model.w differs" in said) == bool(groups)
+    assert protection(job).level is (Level.PARTLY if groups else Level.PROTECTED)
+
+
 def test_what_is_not_protected_is_said_once_and_at_once():
     job = play(altered_policy(THREE, copies=CopyMode.OFF), OWN[:-1])
     decision = decide(job, OWN[-1][0])
