@@ -45,34 +45,6 @@ def test_a_loop_that_is_left_at_will_is_a_commit_and_is_over():
     assert b'"is_over": true' in training.record().meta
 
 
-class Places:
-    """A loader that knows its own place."""
-
-    def __init__(self):
-        self.at = 0
-
-    def __iter__(self):
-        while self.at < 4:
-            self.at += 1
-            yield self.at
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
-@pytest.mark.parametrize(("loader", "is_saved"), [(Places(), True), (range(4), False)])
-def test_a_loader_whose_place_is_its_own_is_not_said_to_be_kept_nowhere(loader, is_saved):
-    training = Training()
-    for _ in range(2):
-        steps_over(training, loader, lambda _: training.update())
-    script = training.committed.private.script
-    assert script.is_registered(loader) == is_saved
-    assert [*map(id, script._registered)].count(id(loader)) == is_saved
-
-
 def test_a_loop_that_an_exception_ends_is_neither():
     training = Training()
     with contextlib.suppress(KeyError):
