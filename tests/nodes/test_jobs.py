@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import signal
 import time
@@ -49,6 +50,8 @@ def test_three_nodes_begin_in_little_more_time_than_one(nodes: Nodes) -> None:
             job.succeed()
         if took_s[3] < 1.5 * took_s[1]:
             return
+    if os.getloadavg()[0] > 2 * (os.cpu_count() or 1):
+        pytest.skip("what starts three msruns waits for processors that others have")
     raise AssertionError(took_s)
 
 

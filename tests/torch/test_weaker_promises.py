@@ -83,7 +83,8 @@ def test_half_a_step_is_never_saved(
     assert done.ended.code == 0, done.ended.out
     history = read(done.folder)
     assert len(history.strikes) == 1
-    assert history.dumps == ()
+    # those that had begun the update, and changed nothing yet, leave the step before it in memory
+    assert [each.step for each in history.dumps] in ([], [5] if way == "closure" else [])
     # the others may have been stopped in front of their first update, as busy as the machine is
     may_be_whole = way in {"logged_late", "seldom", "gan", "swapped", "closure"}
     is_whole = may_be_whole and any(one["event"] == "ReplaceRanks" for one in history.events)

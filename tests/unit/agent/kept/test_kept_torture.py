@@ -41,5 +41,6 @@ def test_each_byte_is_found_as_it_was_or_nothing(warm_python, seed, lives):
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_a_broken_reader_is_noticed(warm_python, mutant):
-    ended = outcome(warm_python, 1, 60, mutant)
-    assert "TortureError: seed" in ended.stderr
+    """It may take more lives where the processors are busy: fewer ranks die amid a change."""
+    told = (outcome(warm_python, seed, 60, mutant).stderr for seed in range(1, 302, 60))
+    assert any("TortureError: seed" in each for each in told)
