@@ -107,9 +107,7 @@ class Shadows:
 
     def wake(self, attempt: int, orders: Sequence[protocol.WorkerOrder], port: int) -> None:
         """Start an attempt from the newest cut; each rank is answered for."""
-        self._refusal = (
-            None  # of those that are gone; who goes on refuses as well if it still holds
-        )
+        self._refusal = None  # if what was refused still is, those that go on say so as well
         cut = self._board.newest(self._ranks)
         if cut is None:
             for order in orders:

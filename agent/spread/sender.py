@@ -277,20 +277,26 @@ class _Spread:
                 private=private,
             )
         if self._heads:
-            alone = set[int]() if living is None else self._alone(is_whole=is_whole)
             read = {node: variants_of(manifest, nodes[node]) for node in having & {*starting}}
+            alone = set[int]() if living is None else self._alone(is_whole=is_whole)
+            # if no living rank of these nodes holds a part, a new one is about to get it
+            soon = set[int]() if is_whole else {*chain(*read.values())}
+            late = alone & soon.difference(variants_of(manifest, holding))
             to_have_it = second(nodes, starting, living or ())
             for node in having:
-                own, late = read.get(node, ()), tuple[int, ...]()
-                if node == to_have_it:
-                    others = set[int]() if is_whole else {*chain(*read.values())}
-                    others.difference_update(own, variants_of(manifest, holding))
-                    late = tuple(sorted(alone & others))
-                    own = tuple(sorted({*own, *alone}.difference(late)))
-                donors = tuple(donor for variant in own for donor in self._of(variant))
-                orders[node] = orders[node]._replace(own=own, late=late, donors=donors)
+                own = {*read.get(node, ()), *(alone - late if node == to_have_it else ())}
+                more = late - own if node == to_have_it else ()
+                orders[node] = self._with_tensors(orders[node], own, more)
             self.is_partial = len(having) < len(nodes) or len(self._digests) > 1
         return orders
+
+    def _with_tensors(
+        self, order: TakeMemory, own: Iterable[int], late: Iterable[int]
+    ) -> TakeMemory:
+        """The order with the states whose tensors the node gets at once, and later."""
+        now, later = tuple(sorted(own)), tuple(sorted(late))
+        donors = tuple(donor for variant in now for donor in self._of(variant))
+        return order._replace(own=now, late=later, donors=donors)
 
     def _alone(self, *, is_whole: bool) -> set[int]:
         """The states that only the controller's node has; all, if ``is_whole``."""

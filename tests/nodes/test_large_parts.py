@@ -100,38 +100,21 @@ def test_what_other_nodes_have_in_memory_is_saved_when_the_job_is_stopped(
     check_same(jobs, begin(jobs, "--resume"), undisturbed)
 
 
-def test_a_node_that_holds_a_part_is_lost_while_a_rank_is_replaced(
-    nodes: Callable[[int], Cluster], undisturbed: Undisturbed
+@pytest.mark.parametrize(("dead", "lost"), [(2, 1), (3, 0), (0, 0)])
+def test_a_node_is_lost_while_a_rank_is_replaced(
+    nodes: Callable[[int], Cluster], undisturbed: Undisturbed, dead: int, lost: int
 ) -> None:
-    """Its replica's node has written it as well, and node 0 has only the header."""
-    jobs = NodeJobs(nodes(4))
-    job = begin(jobs, "--late", "--node-wait=0")
-    job.kill_rank(2)
-    job.head.await_error("keep running")
-    poll(lambda: len(job.head.seen("Rejoining")) == 3)
-    jobs.cluster.nodes[1].kill()
-    for node in (0, 2, 3):
-        job.parts[node].wait()
-    check_saved(jobs, job)
-    jobs.cluster.nodes[1].boot()
-    check_same(jobs, begin(jobs, "--resume"), undisturbed)
-
-
-@pytest.mark.parametrize("dead", [3, 0])
-def test_node_0_is_lost_while_a_rank_is_replaced(
-    nodes: Callable[[int], Cluster], undisturbed: Undisturbed, dead: int
-) -> None:
-    """No node has all of it: each writes what it has, its ranks or the ranks of its replica."""
+    """Its replica's node has what it held. Without node 0 each node writes what it has."""
     jobs = NodeJobs(nodes(4))
     job = begin(jobs, "--late", "--node-wait=0")
     job.kill_rank(dead)
     job.head.await_error("keep running")
     poll(lambda: len(job.head.seen("Rejoining")) == 3)
-    jobs.cluster.nodes[0].kill()
-    for node in (1, 2, 3):
+    jobs.cluster.nodes[lost].kill()
+    for node in {*range(4)} - {lost}:
         job.parts[node].wait()
     check_saved(jobs, job)
-    jobs.cluster.nodes[0].boot()
+    jobs.cluster.nodes[lost].boot()
     check_same(jobs, begin(jobs, "--resume"), undisturbed)
 
 
