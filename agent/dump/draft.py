@@ -59,7 +59,7 @@ class DumpDraft:
         """
         try:
             records = completed(self._pages, self._ranks, self.step)
-            if self._target.is_inline:
+            if self._target.kind == MEMORY_KIND:  # no disk to wait for: threads would only compete
                 for rank, one in records.items():
                     self._write_private(rank, one, advance)
             else:

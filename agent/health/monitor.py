@@ -163,9 +163,9 @@ class HealthMonitor:
 
     def _arm(self) -> None:
         """Look at the ranks from now on, if there are steps to compare with."""
-        has_begun = any(beat.step for beat in self._pages.beats(self._ranks).values())
-        is_ready = self._were_all and bool(self._ranks) and has_begun
-        if is_ready and self._hang_s != 0 and self._timer is None:
+        if self._timer is not None or self._hang_s == 0 or not (self._were_all and self._ranks):
+            return  # as nearly always; what follows may look at thousands of pages
+        if any(beat.step for rank in self._ranks for beat in self._pages.beats((rank,)).values()):
             self._detector.start_anew(self._loop.time())
             self._set_timer()
 

@@ -102,8 +102,11 @@ class SparseMemory:
         if max(0, stop - start) != len(octets):
             raise ValueError(f"{len(octets)} bytes where there is room for {stop - start}")
         begin = len(self._begin)
+        if stop <= begin:  # as each heartbeat
+            self._begin[start:stop] = octets
+            return
         if start < begin:
-            self._begin[start : min(stop, begin)] = octets[: begin - start]
+            self._begin[start:begin] = octets[: begin - start]
             octets, start = octets[begin - start :], begin
         if not octets:
             return
