@@ -44,6 +44,7 @@ log = logging.getLogger("msrun")
 
 LATE_S = 5.0  # without a note: no thread of that rank runs, its page has what it did last
 LATE_COPIED_S = 1.0  # the same of a rank on another node, if one that told has a copy of its page
+LATE_UNHEARD_S = 0.2  # the same if node 0 was silent for all of the limit: no more comes from there
 LATE_SILENT_S = (
     15.0  # the same if node 0 is silent, which other nodes may notice some seconds later
 )
@@ -81,9 +82,9 @@ def _late_s(guard: Guard, missing: set[int], told: Mapping[int, PeerNote]) -> fl
     If a rank lives whose page is copied, and its note comes too late, nothing is lost by that.
     """
     copied = guard.peers.copied.union(*(note.copied for note in told.values()))
-    if elsewhere(guard) and missing <= copied:
-        return LATE_COPIED_S
     is_silence = guard.is_forsaken and not guard.is_loss_proven
+    if elsewhere(guard) and missing <= copied:
+        return LATE_UNHEARD_S if is_silence else LATE_COPIED_S
     return LATE_SILENT_S if is_silence else LATE_S
 
 
@@ -178,18 +179,24 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
         return
     gate, source = guard.gate, guard.source
     began_s, everyone = time.monotonic(), {*guard.peers, *elsewhere(guard)}
-    deadline = began_s + grace_s
+    deadline, heard, heard_s = began_s + grace_s, frozenset[int](), began_s
     while time.monotonic() < deadline and not gate.is_held:
         step = source.step
         told = notes.read()
+        if told.keys() != heard:
+            heard, heard_s = frozenset(told), time.monotonic()
         others = [note for note in told.values() if note.is_settled]
         if not gate.is_torn and any(note.step <= step for note in others):
             break  # that peer holds: no collective after this commit can be finished
         if not gate.is_torn and not guard.peers.are_all_awake:
             break  # a peer is dead or stopped: the same
-        gate.follow(max((note.step for note in told.values()), default=0))
+        newest = max((note.step for note in told.values()), default=0)
+        gate.follow(newest)
         missing = everyone - told.keys() - notes.left()
-        is_late = time.monotonic() > began_s + _late_s(guard, missing, told)
+        late_s = _late_s(guard, missing, told)
+        if step < newest:  # it takes a moment to follow
+            late_s = max(late_s, LATE_COPIED_S)
+        is_late = time.monotonic() > heard_s + late_s
         if not gate.is_torn and is_late and missing:
             break  # a peer does not run, or is on a node that is gone: the same
         is_waiting = gate.vote is not None and gate.vote.waits_for_msrun

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import pytest
 from support.gates import LONG_S, until
@@ -147,6 +148,77 @@ def test_who_has_a_copy_of_a_page_says_so_to_all(orphans):
     told = orphans[2].notes.read()
     assert agent_lost._late_s(orphans[2].guard, {0}, told) == agent_lost.LATE_COPIED_S
     assert agent_lost._late_s(orphans[2].guard, {0, 1}, told) == agent_lost.LATE_S
+
+
+@pytest.fixture
+def unheard(orphans):
+    """Ranks 1 and 2, which node 0 was silent to for the whole limit; rank 1 has a copy of its page."""
+    for each in orphans[1:]:
+        each.guard.is_forsaken = True
+    orphans[1].notes.tell(step=STEP, copied=[0])
+    return orphans[1:]
+
+
+def test_a_note_of_a_silent_node_is_awaited_shortly_if_a_page_is_there(orphans, unheard):
+    """They waited a second for what ten seconds had not brought: a job stood for it."""
+    told = orphans[2].notes.read()
+    assert agent_lost._late_s(orphans[2].guard, {0}, told) == agent_lost.LATE_UNHEARD_S
+    assert agent_lost._late_s(orphans[2].guard, {0, 1}, told) == agent_lost.LATE_SILENT_S
+
+
+def test_who_is_a_commit_behind_follows_though_nobody_else_is_awaited(unheard, monkeypatch):
+    monkeypatch.setattr(agent_lost, "LATE_UNHEARD_S", 0.0)
+    monkeypatch.setattr(agent_lost, "LATE_COPIED_S", LONG_S)
+    behind, cleared = unheard
+    cleared.board.clear(STEP + 1)
+    until(lambda: cleared.source.step == STEP + 1)
+    listeners = [each.settle() for each in (cleared, behind)]
+    for each in listeners:
+        each.join(LONG_S)
+        assert not each.is_alive()
+    notes = behind.notes.read()
+    assert {(note.step, note.is_settled, note.is_whole) for note in notes.values()} == {
+        (STEP + 1, True, True)
+    }
+
+
+class Clock:
+    """The time of a listener, which stands; it counts the looks."""
+
+    def __init__(self):
+        self.now_s = 0.0
+        self.looks = 0
+
+    def monotonic(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.looks += 1
+        time.sleep(seconds)
+
+    def let_it_look(self):
+        """Until it has read what was told before."""
+        seen = self.looks
+        until(lambda: self.looks >= seen + 2)
+
+
+def test_a_peer_that_has_just_told_may_be_about_to_go_on(unheard, monkeypatch):
+    """Nodes notice a silence at different times: who was first waits for who is last."""
+    clock = Clock()
+    monkeypatch.setattr(agent_lost, "time", clock)
+    first, last = unheard
+    listener = first.settle()
+    clock.let_it_look()
+    clock.now_s += 2 * agent_lost.LATE_UNHEARD_S
+    clock.let_it_look()  # rank 2 is on a node that lives: it is awaited for longer
+    last.notes.tell(step=STEP)
+    clock.let_it_look()
+    clock.now_s += agent_lost.LATE_UNHEARD_S / 2
+    clock.let_it_look()
+    assert listener.is_alive()
+    clock.now_s += agent_lost.LATE_UNHEARD_S
+    listener.join(LONG_S)
+    assert (first.notes.mine.step, first.notes.mine.is_settled) == (STEP, True)
 
 
 # --- ranks of node 0 whose msrun alone was killed ---------------------------------------------------
