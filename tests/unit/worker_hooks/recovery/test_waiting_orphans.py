@@ -159,11 +159,12 @@ def unheard(orphans):
     return orphans[1:]
 
 
-def test_a_note_of_a_silent_node_is_awaited_shortly_if_a_page_is_there(orphans, unheard):
+def test_a_note_of_a_silent_node_is_awaited_shortly_if_a_page_is_there(unheard):
     """They waited a second for what ten seconds had not brought: a job stood for it."""
-    told = orphans[2].notes.read()
-    assert agent_lost._late_s(orphans[2].guard, {0}, told) == agent_lost.LATE_UNHEARD_S
-    assert agent_lost._late_s(orphans[2].guard, {0, 1}, told) == agent_lost.LATE_SILENT_S
+    _, last = unheard
+    told = last.notes.read()
+    assert agent_lost._late_s(last.guard, {0}, told) == agent_lost.LATE_UNHEARD_S
+    assert agent_lost._late_s(last.guard, {0, 1}, told) == agent_lost.LATE_SILENT_S
 
 
 def test_who_is_a_commit_behind_follows_though_nobody_else_is_awaited(unheard, monkeypatch):
