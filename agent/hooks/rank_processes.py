@@ -14,11 +14,11 @@ GONE = "X"  # as the kernel calls it, more or less
 
 
 class _Told(NamedTuple):
-    """What another node has said of a process."""
+    """What another node has said of its ranks' processes."""
 
     at_s: float
     inspection: int  # the newest one that it had heard of when it looked
-    news: ProcessNews
+    news: Mapping[int, bytes]  # by rank
 
 
 class RankProcesses:
@@ -45,14 +45,19 @@ class RankProcesses:
         if rank in self._here:
             pid = self._pid(rank) or pid
             return process_use(pid) if pid else (GONE, 0.0)
-        told = self._told.get(rank)
-        return (GONE, 0.0) if told is None else (told.news.state, told.news.cpu_s)
+        found = self._news(rank)
+        return (GONE, 0.0) if found is None else (found.state, found.cpu_s)
 
     def is_frozen(self, rank: int) -> bool:
         """Whether a control group keeps a rank from running."""
         if rank in self._here:
             return is_frozen(self._pid(rank))
-        return rank in self._told and self._told[rank].news.is_frozen
+        found = self._news(rank)
+        return found is not None and found.is_frozen
+
+    def _news(self, rank: int) -> ProcessNews | None:
+        told = self._told.get(rank)
+        return None if told is None else ProcessNews.unpacked(told.news[rank])
 
     def are_here(self, ranks: Iterable[int]) -> bool:
         """Whether all of these ranks run on this node."""
@@ -70,10 +75,12 @@ class RankProcesses:
         told = [self._told.get(rank) for rank in elsewhere]
         return all(each and each.at_s >= since_s and each.inspection >= inspection for each in told)
 
-    def tell(self, news: Mapping[int, ProcessNews], inspection: int) -> None:
-        """Take what another node says of its ranks' processes, and since when it looked."""
-        now_s = self._loop.time()
-        self._told.update({rank: _Told(now_s, inspection, each) for rank, each in news.items()})
+    def tell(self, news: Mapping[int, bytes], inspection: int) -> None:
+        """Take what another node says of its ranks' processes, and since when it looked.
+
+        ``news``: by rank, as :meth:`ProcessNews.packed`.
+        """
+        self._told.update(dict.fromkeys(news, _Told(self._loop.time(), inspection, news)))
 
     def forget(self, ranks: Iterable[int]) -> None:
         """The processes of these ranks are gone."""

@@ -125,12 +125,12 @@ class StatusPages:
         """Of a page on another node, whose clock is another one: later beats come with the time."""
         if rank not in self._clocks:
             with contextlib.suppress(*UNSOUND):
-                self._set_clock(rank, page.heartbeat().at_ns)
+                self._clocks[rank] = self._clock(rank, page.heartbeat().at_ns)
 
-    def _set_clock(self, rank: int, now_ns: int) -> None:
+    def _clock(self, rank: int, now_ns: int) -> _Clock:
         """It was ``now_ns`` or later by the clock of a rank's node when this was sent."""
         clock = self._clocks.get(rank)
-        self._clocks[rank] = _Clock.first(now_ns) if clock is None else clock.heard(now_ns)
+        return _Clock.first(now_ns) if clock is None else clock.heard(now_ns)
 
     def content(self, rank: int) -> bytes:
         """The bytes of a rank's page; empty: it has none."""
@@ -178,10 +178,12 @@ class StatusPages:
 
     def mirror_beats(self, now_ns: int, beats: Mapping[int, bytes]) -> None:
         """Put heartbeats of another node, whose clock says ``now_ns``, into the copies of pages."""
+        clock: _Clock | None = None
         for rank, beat in beats.items():
             page = self._pages.get(rank)
             if page is not None:
-                self._set_clock(rank, now_ns)
+                clock = clock or self._clock(rank, now_ns)  # that of all its ranks
+                self._clocks[rank] = clock
                 try:  # of thousands of ranks each second: contextlib.suppress takes a microsecond
                     page.put_beat(beat)
                 except ValueError:

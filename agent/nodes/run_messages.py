@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple, get_args
 
-from agent.machine.process_use import ProcessNews
+from agent.machine.process_use import NEWS_BYTES
 from agent.nodes.vocabulary import CodecError, Vocabulary
 from worker_hooks.contract import protocol
 
@@ -23,7 +23,7 @@ _WHOSE = struct.Struct("<II")  # rank, attempt
 _PIECE = struct.Struct("<QI")  # where it is in a page, and its size
 _BEATS = struct.Struct("<QQII")  # ns, inspection, how many heartbeats, and the size of each
 _BEAT_RANK = 4  # bytes of the rank before each
-_PROCESS = struct.Struct("<Isd?")  # rank, then as ProcessNews
+_PROCESS = struct.Struct(f"<I{NEWS_BYTES}s")  # rank, then as ProcessNews.packed
 
 
 class NodeFacts(NamedTuple):
@@ -179,7 +179,7 @@ class Beats(NamedTuple):
     def of(
         now_ns: int,
         beats: Mapping[int, bytes],
-        processes: Mapping[int, ProcessNews],
+        processes: Mapping[int, bytes],
         inspection: int,
     ) -> Beats:
         """Make it.
@@ -187,18 +187,17 @@ class Beats(NamedTuple):
         Args:
             now_ns: by the node's monotonic clock, of which the times of heartbeats are.
             beats: the heartbeats that changed, by rank; all are of one size.
-            processes: of all ranks that live.
+            processes: of all ranks that live, as ``ProcessNews.packed``.
             inspection: the newest one that its ranks were asked for before this was looked at.
         """
         size = len(next(iter(beats.values()), b""))
         form = _beat_form(size)
         parts = [_BEATS.pack(now_ns, inspection, len(beats), size)]
         parts += [form.pack(rank, beat) for rank, beat in beats.items()]
-        for rank, (state, cpu_s, is_frozen) in processes.items():
-            parts.append(_PROCESS.pack(rank, state.encode(), cpu_s, is_frozen))
+        parts += [_PROCESS.pack(rank, news) for rank, news in processes.items()]
         return Beats(b"".join(parts))
 
-    def read(self) -> tuple[int, dict[int, bytes], dict[int, ProcessNews], int]:
+    def read(self) -> tuple[int, dict[int, bytes], dict[int, bytes], int]:
         """The arguments of :meth:`of`.
 
         Raises:
@@ -209,11 +208,8 @@ class Beats(NamedTuple):
             now_ns, inspection, count, size = _BEATS.unpack_from(octets)
             end = begin + count * (size + _BEAT_RANK)
             beats = dict(_beat_form(size).iter_unpack(octets[begin:end])) if count else {}
-            processes = {
-                rank: ProcessNews(state.decode(), cpu_s, is_frozen)
-                for rank, state, cpu_s, is_frozen in _PROCESS.iter_unpack(octets[end:])
-            }
-        except (struct.error, ValueError) as error:
+            processes = dict(_PROCESS.iter_unpack(octets[end:]))
+        except struct.error as error:
             raise CodecError(f"{len(octets)} bytes are no heartbeats: {error!s:.200}") from error
         if len(beats) != count:
             raise CodecError(f"{len(octets)} bytes are no heartbeats of {count} ranks")

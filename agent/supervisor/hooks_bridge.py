@@ -28,7 +28,6 @@ from agent.hooks.status_pages import StatusPages
 from agent.hooks.update_clearances import ClearedNode, UpdateClearances
 from agent.hooks.update_votes import UpdateVotes
 from agent.machine.file_thread import FileThread
-from agent.machine.process_use import ProcessNews
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import CopyMode, JobSpec
@@ -344,7 +343,7 @@ class HooksBridge:
         self,
         now_ns: int,
         beats: Mapping[int, bytes],
-        processes: Mapping[int, ProcessNews],
+        processes: Mapping[int, bytes],
         inspection: int,
     ) -> None:
         """Take how far the ranks of another node are at ``now_ns`` of its clock.
@@ -352,7 +351,7 @@ class HooksBridge:
         Args:
             now_ns: monotonic.
             beats: those heartbeats that have changed.
-            processes: those of all its ranks that live.
+            processes: those of all its ranks that live, packed.
             inspection: the newest one that had come there.
         """
         self._pages.mirror_beats(now_ns, beats)

@@ -439,7 +439,7 @@ class HooksRelay:
             Beats.of(
                 monotonic_ns(),
                 moved,
-                {w.rank: ProcessNews.of(self._links.pid(w.rank) or w.pid) for w in alive},
+                {w.rank: ProcessNews.of(self._links.pid(w.rank) or w.pid).packed() for w in alive},
                 self._inspection,
             )
         )

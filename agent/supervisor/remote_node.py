@@ -474,6 +474,8 @@ class RemoteNode:
     def _hear(self, message: object) -> None:  # noqa: C901, PLR0912  a row for each kind
         self.was_heard = True
         match message:
+            case Beats():  # of thousands of nodes each second
+                self._hooks.mirror_beats(*message.read())
             case Fact():
                 self._on_event(unpack_event(message.event))
             case FromRank():
@@ -494,8 +496,6 @@ class RemoteNode:
                 self._hooks.lost_elsewhere(message.rank, message.attempt)
             case FolderMarked():
                 self._hooks.folder_marked(message, self.name)
-            case Beats():
-                self._hooks.mirror_beats(*message.read())
             case SweptNode():
                 self._on_swept(message)
             case TermHeard():

@@ -177,7 +177,7 @@ def loaded(statement):
     """Top-level packages in a fresh interpreter after a statement."""
     code = f"import sys; {statement}; print(*{{name.split('.')[0] for name in sys.modules}})"
     run = [sys.executable, "-c", code]
-    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
     return set(done.stdout.split())
 
 

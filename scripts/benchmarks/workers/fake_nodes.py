@@ -396,7 +396,7 @@ def _numbers(ranges: str | list[int]) -> Sequence[int]:
 @lru_cache(maxsize=1 << 12)
 def _beats(step: int, alive: tuple[int, ...]) -> bytes:
     """All but the time."""
-    news = ProcessNews("S", monotonic_ns() / 1e9, False)
+    news = ProcessNews("S", monotonic_ns() / 1e9, False).packed()
     told = Beats.of(0, dict.fromkeys(alive, _beat(step)), dict.fromkeys(alive, news), 0)
     return told.packed[8:]
 

@@ -11,7 +11,7 @@ from support.jobs import poll
 from agent.hooks.rank_processes import GONE, STALE_S, RankProcesses
 from agent.machine.process_use import ProcessNews
 
-AT_WORK = ProcessNews("R", 2.5, is_frozen=False)
+AT_WORK = ProcessNews("R", 2.5, is_frozen=False).packed()
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_process_of_this_node_is_looked_at(known):
 
 def test_of_another_node_is_known_what_it_told_last(known):
     assert known.processes.use(7) == (GONE, 0.0)
-    known.processes.tell({7: AT_WORK, 8: ProcessNews("S", 0.0, is_frozen=True)}, 0)
+    known.processes.tell({7: AT_WORK, 8: ProcessNews("S", 0.0, is_frozen=True).packed()}, 0)
     assert known.processes.use(7, 1234) == ("R", 2.5)
     assert [known.processes.is_frozen(rank) for rank in (6, 7, 8)] == [False, False, True]
     known.processes.forget([7])

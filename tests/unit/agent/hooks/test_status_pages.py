@@ -286,6 +286,24 @@ def test_beats_of_another_node_show_in_its_copies():
     there.clear()
 
 
+def test_the_clock_of_a_node_is_that_of_all_its_ranks(monkeypatch):
+    """It was found for each of thousands of ranks each second."""
+    there, now, beats = StatusPages(), 10**13, {}
+    clock = SimpleNamespace(ns=now)
+    monkeypatch.setattr(module, "monotonic_ns", lambda: clock.ns)
+    monkeypatch.setattr(status_page, "monotonic_ns", lambda: now - 4 * 10**9)  # its own
+    for rank in (3, 4):
+        here, page = kept(rank)
+        page.beat(8, 1, 4, Phase.BACKWARD)
+        there.keep_copy(rank, 0, here.packed(rank))
+        beats |= here.raw_beats()
+        clock.ns += 2 * 10**9  # the second one comes late, so it seems to be later
+    assert [beat.at_ns - now for beat in there.beats([3, 4]).values()] == [0, 2 * 10**9]
+    there.mirror_beats(now, beats)
+    assert [beat.at_ns - now for beat in there.beats([3, 4]).values()] == [0, 0]
+    there.clear()
+
+
 @pytest.mark.parametrize("ahead_s", [-4000, 0, 7000])
 def test_times_of_another_node_are_those_of_this_clock(monkeypatch, ahead_s):
     here, page = kept(3)

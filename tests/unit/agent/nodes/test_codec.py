@@ -272,7 +272,7 @@ def test_bytes_that_are_not_as_many_as_it_says_are_refused(wrong):
         PIECES.unpack({**travelled(pieces()), **wrong})
 
 
-DOES = ProcessNews("S", 1.5, is_frozen=False)
+DOES = ProcessNews("S", 1.5, is_frozen=False).packed()
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_what_hooks_say_and_show_reaches_the_hooks_of_all_ranks(cluster):
     link.hear(FromRank(pack_said(leaving)))
     link.hear(PageSeen.of(3, 0, b"newer"))
     link.hear(PageNews.of(3, 1, [(128, b"new")]))
-    does = ProcessNews("S", 1.5, is_frozen=False)
+    does = ProcessNews("S", 1.5, is_frozen=False).packed()
     link.hear(Beats.of(70, {4: b"beat"}, {4: does}, 3))
     link.hear(RankUnlinked(2, 0))
     assert cluster.hooks.heard == [

@@ -13,6 +13,7 @@ from agent.controller import actions as do
 from agent.dump.node_copies import UNKNOWN
 from agent.hooks import node_clearance
 from agent.hooks.status_pages import StatusPages
+from agent.machine.process_use import ProcessNews
 from agent.nodes.run_messages import (
     Beats,
     CopyWritten,
@@ -250,7 +251,7 @@ def test_beats_that_changed_are_told_with_their_pages_and_what_each_process_does
     now_ns, beats, processes, _ = told.read()
     assert sorted(beats) == [4, 5]
     assert list(processes) == [4]
-    assert processes[4].state in "RS"
+    assert ProcessNews.unpacked(processes[4]).state in "RS"
     assert 0 <= monotonic_ns() - now_ns < 10**10
     pages[1].enter(Phase.BACKWARD)
     node.said.clear()
