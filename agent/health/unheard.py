@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from agent.nodes.line import LIMIT_S
+from agent.nodes.link import NodeLink
 from agent.text.wording import duration
 
 LOOK_S = 1.0
@@ -23,8 +24,9 @@ class AskedNode(Protocol):
     def name(self) -> str:
         """For people."""
 
-    def unheard_s(self) -> float:
-        """How long its machine has not answered."""
+    @property
+    def line(self) -> NodeLink:
+        """To it; it knows how long that machine has not answered."""
 
 
 class UnheardNodes:
@@ -63,7 +65,7 @@ class UnheardNodes:
 
     def look(self) -> None:
         """Say which nodes have not answered for long, unless that was said."""
-        silent = {at: node.unheard_s() for at, node in enumerate(self._nodes)}
+        silent = {at: node.line.unheard_s() for at, node in enumerate(self._nodes)}
         found = {at for at, seconds in silent.items() if seconds > self._alike_s}
         self._said &= found
         if all(silent[at] <= self._said_s for at in found - self._said):

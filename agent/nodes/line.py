@@ -57,6 +57,7 @@ class LossKind(Enum):
 
     PROOF = "proof"  # its process is gone, or has closed the line
     SILENCE = "silence"  # nothing: it may be alive, and go on alone
+    GIVEN_UP = "given up"  # it has closed the line to a process that was stopped for long: the same
 
 
 class Loss(NamedTuple):

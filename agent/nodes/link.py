@@ -73,7 +73,9 @@ class NodeLink:
         self._is_writing = False  # the loop says when the kernel takes more
         self._merger = Merger(self._ranks)
         self._is_due = False  # what was said in this turn of the loop is sent at its end
-        self._has_spoken = False  # the other end, since somebody has asked
+        self._heard_s, self._looked_s = time.monotonic(), 0.0  # its msrun; when that was asked for
+        self.doubted_s = 0.0
+        """When it was last asked whether the line is in doubt, monotonic: updates wait then."""
 
     @property
     def is_open(self) -> bool:
@@ -82,6 +84,7 @@ class NodeLink:
 
     def is_in_doubt(self) -> bool:
         """Whether what was said before the last look is unanswered; a lost line is in doubt."""
+        self.doubted_s = time.monotonic()
         return not self._is_open or self._pulse.is_missed()
 
     def unheard_s(self) -> float:
@@ -89,8 +92,21 @@ class NodeLink:
 
         The kernel is not asked where something was read since the last call.
         """
-        has_spoken, self._has_spoken = self._has_spoken, False
+        has_spoken, self._looked_s = self._heard_s > self._looked_s, time.monotonic()
         return 0.0 if has_spoken or not self._is_open else self._pulse.unheard_s()
+
+    @property
+    def limit_s(self) -> float:
+        """After how long a silent end counts as lost; 0: the kernel does not say."""
+        return self._limit_s
+
+    def mute_s(self) -> float:
+        """How long its msrun has said nothing, whatever its kernel answers; 0 of a lost line."""
+        return time.monotonic() - self._heard_s if self._is_open else 0.0
+
+    def give_up(self, loss: Loss) -> None:
+        """Lose the line for a reason that it does not know of."""
+        self._lose(loss)
 
     def attach(self, loop: asyncio.AbstractEventLoop, heard: Heard, lost: Lost) -> None:
         """Hear and send on ``loop``.
@@ -232,7 +248,7 @@ class NodeLink:
             self._lose(self._loss_of(error))
             return False
         if data:
-            self._has_spoken = True
+            self._heard_s = time.monotonic()
             self._take(data)
         else:
             self._lose(self._failure or CLOSED)

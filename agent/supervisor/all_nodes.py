@@ -25,6 +25,7 @@ from agent.controller import events as ev
 from agent.controller.decide import Answer
 from agent.controller.states import JobState
 from agent.failure.evidence import Evidence
+from agent.health.mute import MuteNodes
 from agent.health.unheard import UnheardNodes
 from agent.launch.meeting import Met, program_digest
 from agent.machine.loop_calls import until_closed
@@ -101,6 +102,7 @@ class AllNodes:
         self._hooks = hooks
         self._others = tuple(others)
         self._unheard = UnheardNodes(self._others, say, limit_s)
+        self._mute = MuteNodes(self._others, say, self._lose_mute, self._is_calm, limit_s)
         self._by_rank = {node.facts.rank: node for node in others}
         self._node_of = Homes((node, node.ranks) for node in others)
         self._controller = controller
@@ -142,6 +144,7 @@ class AllNodes:
             node.attach(loop, self, self._on_lost)
         self.going_on.attach(loop, self._by_rank)
         self._unheard.attach(loop)
+        self._mute.attach(loop)
         self._choose_next()
 
     # --- a node, for the controller -------------------------------------------------------------
@@ -279,6 +282,7 @@ class AllNodes:
         for timer in self._waits.values():
             timer.cancel()
         self._unheard.close()
+        self._mute.close()
         self._memory.close()
         if self.met.checkpoint is not None:
             self.met.checkpoint.close()
@@ -324,6 +328,13 @@ class AllNodes:
             self._loop.call_later(max(0.0, FENCE_S - loss.over_s), self._lose, node, loss)
         else:
             self._lose(node, loss)
+
+    def _is_calm(self) -> bool:
+        return self._view.state is JobState.RUNNING
+
+    def _lose_mute(self, node: RemoteNode, why: str) -> None:
+        """It does not know of it, so there is nothing in which it would come before others."""
+        node.line.give_up(Loss(LossKind.SILENCE, why, FENCE_S))
 
     def _lose(self, node: RemoteNode, loss: Loss) -> None:
         doing = "is gone" if loss.kind is LossKind.PROOF else "is silent"

@@ -57,6 +57,7 @@ SAVE_S = 1800.0  # for ranks that save by themselves; as the forkserver gives th
 KILL_S = 30.0  # for killed ranks to be gone: a device may keep one for good
 BRING_S = 1500.0  # for a checkpoint to come here: a rank waits longer for the answer
 BEAT_S = 1.0  # how old what the controller's node knows of the ranks' progress may be
+WOKEN_S = 1.0  # after a stop, until what has happened meanwhile was heard
 RARE_BEAT_S = 2.5  # the same of many nodes' ranks that wait: less than what counts as old there
 MANY_NODES = 256
 LONG_S = 3.0  # a replacement takes less, as a rule, and does not share the line with copies then
@@ -143,6 +144,7 @@ class RemoteController:
         self._node_rank = node_rank
         self._beats: asyncio.TimerHandle | None = None
         self._told_s = 0.0  # when they were told last
+        self._woke_s = -WOKEN_S  # when that was too late: this process was stopped
         self._is_asked = False  # somebody wants the job to end
         self._is_hurried = False  # somebody wants the ranks, which save by themselves, to end
         self.view = JobView()
@@ -215,9 +217,17 @@ class RemoteController:
     def _tell_beats(self) -> None:
         if not self._link.is_open:
             return
+        if self._has_been_stopped:
+            self._woke_s = self._loop.time()
         self._hooks.tell_beats()
         self._told_s = self._loop.time()
         self._set_beats(self._told_s + self._beat_s)
+
+    @property
+    def _has_been_stopped(self) -> bool:
+        """Whether this process has said nothing for so long that it may count as lost."""
+        now_s, limit_s = self._loop.time(), self._link.limit_s
+        return 0 < limit_s < now_s - self._told_s or now_s < self._woke_s + WOKEN_S
 
     @property
     def _beat_s(self) -> float:
@@ -345,6 +355,8 @@ class RemoteController:
 
     def _lost(self, loss: Loss) -> None:
         """Without it nothing is decided; while nothing has to be, the ranks may go on."""
+        if self._has_been_stopped:  # that node lives, and goes on without this one, or is done
+            loss = loss._replace(kind=LossKind.GIVEN_UP)
         if self._unsettled is not None:  # what has befallen the one before counts
             loss, self.head, _ = self._unsettled
             self._unsettled = None
@@ -517,7 +529,7 @@ class RemoteController:
         else:
             self._say(f"{why}: the ranks of this node are stopped")
         if others:
-            is_urgent = loss.kind is LossKind.SILENCE  # others may soon be started in their places
+            is_urgent = loss.kind is not LossKind.PROOF  # others may soon be started instead
             signum = signal.SIGKILL if is_urgent else signal.SIGTERM
             self._node.act(do.SignalRanks(others, signum, why))
             self._loop.call_later(self._grace_s, self._kill, why, others)

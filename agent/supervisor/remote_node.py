@@ -15,6 +15,7 @@ from agent.controller import events as ev
 from agent.controller.events import renewed
 from agent.failure.evidence import Evidence
 from agent.failure.evidence_json import as_heard, from_json
+from agent.health.mute import MUTE_S, is_mute
 from agent.nodes.alike import Once, said_by
 from agent.nodes.checkpoint_copy import CheckpointPlace
 from agent.nodes.codec import pack_action, unpack_event
@@ -178,6 +179,11 @@ class RemoteNode:
         return worker_named(self.facts.name) or f"node {self.facts.rank}"
 
     @property
+    def line(self) -> NodeLink:
+        """The present one."""
+        return self._link
+
+    @property
     def is_there(self) -> bool:
         """Whether it can be told anything."""
         return self._link.is_open
@@ -233,11 +239,7 @@ class RemoteNode:
 
     def is_in_doubt(self) -> bool:
         """Whether it may be lost, and does not count as that yet; something is said after this."""
-        return not self.lost_why and self._link.is_in_doubt()
-
-    def unheard_s(self) -> float:
-        """How long its machine has not answered; 0 of a node that is lost."""
-        return self._link.unheard_s()
+        return not self.lost_why and (self._link.is_in_doubt() or is_mute(self, MUTE_S))
 
     def leave_pages(self) -> None:
         """Another node keeps these copies from now on."""

@@ -247,7 +247,7 @@ class NextJob:
         self._nodes = swapped(controller.nodes or self._nodes, head)
         places = {0: head, head: 0}
         self._spec = spec = spec._replace(node_rank=places.get(spec.node_rank, spec.node_rank))
-        self._is_silent = loss.kind is LossKind.SILENCE
+        self._is_silent = loss.kind is not LossKind.PROOF
         # as with any other node; what a lost one has on a disk of its own nobody else sees
         is_allowed = self._set_back < self._met.prepared.spec.max_restarts
         self._may_be_set_back = is_allowed and not controller.view.is_apart

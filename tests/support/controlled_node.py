@@ -10,7 +10,7 @@ from agent.supervisor.remote_controller import RemoteController
 
 class FakeLink:
     def __init__(self):
-        self.said, self.is_open = [], True
+        self.said, self.is_open, self.limit_s = [], True, 10.0
 
     def is_in_doubt(self):
         return not self.is_open

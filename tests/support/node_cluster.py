@@ -40,6 +40,7 @@ class FakeLink:
     def __init__(self):
         self.said, self.is_open, self.drained = [], True, None
         self.unread = []  # messages that :meth:`catch_up` hears
+        self.is_stopped, self.doubted_s = False, 0.0
 
     def attach(self, _loop, heard, lost):
         self._heard, self._lost = heard, lost
@@ -62,6 +63,9 @@ class FakeLink:
     def unheard_s(self):
         return 0.0
 
+    def mute_s(self):
+        return 1e3 * self.is_stopped
+
     def drain(self, timeout_s):
         self.drained = timeout_s
 
@@ -71,6 +75,8 @@ class FakeLink:
     def lose(self, loss):
         self.is_open = False
         self._lost(loss)
+
+    give_up = lose
 
     def orders(self):
         found = [unpack_action(each.action) for each in self.said if isinstance(each, Order)]

@@ -16,9 +16,9 @@ Layout, native numbers of eight bytes::
     48    the newest step that a rank here waits for                  ranks write it
     56    1: a line between nodes is in doubt                         msrun writes it
 
-A line is in doubt while the other machine's kernel answers nothing: that node may be lost, and then
-an update that began without a clearance would be of a step that it knows nothing of. So ranks wait
-on until it has answered, or is lost. The kernel of a msrun that stands still does answer.
+A line is in doubt while the other machine's kernel answers nothing, or its msrun says nothing: that
+node may be lost, and then an update that began without a clearance would be of a step that nobody
+else knows of. So ranks wait on until it has answered, or is lost.
 """
 
 from __future__ import annotations

@@ -15,8 +15,11 @@ from functools import partial
 from worker_hooks.contract.clearance_board import MOST_MISSES, ClearanceBoard
 from worker_hooks.guard.peer_wait import await_peers
 
-PATIENCE_S = 1.0
-"""Replicas go on without one then: a msrun is slow, or a rank makes no update in the step."""
+PATIENCE_S = 2.0
+"""Replicas go on without one then: a msrun is slow, or a rank makes no update in the step.
+
+By then node 0 has noticed that a msrun is stopped: each says something every second.
+"""
 
 VOTE_PATIENCE_S = 60.0
 """The same for a vote, where to go on may cost the step if a rank dies in it."""

@@ -20,7 +20,9 @@ class Nodes:
     def __init__(self, count):
         self.silent_s = [0.3] * count
         nodes = [
-            SimpleNamespace(name=f"node {at}", unheard_s=lambda at=at: self.silent_s[at])
+            SimpleNamespace(
+                name=f"node {at}", line=SimpleNamespace(unheard_s=lambda at=at: self.silent_s[at])
+            )
             for at in range(count)
         ]
         self.said = []

@@ -1,6 +1,6 @@
-"""A node is cut off or off at any moment: nobody commits what it knows nothing of, by a clock.
+"""A node is cut off, off or stopped at any moment: nobody commits what it knows nothing of.
 
-Three nodes of two ranks train as in a real job; the lines between their msruns take their time, the
+By a clock: three nodes of two ranks train as in a real job; the lines between their msruns take their time, the
 kernels acknowledge what has come, and ranks have the patience that they really have.
 """
 
@@ -9,6 +9,7 @@ import random
 
 import pytest
 
+from agent.health.mute import LOOK_S, MUTE_S
 from agent.hooks import node_clearance
 from agent.hooks.node_clearance import NodeClearance
 from agent.hooks.update_clearances import UpdateClearances
@@ -20,6 +21,7 @@ from worker_hooks.guard.update_clearance import MOST_DOUBT_S, PATIENCE_S
 
 NODES, RANKS = range(3), range(6)
 POLL_S = 0.02  # of a rank that waits
+BEAT_S = 1.0  # from one word of a node to the next
 
 
 class Boards:
@@ -81,7 +83,8 @@ class Line:
 
     def is_in_doubt(self):
         since_s, self.looked_s = self.looked_s, self.job.now_s
-        return self.unacked > 0 and self.heard_s < since_s
+        is_mute = self.a == 0 and self.job.now_s - self.job.spoke_s[self.b] > MUTE_S
+        return is_mute or (self.unacked > 0 and self.heard_s < since_s)
 
 
 class Job:
@@ -94,6 +97,7 @@ class Job:
         self.step_s = self.draw.choice((0.03, 0.3, 1.3))
         self.lost = self.stopped = None
         self.unheard, self.delays = [], {}  # what a stopped msrun has yet to take; step -> seconds
+        self.spoke_s = dict.fromkeys(NODES, 0.0)  # when node 0 last heard the msrun of each
         self.lines = {pair: Line(self, *pair) for pair in ((0, 1), (0, 2), (1, 0), (2, 0))}
         self.boards = [Boards() for _ in NODES]
         self.all = UpdateClearances(self.boards[0], len(RANKS), (0, 1), Silent())
@@ -110,6 +114,12 @@ class Job:
         self.kept = dict.fromkeys(RANKS, 0)  # on another node: the step of its page
         for rank in RANKS:
             self.begin(rank)
+        for node in (1, 2):
+            self.after(self.draw.uniform(0.0, BEAT_S), lambda node=node: self.beat(node))
+
+    def beat(self, node):
+        self.turn(node, lambda: self.lines[node, 0].send(("beat",)))
+        self.after(BEAT_S, lambda: self.beat(node))
 
     def node(self, number):
         made, line = NodeClearance(self.boards[number], self.of(number)), self.lines[number, 0]
@@ -156,7 +166,11 @@ class Job:
         self.turn(b, lambda: self.take(a, b, message))
 
     def take(self, a, b, message):
+        if b == 0:
+            self.spoke_s[a] = self.now_s
         match message:
+            case ("beat",):
+                pass
             case ("page", rank, step):
                 self.kept[rank] = step
             case ("ready", node, step):
@@ -275,18 +289,45 @@ def test_an_idle_line_has_to_be_asked(jobs, monkeypatch):
     assert any(lose_one(jobs, seed).stale() for seed in SEEDS)
 
 
-@pytest.mark.parametrize("node", NODES)
-def test_a_msrun_that_stands_still_delays_five_updates_by_its_patience(jobs, node):
+def stop_one(jobs, seed, node):
+    job = jobs(seed)
+    job.run(job.draw.uniform(4.0, 8.0))
+    job.delays, job.stopped = {}, node
+    return job
+
+
+def test_node_0_whose_msrun_stands_still_delays_five_updates_by_their_patience(jobs):
     for seed in range(30):
-        job = jobs(seed)
-        job.run(job.draw.uniform(4.0, 8.0))
-        before, job.delays, job.stopped = max(job.committed.values()), {}, node
+        job = stop_one(jobs, seed, 0)
+        before = max(job.committed.values())
         job.run(job.now_s + 40.0)
         late = [waited_s for waited_s in job.delays.values() if waited_s > 0.5]
         # the board of the node itself may have missed one clearance more
         assert MOST_MISSES <= len(late) <= MOST_MISSES + 1, (seed, late)
         assert max(late) < PATIENCE_S + 0.2, (seed, late)
         assert max(job.committed.values()) > before + MOST_MISSES
+
+
+def stop_until_it_is_lost(jobs, seed, node):
+    job = stop_one(jobs, seed, node)
+    job.run(job.now_s + LIMIT_S + LOOK_S)
+    job.lost = node
+    return job
+
+
+@pytest.mark.parametrize("node", [1, 2])
+def test_no_step_is_committed_that_a_stopped_msrun_has_told_nothing_of(jobs, node):
+    assert [seed for seed in SEEDS if stop_until_it_is_lost(jobs, seed, node).stale()] == []
+
+
+def test_without_the_words_of_each_second_some_would_be(jobs, monkeypatch):
+    monkeypatch.setitem(globals(), "MUTE_S", 1e3)
+    assert any(stop_until_it_is_lost(jobs, seed, 1).stale() for seed in SEEDS)
+
+
+def test_with_less_patience_some_would_be(jobs, monkeypatch):
+    monkeypatch.setitem(globals(), "PATIENCE_S", 1.0)
+    assert any(stop_until_it_is_lost(jobs, seed, 1).stale() for seed in SEEDS)
 
 
 def test_a_line_that_is_back_clears_what_was_in_doubt(jobs):

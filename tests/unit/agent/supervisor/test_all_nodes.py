@@ -209,6 +209,20 @@ def test_a_node_is_in_doubt_until_it_counts_as_lost(cluster):
     assert not one.is_in_doubt()
 
 
+def test_a_node_whose_msrun_is_stopped_is_in_doubt_and_then_lost(cluster):
+    """It cannot end its ranks by itself, however long others wait for that."""
+    cluster.start(3)
+    one, two = cluster.hooks.cleared
+    cluster.links[0].is_stopped = True
+    assert (one.is_in_doubt(), two.is_in_doubt()) == (True, False)
+    cluster.all._mute.look()
+    cluster.loop.call_soon(cluster.loop.stop)
+    cluster.loop.run_forever()
+    assert cluster.said == ["node 1 (b) is silent: its msrun has said nothing for 10 s"]
+    assert {event.rank for event in cluster.events if event.lost} == {2, 3, 4}
+    assert not one.is_there
+
+
 def test_a_stopped_rank_is_continued_where_it_runs(cluster):
     cluster.start()
     cluster.all.wake(3)

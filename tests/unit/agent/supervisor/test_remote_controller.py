@@ -76,6 +76,25 @@ def test_late_tensors_come_only_if_a_replacement_takes_long(node, monkeypatch, s
     assert completed == [True] * (state == "replacing")
 
 
+@pytest.mark.parametrize(
+    ("stood_s", "woken_s", "is_proven"),
+    [(9, 0, True), (11, 0, False), (11, 0.5, False), (11, 2, True)],
+)
+def test_a_msrun_that_was_stopped_for_long_may_have_been_given_up(
+    node, monkeypatch, stood_s, woken_s, is_proven
+):
+    """It took a line that was closed for the end of a job that went on without it."""
+    now_s = [node.loop.time()]
+    monkeypatch.setattr(node.loop, "time", lambda: now_s[0])
+    node.controller._tell_beats()
+    now_s[0] += stood_s
+    if woken_s:
+        node.controller._tell_beats()
+        now_s[0] += woken_s
+    node.link.lose()
+    assert [each[2] for each in node.hooks.log if each[0] == "forsaken"] == [is_proven]
+
+
 def test_ranks_hear_that_tensors_have_come(node):
     node.controller._tell_came(77, (2,))
     told = protocol.MemoryBrought(77, absent=[2])
