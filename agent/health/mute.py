@@ -76,11 +76,11 @@ class MuteNodes:
         self._limit_s = limit_s
         self._said: set[int] = set()  # by their place among the nodes
         self._since_s = self._due_s = 0.0
+        self._timer: Any = None
 
     def attach(self, loop: Any) -> None:
         """Look on ``loop``, while there are others."""
         self._loop = loop
-        self._timer = None
         if self._nodes:
             self._look_later()
 
