@@ -179,6 +179,11 @@ class CopiedPages:
                 is_shown = isinstance(said, protocol.Registered)
                 yield said, self._pages.packed(rank) if is_shown else b""
 
+    def contents(self) -> Iterator[tuple[int, bytes]]:
+        """The ranks there, and their pages as they are kept."""
+        for rank in sorted(self._files):
+            yield rank, self._pages.content(rank)
+
     def registered(self, here: int, loop: Loop) -> None:
         """A rank of this node takes pages from now on, all of them if it is a new process."""
         self._ready.add(here)

@@ -19,6 +19,7 @@ from agent.controller import actions as do
 from agent.controller.states import JobState
 from agent.dump.node_copies import NodeCopies
 from agent.hooks.node_clearance import NodeClearance
+from agent.hooks.orphaned_pages import OrphanedPages
 from agent.hooks.page_copies import MOST_SHOWN, TOO_LARGE, CopiedPages
 from agent.hooks.peer_pages import RESEND_S, SharedPages
 from agent.hooks.rank_links import Loop, RankLinks, Said
@@ -60,7 +61,7 @@ from agent.text.wording import sized
 from agent.workers.processes import is_exiting
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
-from worker_hooks.contract.left_pages import leave_page, notes_folder
+from worker_hooks.contract.left_pages import notes_folder
 from worker_hooks.contract.status_page import Phase
 from worker_hooks.storage.manifest import is_in_memory
 
@@ -99,6 +100,7 @@ class HooksRelay:
         self._pages = StatusPages()
         self._shared = SharedPages(self._links, self._pages, spec.ranks_here)
         self._copies = CopiedPages(self._links, spec.ranks_here)
+        self._orphaned = OrphanedPages(spec.job_id, self._pages, self._copies)
         self._clearance = NodeClearance(self._links, spec.ranks_here)
         self._send = send
         self._record = kept
@@ -358,13 +360,13 @@ class HooksRelay:
         """Where ranks of the job talk to each other once no controller is there."""
         return tuple(notes_folder(place, self._job_id) for place in self.places())
 
-    def leave_pages(self, ranks: Iterable[int]) -> None:
-        """Leave what these dead ranks alone had to the ranks on other nodes."""
-        for rank in ranks:
-            content, place = self._pages.content(rank), self._save_to.get(rank)
-            if place:
-                folder = notes_folder(place, self._job_id)
-                self._files.do(partial(leave_page, folder, rank, content), lambda _: None)
+    def leave_pages(
+        self, ranks: Iterable[int], *, is_last: bool = False, is_late: bool = False
+    ) -> None:
+        """Leave what these dead ranks alone had to others; ``is_last``: no rank lives here."""
+        self._orphaned.leave(ranks, self._save_to, self._files, is_late=is_late)
+        if is_last:
+            self._orphaned.leave_copies(self.places(), self._files)
 
     def forsake(self, why: str, *, is_proven: bool) -> tuple[int, ...]:
         """The controller's node is gone: no rank waits for an order; these save by themselves.

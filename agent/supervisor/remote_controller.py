@@ -65,6 +65,7 @@ ELSEWHERE_S = 60.0  # for ranks of other nodes to notice that one here died, and
 LOST = "a rank is lost, and no scheduler is there"
 ASKED = "it is asked for, and no scheduler is there"
 FAILED_EXIT = 1
+TRAINS = {JobState.RUNNING, JobState.HOLDING}  # ranks hold a step that others would save
 
 
 class _Unsettled(NamedTuple):
@@ -200,8 +201,11 @@ class RemoteController:
             self._hear_alone(event)
         elif isinstance(event, ev.StopRequested):
             self._hurry(is_now=event.is_now or self._is_hurried)
-        elif isinstance(event, ev.WorkerExited | ev.StartFailed) and not self._node.living():
-            self._finish()
+        elif isinstance(event, ev.WorkerExited | ev.StartFailed):
+            if isinstance(event, ev.WorkerExited) and event.exit_code < 0:
+                self._hooks.leave_pages((event.rank,), is_late=True)  # amid what it was to save
+            if not self._node.living():
+                self._finish()
 
     def ended(self, state: JobState, gone: tuple[Worker, ...]) -> None:  # noqa: ARG002
         """These workers are gone for good: tell what they left."""
@@ -437,13 +441,16 @@ class RemoteController:
             why = ""  # no other one but the loss of that node
         loss = self._stop_looking()
         self._hooks.be_alone(None)
-        dead = [each.rank for each in self._node.workers() if each.exit_code]
-        if not self._node.living() and not dead:
+        if not self._node.living() and not self._dead:
             self.ending = Ended(0, "every rank here exited with 0, and no scheduler was there")
             self._finish()
             return
-        self._hooks.leave_pages(dead)
         self._forsake(loss, why)
+
+    @property
+    def _dead(self) -> tuple[int, ...]:
+        """Ranks of this node that did not come to their end."""
+        return tuple(each.rank for each in self._node.workers() if each.exit_code)
 
     @property
     def _is_to_go_on(self) -> bool:
@@ -505,11 +512,14 @@ class RemoteController:
         """End what runs here."""
         why = why or f"the controller's node {loss.why}"
         self.ending = Ended(FAILED_EXIT, why)
+        self._node.settle()  # a rank may have died with it
         living = self._node.living()
         is_asked = self.view.is_asked or self._is_asked
-        self.view = self.view._replace(state=JobState.STOPPING)
+        was, self.view = self.view.state, self.view._replace(state=JobState.STOPPING)
         told = self._hooks.forsake(why, is_proven=loss.kind is LossKind.PROOF)
         saving = tuple(rank for rank in told if rank in living)
+        if told and self._is_to_go_on and (was.is_interrupted or was in TRAINS):
+            self._hooks.leave_pages(self._dead, is_last=not saving)
         if not is_asked and self._is_to_go_on:
             # where no rank holds the step, others elsewhere do
             self.patience_s = 0.0 if saving else ELSEWHERE_S

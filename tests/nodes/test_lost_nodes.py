@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -115,6 +116,55 @@ def test_a_node_that_comes_back_once_its_place_is_taken_waits_as_a_spare(nodes: 
     assert ended[2].err.splitlines()[-1].startswith("msrun: the job is over: ")
     assert "takes the part of node 0" not in ended[2].err
     check_nothing_left(*cluster.nodes)
+
+
+@pytest.mark.parametrize("dead", [(1,), (2,), (2, 3)], ids=["next", "other", "all of two"])
+def test_ranks_die_and_the_first_node_before_they_are_replaced(
+    nodes: Callable[[int], Cluster], dead: tuple[int, ...]
+) -> None:
+    """Their msrun lives, and alone has what they had; the next one has that of node 0's rank."""
+    sizes = (1, len(dead), 1) if dead == (1,) else (1, 1, len(dead))
+    last = 2 if dead == (1,) else 1  # of the ranks that live on
+    jobs = NodeJobs(nodes(3))
+    job = train(jobs, *ALONE, "/", f"--wait=3:{last}", nodes=range(3), nproc=sizes)
+    job.await_lines("waits in step 3")
+    job.head.await_error("protected")
+    survivor = job.rank_pid(last)
+    os.kill(survivor, signal.SIGSTOP)  # it is waited for, so nobody is replaced yet
+    job.kill_rank(*dead)
+    job.head.await_seen("WorkerExited", len(dead))
+    jobs.cluster.nodes[0].kill()
+    os.kill(survivor, signal.SIGCONT)
+    assert [part.wait().code for part in job.parts[1:]] == [1, 1], job.told()
+    (found,) = saved(jobs)
+    lost = (found.step, found.without_private, found.stale_private)
+    assert lost == (2, (), ()), job.told()
+    assert not [*jobs.folder.glob("checkpoints/*alone*")]
+    check_nothing_left(*jobs.cluster.nodes)
+
+
+def test_the_first_node_is_lost_while_another_one_is_awaited(
+    nodes: Callable[[int], Cluster],
+) -> None:
+    """What ranks of the other lost node alone had is in the memory of this one by then."""
+    jobs = NodeJobs(nodes(3))
+    job = train(jobs, "/", "--wait=3:1", nodes=range(3), nproc=1)
+    job.await_lines("waits in step 3")
+    job.head.await_error("protected")
+    jobs.cluster.nodes[2].kill()
+    job.head.await_error("waiting 10 min 0 s at most")
+    go(jobs)  # a rank that waits for this cannot leave its training function
+    job.head.await_seen("Rejoining", 2)
+    jobs.cluster.nodes[0].kill()
+    job.parts[1].await_error("the ranks of this node save their step by themselves")
+    poll((jobs.folder / "checkpoints/tft_saved_checkpoints-step_2").exists)
+    poll(lambda: not [*jobs.folder.glob("checkpoints/*_tmp")])
+    (found,) = saved(jobs)
+    lost = (found.step, found.without_private, found.stale_private)
+    assert lost == (2, (), ()), job.told()
+    job.parts[1].signal(signal.SIGTERM)
+    job.parts[1].wait()
+    check_nothing_left(*jobs.cluster.nodes)
 
 
 @pytest.mark.parametrize("at", [0, 1])

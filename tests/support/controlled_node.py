@@ -64,6 +64,12 @@ class FakeNode:
     def wake(self, rank):
         self.log.append(("wake", rank))
 
+    def settle(self):
+        """Take in deaths that nobody has been told of yet."""
+        self.alive = tuple(rank for rank in self.alive if rank not in self.unnoticed)
+
+    unnoticed = ()
+
     @property
     def starter(self):
         return self
@@ -117,8 +123,9 @@ class FakeHooks:
     def say_again(self):
         self.log.append("said again")
 
-    def leave_pages(self, ranks):
-        self.log.append(("pages", *ranks))
+    def leave_pages(self, ranks, *, is_last=False, is_late=False):
+        how = ("with copies",) * is_last + ("late",) * is_late
+        self.log.append(("pages", *ranks, *how))
 
     step = 7
 

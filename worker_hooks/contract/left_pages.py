@@ -1,7 +1,8 @@
 """What ranks on several machines that save without a controller find beside the checkpoints.
 
-Status pages of dead ranks; and who has claimed an attempt: ranks that save it by themselves, or
-another node, which takes the part of node 0 while its ranks live on.
+Status pages of dead ranks, and copies of those of node 0's ranks; and who has claimed an attempt:
+ranks that save it by themselves, or another node, which takes the part of node 0 while its ranks
+live on.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from worker_hooks.contract.atomic_file import ensure_folder, write_atomic
 from worker_hooks.contract.layout import DUMP, UNFINISHED
 
 _PAGE = "page_"
+_COPY = "copy_"
 _CLAIM = ".msrun-{}-attempt-"
 TAKEN = "taken"  # another node decides, and replaces the ranks of the lost one
 ALONE = "alone"  # ranks of the lost one save by themselves
@@ -24,15 +26,26 @@ def notes_folder(place: str, job: str) -> Path:
     return Path(place, f"{DUMP}alone-{job}{UNFINISHED}")
 
 
-def leave_page(folder: Path, rank: int, content: bytes) -> None:
+def leave_page(
+    folder: Path, rank: int, content: bytes, *, is_copy: bool = False, is_late: bool = False
+) -> None:
     """Leave the page of a dead rank; empty: nothing is known of it but its death.
+
+    Args:
+        folder: as :func:`notes_folder`.
+        rank: whose page it is.
+        content: of the page.
+        is_copy: of a rank that may live, and whose own page is newer then.
+        is_late: the others may be done, and have removed the folder: it is not made again.
 
     Raises:
         OSError: it cannot be written.
     """
-    ensure_folder(folder)
+    if not is_late:
+        ensure_folder(folder)
     if content:
-        write_atomic(folder / f"{_PAGE}{rank}", content, durable=False)
+        name = f"{_COPY if is_copy else _PAGE}{rank}"
+        write_atomic(folder / name, content, durable=False)
 
 
 def claim(place: Path, job: str, attempt: int, who: str) -> bool:
@@ -73,7 +86,8 @@ def _claim_path(place: Path, job: str, attempt: int) -> Path:
     return place / f"{_CLAIM.format(job)}{attempt}"
 
 
-def left_pages(folder: Path) -> dict[int, Path]:
-    """What was left there, by rank."""
-    found = (path for path in folder.glob(f"{_PAGE}*") if path.name[len(_PAGE) :].isdecimal())
-    return {int(path.name[len(_PAGE) :]): path for path in found}
+def left_pages(folder: Path, *, copies: bool = False) -> dict[int, Path]:
+    """The pages of dead ranks that were left there, by rank; or the copies."""
+    kind = _COPY if copies else _PAGE
+    found = (path for path in folder.glob(f"{kind}*") if path.name[len(kind) :].isdecimal())
+    return {int(path.name[len(kind) :]): path for path in found}

@@ -17,7 +17,7 @@ checkpoints is the same for all. Of ranks on other nodes only their notes are kn
 that is gone write none. Of the controller's node the msrun of the next one keeps copies of the
 pages, which its ranks have open; other private states are lost with their node. A leader reads the
 pages of its own node; those of another one its ranks leave among the notes, if their rank cannot
-write its private state.
+write its private state, and the msrun of that node those of the ranks that are dead.
 
 While a rank is being replaced, the dump in memory is the state that all resume from. Each rank that
 was sent there has open what its node has of it, and they write it to the disk between them.
@@ -76,12 +76,20 @@ def _gone(guard: Guard) -> str:
     return "node 0 is gone" if guard.env.is_controlled else "msrun is gone"
 
 
-def _late_s(guard: Guard, missing: set[int], told: Mapping[int, PeerNote]) -> float:
+def _late_s(
+    guard: Guard, missing: set[int], told: Mapping[int, PeerNote], left: Collection[int] = ()
+) -> float:
     """How long the notes of these ranks are awaited.
 
     If a rank lives whose page is copied, and its note comes too late, nothing is lost by that.
+
+    Args:
+        guard: of this rank.
+        missing: those ranks.
+        told: the notes that are there.
+        left: ranks of which an msrun has left a copy, as no rank of its node is there.
     """
-    copied = guard.peers.copied.union(*(note.copied for note in told.values()))
+    copied = guard.peers.copied.union(left, *(note.copied for note in told.values()))
     is_silence = guard.is_forsaken and not guard.is_loss_proven
     if elsewhere(guard) and missing <= copied:
         return LATE_UNHEARD_S if is_silence else LATE_COPIED_S
@@ -193,7 +201,7 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
         newest = max((note.step for note in told.values()), default=0)
         gate.follow(newest)
         missing = everyone - told.keys() - notes.left()
-        late_s = _late_s(guard, missing, told)
+        late_s = _late_s(guard, missing, told, notes.copied())
         if step < newest:  # it takes a moment to follow
             late_s = max(late_s, LATE_COPIED_S)
         is_late = time.monotonic() > heard_s + late_s
@@ -232,7 +240,7 @@ def _await_all(guard: Guard, notes: PeerNotes, began_s: float, grace_s: float) -
         told = notes.read()
         others = everywhere - notes.left()
         now_s = time.monotonic()
-        late_s = began_s + _late_s(guard, others - told.keys(), told)
+        late_s = began_s + _late_s(guard, others - told.keys(), told, notes.copied())
         awaited = guard.peers.awake() | (others & told.keys() if now_s > late_s else others)
         unsettled = awaited - {rank for rank, note in told.items() if note.is_settled}
         if not unsettled or now_s > until_s or (now_s > late_s and not unsettled & told.keys()):

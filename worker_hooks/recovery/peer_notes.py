@@ -112,10 +112,15 @@ class PeerNotes:
         """Dead ranks on other machines whose pages are here."""
         return set(left_pages(self.folder))
 
+    def copied(self) -> set[int]:
+        """Ranks on other machines, which may live, of whose pages copies are here."""
+        return set(left_pages(self.folder, copies=True))
+
     def pages(self, attempt: int) -> dict[int, Page]:
-        """Those pages, if they are of this attempt."""
+        """Those pages and copies, if they are of this attempt."""
         found = {}
-        for rank, path in left_pages(self.folder).items():
+        left = left_pages(self.folder, copies=True) | left_pages(self.folder)
+        for rank, path in left.items():
             with contextlib.suppress(OSError, *UNSOUND):
                 page = _page(path.read_bytes())
                 if (page.rank, page.attempt) == (rank, attempt):

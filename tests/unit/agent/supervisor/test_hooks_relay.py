@@ -37,6 +37,7 @@ from msrun.top.status_pages import OpenPages
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract import status_page as page_module
 from worker_hooks.contract.clearance_board import ClearanceBoard
+from worker_hooks.contract.packed_page import packed
 from worker_hooks.contract.status_page import Page, Phase
 from worker_hooks.storage import manifest as manifests
 from worker_hooks.storage.manifest import MEMORY_KIND, PRIVATE, Shard
@@ -396,6 +397,35 @@ def test_what_a_dead_rank_alone_had_is_left_to_others(node, tmp_path):
     poll(lambda: node.turn() or (folder / "page_4").exists())
     assert (folder / "page_4").read_bytes() == page.content()
     assert [path.name for path in folder.iterdir()] == ["page_4"]
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_what_ranks_of_node_0_alone_had_is_left_by_a_node_without_ranks(node, tmp_path, is_last):
+    """Ranks of this node would; these of node 0 may live, so their copies are told apart."""
+    node.say(node.rank(), protocol.Hello(4, 0, os.getpid(), str(tmp_path), False))
+    fd, page = make(0)
+    write(page, 6, 6)
+    node.relay.hear(PageSeen.of(0, 0, packed(page)))
+    os.close(fd)
+    (folder,) = node.relay.notes_folders()
+    node.relay.leave_pages((), is_last=is_last)
+    node.relay._files.close(5.0)
+    assert [*folder.glob("*")] == [folder / "copy_0"] * is_last
+
+
+def test_a_late_page_is_left_where_ranks_still_look(node, tmp_path):
+    node.say(client := node.rank(), protocol.Hello(4, 0, os.getpid(), str(tmp_path), False))
+    fd, page = make(4)
+    node.say(client, protocol.Registered(4, 0, 6), [fd])
+    os.close(fd)
+    (folder,) = node.relay.notes_folders()
+    node.relay.leave_pages((4,), is_late=True)
+    node.relay._files.close(5.0)
+    assert not folder.exists()
+    folder.mkdir()
+    node.relay.leave_pages((4,), is_late=True)
+    node.relay._files.close(5.0)
+    assert (folder / "page_4").read_bytes() == page.content()
 
 
 @pytest.mark.parametrize(

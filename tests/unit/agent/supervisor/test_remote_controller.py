@@ -365,9 +365,9 @@ def test_a_rank_that_says_what_only_a_scheduler_can_answer_ends_it(alone):
 
 def test_a_node_whose_only_rank_dies_goes_on_with_what_others_save(alone):
     alone.link.lose()
-    alone.here.alive = ()
+    alone.here.alive, alone.hooks.saving = (), (2, 3)
     alone.controller.post(ev.WorkerExited(3, 4, -9))
-    assert ("pages", 2, 3) in alone.hooks.log
+    assert ("pages", 2, 3, "with copies") in alone.hooks.log
     assert alone.losses == [(CLOSED, 7, True)]
     assert alone.controller.goes_on
     assert alone.controller.patience_s > 0
@@ -475,6 +475,58 @@ def test_a_job_without_a_state_to_save_has_nothing_to_go_on_from(alone):
     alone.here.alive = ()
     alone.controller.post(ev.WorkerExited(3, 4, -9))
     assert alone.losses == [(CLOSED, 7, False)]
+
+
+@pytest.mark.parametrize("state", ["running", "freezing", "dumping", "replacing"])
+@pytest.mark.parametrize(
+    ("alive", "saving", "left"),
+    [
+        ((3,), (2, 3), ("pages", 2)),
+        ((), (2, 3), ("pages", 2, 3, "with copies")),
+        ((3,), (2,), ("pages", 2, "with copies")),  # rank 3 is new, and saves nothing
+    ],
+)
+def test_what_dead_ranks_alone_had_is_left_to_others(node, state, alive, saving, left):
+    """Nobody replaces them any more; and without a rank here nobody else has it."""
+    node.link.hear(JobKnown(state, 1, True))
+    node.here.alive, node.hooks.saving = alive, saving
+    node.link.lose()
+    assert [each for each in node.hooks.log if each[0] == "pages"] == [left]
+
+
+def test_a_death_that_nobody_has_noticed_yet_counts(node):
+    node.link.hear(JobKnown("running", 1, True))
+    node.here.unnoticed, node.hooks.saving = (3,), (2, 3)
+    node.link.lose()
+    assert ("pages", 3) in node.hooks.log
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "saving"),
+    [
+        ("starting", -9, (2, 3)),
+        ("stopping", -9, (2, 3)),
+        ("killing", -9, (2, 3)),
+        ("running", 0, (2, 3)),
+        ("running", -9, ()),
+    ],
+)
+def test_nothing_is_left_where_nobody_saves(node, state, code, saving):
+    node.link.hear(JobKnown(state, 1, True))
+    node.here.alive, node.here.code, node.hooks.saving = (), code, saving
+    node.link.lose()
+    assert "pages" not in [each[0] for each in node.hooks.log]
+
+
+@pytest.mark.parametrize(("code", "left"), [(-9, True), (1, False), (0, False)])
+def test_who_is_killed_while_it_saves_by_itself_leaves_its_page(node, code, left):
+    """Who has ended by itself has said what it has saved."""
+    node.link.hear(JobKnown("running", 1, True))
+    node.hooks.saving = (2, 3)
+    node.link.lose()
+    node.here.alive = (2,)
+    node.controller.post(ev.WorkerExited(3, 1, code))
+    assert (("pages", 3, "late") in node.hooks.log) is left
 
 
 def test_a_node_whose_ranks_are_being_replaced_goes_on_with_what_others_save(node):

@@ -98,6 +98,19 @@ def test_the_page_of_a_dead_rank_is_left_to_those_on_other_machines(notes):
     assert set(notes.read()) == {0}
 
 
+def test_of_a_rank_that_may_live_a_copy_is_left(notes):
+    """Its msrun may have ended alone: it is awaited, and its own page is newer."""
+    for rank, step, is_copy in ((0, 6, True), (1, 6, True), (1, 7, False)):
+        fd, page = make(rank, 1)
+        write(page, step, step)
+        leave_page(notes.folder, rank, page.content(), is_copy=is_copy)
+        os.close(fd)
+    assert notes.left() == {1}
+    assert notes.copied() == {0, 1}
+    found = notes.pages(attempt=1)
+    assert {rank: record(page, 6).step for rank, page in found.items()} == {0: 6, 1: 7}
+
+
 def test_all_ranks_of_a_job_find_the_same_folder(tmp_path):
     folder = notes_folder(str(tmp_path / "checkpoints"), "job")
     leave_page(folder, 2, b"")  # the first one makes it, though nothing is known of its rank

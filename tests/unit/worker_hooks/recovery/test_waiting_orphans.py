@@ -148,6 +148,7 @@ def test_who_has_a_copy_of_a_page_says_so_to_all(orphans):
     told = orphans[2].notes.read()
     assert agent_lost._late_s(orphans[2].guard, {0}, told) == agent_lost.LATE_COPIED_S
     assert agent_lost._late_s(orphans[2].guard, {0, 1}, told) == agent_lost.LATE_S
+    assert agent_lost._late_s(orphans[2].guard, {0, 1}, told, {1}) == agent_lost.LATE_COPIED_S
 
 
 @pytest.fixture
