@@ -29,14 +29,18 @@ class OrphanedPages:
     ) -> None:
         """Leave the pages of dead ranks.
 
+        Others may not have been told yet that ranks are replaced: where a new one has no page yet,
+        that of the dead one counts.
+
         Args:
             ranks: those.
             places: where each rank saves.
             files: does file work.
             is_late: ranks of other nodes may be done, and look no more.
         """
-        for rank in ranks:
-            content, place = self._pages.content(rank), places.get(rank)
+        found = {rank: page.content() for rank, page in self._pages.replaced().items()}
+        for rank in sorted({*ranks} if is_late else {*ranks, *found}):
+            content, place = self._pages.content(rank) or found.get(rank, b""), places.get(rank)
             if place:
                 folder = notes_folder(place, self._job_id)
                 write = partial(leave_page, folder, rank, content, is_late=is_late)

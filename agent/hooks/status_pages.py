@@ -57,6 +57,7 @@ class StatusPages:
 
     def __init__(self) -> None:
         self._pages: dict[int, Page] = {}
+        self._replaced: dict[int, Page] = {}  # of dead ranks, until another one is in their place
         self._files: dict[int, int] = {}  # the descriptors of the pages: open as long as they are
         self._known: dict[int, dict[int, int]] = {}  # rank -> slot -> record, as of the last news
         self._unshared: set[int] = set()  # ranks whose page is newer than what peers have
@@ -85,6 +86,7 @@ class StatusPages:
             raise
         finalize(page, os.close, fd)
         self._pages[rank], self._files[rank] = page, fd
+        self._replaced.pop(rank, None)
         self._known.pop(rank, None)
         self._unshared.add(rank)
         if is_copy:
@@ -117,6 +119,7 @@ class StatusPages:
         except UNSOUND as error:
             raise ValueError(f"rank {rank} sent no status page: {error}") from error
         self._pages[rank] = page
+        self._replaced.pop(rank, None)
         self._files.pop(rank, None)
         self._known.pop(rank, None)
         self._begin_clock(rank, page)
@@ -286,14 +289,20 @@ class StatusPages:
         """Every page by rank, mapped for as long as the answer is kept."""
         return dict(self._pages)
 
+    def replaced(self) -> Mapping[int, Page]:
+        """By rank the pages that were dropped, and have no successors yet."""
+        return self._replaced
+
     def drop(self, rank: int) -> None:
-        """Forget the page of a rank that is gone for good."""
-        self._pages.pop(rank, None)
+        """A rank is gone for good; its page is the newest of its place until another one comes."""
+        if (page := self._pages.pop(rank, None)) is not None:
+            self._replaced[rank] = page
         self._clocks.pop(rank, None)
         self._unshared.discard(rank)
 
     def clear(self) -> None:
         """Forget them: their attempt is over."""
         self._pages.clear()
+        self._replaced.clear()
         self._clocks.clear()
         self._unshared.clear()

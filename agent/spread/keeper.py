@@ -74,6 +74,11 @@ class MemoryKeeper:
         self.is_controllers = False
         """Whether the controller is in this process: its memory is this one's."""
 
+    @property
+    def path(self) -> str:
+        """Of what is here; empty: nothing, or it is the controller's."""
+        return "" if self._copy is None or self.is_controllers else self._copy.path
+
     def as_here(self, message: protocol.Message) -> protocol.Message:
         """What the controller's node says of its memory, as of the copy here."""
         match message:

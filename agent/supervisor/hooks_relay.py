@@ -368,18 +368,17 @@ class HooksRelay:
         if is_last:
             self._orphaned.leave_copies(self.places(), self._files)
 
-    def forsake(self, why: str, *, is_proven: bool) -> tuple[int, ...]:
+    def forsake(self, why: str, *, is_proven: bool, memory: str = "") -> tuple[int, ...]:
         """The controller's node is gone: no rank waits for an order; these save by themselves.
 
-        Args:
-            why: as text.
-            is_proven: its msrun has ended.
+        ``is_proven``: its msrun has ended. ``memory``: where this node has its copy of the newest
+        checkpoint in memory; empty: nowhere.
         """
         self._forsaken, self._alone = why, None
         self.writes.free()
         saving = self._pages.all().keys() if self._may_save else set()
         for rank in self.ranks:
-            alone = protocol.SaveAlone(why, is_proven)
+            alone = protocol.SaveAlone(why, is_proven, memory)
             self._links.send(rank, alone if rank in saving else protocol.Release(why))
         return tuple(saving)
 

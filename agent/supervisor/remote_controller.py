@@ -516,9 +516,10 @@ class RemoteController:
         living = self._node.living()
         is_asked = self.view.is_asked or self._is_asked
         was, self.view = self.view.state, self.view._replace(state=JobState.STOPPING)
-        told = self._hooks.forsake(why, is_proven=loss.kind is LossKind.PROOF)
+        is_proven = loss.kind is LossKind.PROOF
+        told = self._hooks.forsake(why, is_proven=is_proven, memory=self._memory.path)
         saving = tuple(rank for rank in told if rank in living)
-        if told and self._is_to_go_on and (was.is_interrupted or was in TRAINS):
+        if self._hooks.may_save and self._is_to_go_on and (was.is_interrupted or was in TRAINS):
             self._hooks.leave_pages(self._dead, is_last=not saving)
         if not is_asked and self._is_to_go_on:
             # where no rank holds the step, others elsewhere do

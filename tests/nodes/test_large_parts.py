@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
+from support.bad_cables import limit, mend
 from support.certificates import PASSWORDS, authority
 from support.cluster import Cluster
 from support.jobs import poll
@@ -115,6 +116,30 @@ def test_a_node_is_lost_while_a_rank_is_replaced(
         job.parts[node].wait()
     check_saved(jobs, job)
     jobs.cluster.nodes[lost].boot()
+    check_same(jobs, begin(jobs, "--resume"), undisturbed)
+
+
+def test_node_0_is_lost_before_all_are_told_to_resume_from_memory(
+    nodes: Callable[[int], Cluster], undisturbed: Undisturbed
+) -> None:
+    """Who was told has one part in memory, who was not holds the other, and has it there as well."""
+    jobs = NodeJobs(cluster := nodes(4))
+    job = begin(jobs, "--late", "--node-wait=0")
+    limit(cluster, 3, "200mbit")
+    before = received(cluster, 1)
+    job.kill_rank(1)
+    poll(lambda: received(cluster, 1) > before + 8 * MIB)  # all have been told what there is
+    cluster.nodes[2].cut()
+    poll(lambda: len(job.head.seen("Rejoining")) == 2)
+    cluster.nodes[0].poweroff()
+    cluster.nodes[2].mend()
+    for part in job.parts[1:]:
+        part.wait()
+    check_saved(jobs, job)
+    (found,) = saved(jobs, "dumps")
+    assert (found.without_private, found.stale_private) == ((), ()), job.told()
+    mend(cluster, 3)
+    cluster.nodes[0].boot()
     check_same(jobs, begin(jobs, "--resume"), undisturbed)
 
 

@@ -132,8 +132,8 @@ class FakeHooks:
     def newest_step(self):
         return self.step
 
-    def forsake(self, why, *, is_proven):
-        self.log.append(("forsaken", why, is_proven))
+    def forsake(self, why, *, is_proven, memory):
+        self.log.append(("forsaken", why, is_proven, *filter(None, [memory])))
         return self.saving
 
 

@@ -352,11 +352,13 @@ class Release(NamedTuple):
 class SaveAlone(NamedTuple):
     """The job's controller, on another node, is gone: save as if msrun had died, and exit.
 
-    ``is_proven``: its msrun has ended; else it is only not heard.
+    ``is_proven``: its msrun has ended; else it is only not heard. ``path``: what this node has of
+    the newest dump in memory; other ranks may have been told to resume from it.
     """
 
     why: str
     is_proven: bool = False
+    path: str = ""
 
 
 class Rejoin(NamedTuple):

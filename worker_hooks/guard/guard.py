@@ -105,6 +105,7 @@ class Guard:
         self.memory: HeldDump | None = None
         """From the order to rejoin, or a newcomer's welcome, until GoOn: the dump that this rank
         resumes from. Until then it is the state, whatever the main thread does."""
+        self.offered: HeldDump | None = None  # that of this node, once nobody decides any more
         self.far_tensors = FarTensors(
             lambda *of: self._send(protocol.BringMemory(self.env.rank, self.env.attempt, *of)),
             lambda: self._listener is not None and self._listener.is_alive(),
@@ -443,8 +444,9 @@ class Guard:
             case protocol.Release():
                 self._copier.give_up("the process exits")
                 self._released.set()
-            case protocol.SaveAlone(is_proven=is_proven):
+            case protocol.SaveAlone(is_proven=is_proven, path=path):
                 self.is_forsaken, self.is_loss_proven = True, is_proven
+                self.offered = HeldDump.at(path)
             case protocol.Rejoin():
                 self._copier.give_up("the rank joins another process group")
                 self._eject(message)

@@ -20,7 +20,9 @@ pages of its own node; those of another one its ranks leave among the notes, if 
 write its private state, and the msrun of that node those of the ranks that are dead.
 
 While a rank is being replaced, the dump in memory is the state that all resume from. Each rank that
-was sent there has open what its node has of it, and they write it to the disk between them.
+was sent there has open what its node has of it, and they write it to the disk between them. A rank
+that was not sent there yet, or goes on from there already, is told where that is as its msrun tells
+it to save: it writes what those lack.
 """
 
 from __future__ import annotations
@@ -215,14 +217,18 @@ def _settle(guard: Guard, notes: PeerNotes, grace_s: float) -> None:
         time.sleep(LOOK_S)
     step, is_whole, why = guard.freeze(max(LAST_LOOK_S, deadline - time.monotonic()))
     known = guard.replicated if not guard.replicated.why_not else protocol.Replicated("")
+    about = {} if guard.offered is None else HeldParts.of(guard.offered.manifest)._asdict()
     notes.tell(
-        step=step,
         is_settled=True,
-        is_whole=is_whole,
-        why=why,
-        alike=known.alike,
-        parts=tuple(map(tuple, known.parts)),
-        total=known.total,
+        **about
+        | {
+            "step": step,
+            "is_whole": is_whole,
+            "why": why,
+            "alike": known.alike,
+            "parts": tuple(map(tuple, known.parts)),
+            "total": known.total,
+        },
     )
 
 

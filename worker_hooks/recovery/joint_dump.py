@@ -1,7 +1,9 @@
 """A dump in memory that nodes have between them: each may have a part of the state.
 
 While ranks are replaced, that dump is what all resume from. If node 0 is lost, the rank that leads
-writes what its node has of it, and asks others for what it lacks.
+writes what its node has of it, and asks others for what it lacks. So it counts as soon as one rank
+was told to resume from it. Ranks that were not yet, or were told to go on from there, hold their
+own state, and write what their node has of the dump if they are asked.
 """
 
 from __future__ import annotations
@@ -50,13 +52,14 @@ class PartRequest(NamedTuple):
 
 
 def complete(notes: Mapping[int, PeerNote]) -> set[str]:
-    """The dumps of which nodes have all states between them, as their ranks say."""
+    """The dumps that count, and of which nodes have all states between them, as their ranks say."""
     found, totals = defaultdict[str, set[int]](set), dict[str, int]()
     for note in notes.values():
         if note.memory:
             found[note.memory].update(note.states)
+        if note.is_memory:
             totals[note.memory] = note.total
-    return {memory for memory, states in found.items() if len(states) == totals[memory]}
+    return {memory for memory, total in totals.items() if len(found[memory]) == total}
 
 
 def requests(leader: int, notes: Mapping[int, PeerNote]) -> tuple[PartRequest, ...]:

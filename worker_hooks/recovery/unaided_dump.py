@@ -98,7 +98,7 @@ class UnaidedDump:
         able = [
             (-note.step, not note.leads, not note.is_memory, -len(note.states), rank)
             for rank, note in notes.items()
-            if (note.is_whole or note.memory in complete)
+            if (note.is_whole or (note.is_memory and note.memory in complete))
             and note.step > self._guard.resumed_step
             and not note.failed
         ]
@@ -386,7 +386,7 @@ class UnaidedDump:
 
     def _requested(self, leader: PeerNote) -> tuple[Shard, ...]:
         """Write what the leader of a dump in memory lacks, and this rank was asked for."""
-        held, written = self._guard.memory, tuple[Shard, ...]()
+        held, written = self._guard.memory or self._guard.offered, tuple[Shard, ...]()
         for request in (PartRequest(*each) for each in leader.requests):
             if held is not None and request.rank == self._rank:
                 written += joint_dump.write(held, request, Path(leader.leads), self._advance)

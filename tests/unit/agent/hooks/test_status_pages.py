@@ -173,6 +173,29 @@ def test_a_page_that_is_refused_is_closed():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_what_was_replaced_is_known_until_its_successor_is_there(is_copy):
+    pages, page = kept(1)
+    write(page, 6, 6)
+    before, content = len(os.listdir("/proc/self/fd")), page.content()
+    pages.drop(1)
+    pages.drop(2)
+    assert {rank: each.content() for rank, each in pages.replaced().items()} == {1: content}
+    assert pages.content(1) == b""
+    fd, new = make(1, 1)
+    if is_copy:
+        pages.keep_copy(1, 1, pack(new))
+        os.close(fd)
+    else:
+        pages.keep(1, 1, fd)
+    new.close()
+    assert pages.replaced() == {}
+    assert len(os.listdir("/proc/self/fd")) == before - 2 * is_copy  # the old one is closed
+    pages.drop(1)
+    pages.clear()
+    assert pages.replaced() == {}
+
+
 def test_a_copy_of_a_page_is_kept_like_the_page():
     here, page = kept(3)
     write(page, 6, 6)

@@ -282,8 +282,8 @@ def test_a_rank_that_closes_its_link_is_unlinked_unless_it_is_dead(node, code, t
 def test_without_the_controller_ranks_that_train_save_and_no_other_one_waits(node):
     trains, page = node.registered(4)
     starts = node.rank(5)
-    assert node.relay.forsake("node 0 is gone", is_proven=True) == (4,)
-    assert wire.receive(trains)[0] == protocol.SaveAlone("node 0 is gone", is_proven=True)
+    assert node.relay.forsake("node 0 is gone", is_proven=True, memory="/proc/7/fd/8") == (4,)
+    assert wire.receive(trains)[0] == protocol.SaveAlone("node 0 is gone", True, "/proc/7/fd/8")
     assert wire.receive(starts)[0] == protocol.Release("node 0 is gone")
     del page
 
@@ -411,6 +411,28 @@ def test_what_ranks_of_node_0_alone_had_is_left_by_a_node_without_ranks(node, tm
     node.relay.leave_pages((), is_last=is_last)
     node.relay._files.close(5.0)
     assert [*folder.glob("*")] == [folder / "copy_0"] * is_last
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_others_may_not_know_yet_that_a_rank_is_replaced(node, tmp_path, is_there):
+    node.say(client := node.rank(), protocol.Hello(4, 0, os.getpid(), str(tmp_path), False))
+    fd, page = make(4)
+    write(page, 6, 6)
+    node.say(client, protocol.Registered(4, 0, 6), [fd])
+    os.close(fd)
+    client.close()
+    node.turn()
+    node.relay.renew(do.ReplaceRanks(1, (5,), (4,), "/proc/7/fd/8", 6, "why"), 0)
+    if is_there:
+        fd, _ = make(4, 1)
+        client = node.rank(4, attempt=1)
+        node.say(client, protocol.Registered(4, 1, 6), [fd])
+        os.close(fd)
+    node.relay.leave_pages(())
+    node.relay._files.close(5.0)
+    (folder,) = node.relay.notes_folders()
+    assert folder.exists() is not is_there
+    assert is_there or (folder / "page_4").read_bytes() == page.content()
 
 
 def test_a_late_page_is_left_where_ranks_still_look(node, tmp_path):

@@ -494,6 +494,15 @@ def test_what_dead_ranks_alone_had_is_left_to_others(node, state, alive, saving,
     assert [each for each in node.hooks.log if each[0] == "pages"] == [left]
 
 
+def test_ranks_that_save_are_told_where_the_checkpoint_in_memory_is(node):
+    """Other ones may have been told to resume from it, and lack what this node has."""
+    node.link.hear(JobKnown("replacing", 1, True))
+    node.controller._memory._copy = SimpleNamespace(path="/proc/7/fd/8", close=lambda: None)
+    node.link.lose()
+    why = "the controller's node closed the line"
+    assert ("forsaken", why, True, "/proc/7/fd/8") in node.hooks.log
+
+
 def test_a_death_that_nobody_has_noticed_yet_counts(node):
     node.link.hear(JobKnown("running", 1, True))
     node.here.unnoticed, node.hooks.saving = (3,), (2, 3)
@@ -514,6 +523,7 @@ def test_a_death_that_nobody_has_noticed_yet_counts(node):
 def test_nothing_is_left_where_nobody_saves(node, state, code, saving):
     node.link.hear(JobKnown(state, 1, True))
     node.here.alive, node.here.code, node.hooks.saving = (), code, saving
+    node.hooks.may_save = bool(saving)
     node.link.lose()
     assert "pages" not in [each[0] for each in node.hooks.log]
 

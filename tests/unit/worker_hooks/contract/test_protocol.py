@@ -73,6 +73,7 @@ MESSAGES = [
     protocol.Progress(3, 1, 2, 10**12),
     protocol.Release("done"),
     protocol.SaveAlone("the controller's node is lost"),
+    protocol.SaveAlone("the controller's node is lost", True, "/proc/4711/fd/12"),
     protocol.Rejoin(2, "/proc/4711/fd/12", "rank 3 was killed"),
     protocol.Rejoining(3, 2),
     protocol.BringMemory(3, 2, 77, [4]),

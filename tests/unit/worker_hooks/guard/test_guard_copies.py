@@ -148,6 +148,17 @@ def test_training_goes_on_before_a_checkpoint_in_memory_is_freed(agent, guard):
     assert guard.memory is None
 
 
+def test_who_saves_by_itself_has_what_its_node_has_in_memory(agent, guard, monkeypatch):
+    """Before it begins: its msrun may end in the next moment."""
+    seen, held = [], object()
+    monkeypatch.setattr(guards.HeldDump, "at", {"/proc/7/fd/8": held}.get)
+    guard._when_agent_died = lambda one: seen.append((one.is_loss_proven, one.offered))
+    agent.tell(protocol.SaveAlone("node 0 is gone", True, "/proc/7/fd/8"))
+    until(lambda: seen)
+    assert seen == [(True, held)]
+    assert guard.memory is None  # it was not told to resume from that
+
+
 @pytest.mark.parametrize("is_begun", [False, True])
 @pytest.mark.parametrize(
     ("message", "why"),

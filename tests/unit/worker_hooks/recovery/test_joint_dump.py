@@ -39,7 +39,9 @@ class Alone(list):
 class Node:
     """One rank's node, and what it has of the dump."""
 
-    def __init__(self, folder, rank, states, private=(), *, step=STEP, stall_s=LONG_S):
+    def __init__(
+        self, folder, rank, states, private=(), *, step=STEP, stall_s=LONG_S, is_told=True
+    ):
         self.opened, self.folder = [], folder
         shards = [
             self.shard(REPLICATED, HOLDERS[variant][0], variant, state(variant))
@@ -51,13 +53,16 @@ class Node:
         made = Manifest(
             MEMORY_KIND, step, 0, 7, WORLD, 1, "r1", "a reason", 0.0, tuple(shards), *about
         )
-        held = HeldDump(HERE, made._replace(absent=absent))
+        self.held = HeldDump(HERE, made._replace(absent=absent))
         self.notes = PeerNotes(folder / "notes", rank)
         self.guard = SimpleNamespace(
-            memory=held,
+            memory=self.held if is_told else None,
+            offered=None if is_told else self.held,
             env=SimpleNamespace(rank=rank, world_size=WORLD, nodes=WORLD, record_id="r1"),
             peers=Alone(),
-            source=SimpleNamespace(page=None),
+            source=SimpleNamespace(page=None, step=step),
+            gate=SimpleNamespace(is_held=True),
+            freeze=lambda _: (step, True, ""),
             resumed_step=0,
             replicated=protocol.Replicated("", (), ()),
         )
@@ -75,7 +80,7 @@ class Node:
         return self.dump.save([str(self.folder)])
 
     def close(self):
-        self.guard.memory.close()
+        self.held.close()
         for file in self.opened:
             os.close(file)
 
@@ -124,6 +129,32 @@ def test_each_node_writes_but_what_it_was_asked_for(tmp_path, node):
     check_saved(tmp_path, {*range(WORLD)})
     names = {path.name for path in tmp_path.rglob("ttp_rank*") if not path.is_symlink()}
     assert names == {f"ttp_rank_1-1_7{part}.safetensors" for part in ("", "-part1", "-part2")}
+
+
+def test_who_was_not_told_yet_to_resume_from_it_writes_what_its_node_has(tmp_path, node):
+    """Or is told already to go on from there. Each alone had parts of what counts."""
+    found = save_all(
+        node(1, [1]), node(2, [2], [0], is_told=False), node(3, [0], is_told=False), node(4, [1])
+    )
+    assert len({*found}) == 1
+    check_saved(tmp_path, {0, 1, 2, 3, 4})
+
+
+def test_what_nobody_was_told_to_resume_from_does_not_count():
+    """Then all hold the same step, and some node may have got nothing of it yet."""
+    notes = {1: note([0, 1], [[1, 1]], is_memory=False), 2: note([2], [[2, 2]], is_memory=False)}
+    assert joint_dump.complete(notes) == set()
+    notes[1] = note([0, 1], [[1, 1]])
+    assert joint_dump.complete(notes) == {"m"}
+
+
+def test_who_holds_no_whole_step_leads_with_nothing_but_what_it_resumes_from(node):
+    """Its own state would be half a step."""
+    one = node(1, [1])
+    torn = node(2, [0, 2], is_told=False)
+    torn.notes.tell(is_whole=False)
+    for each in (one, torn):
+        assert each.dump._leader(each.notes.read()) == 1
 
 
 def test_what_no_node_has_is_not_saved(tmp_path, node):
@@ -188,8 +219,9 @@ def test_one_that_never_goes_on_is_not_awaited_forever(node, monkeypatch):
 # --- who is asked for what ------------------------------------------------------------------------
 
 
-def note(states, ranks, memory="m"):
-    about = {"is_settled": True, "is_memory": True, "memory": memory, "total": 3}
+def note(states, ranks, memory="m", *, is_memory=True):
+    total = 3 if is_memory else 1  # of its own state
+    about = {"is_settled": True, "is_memory": is_memory, "memory": memory, "total": total}
     return PeerNote(1, STEP, states=states, ranks=ranks, **about)
 
 
