@@ -519,7 +519,9 @@ class RemoteController:
         is_proven = loss.kind is LossKind.PROOF
         told = self._hooks.forsake(why, is_proven=is_proven, memory=self._memory.path)
         saving = tuple(rank for rank in told if rank in living)
-        if self._hooks.may_save and self._is_to_go_on and (was.is_interrupted or was in TRAINS):
+        # where nodes save into different folders, others would not find them, nor save without them
+        is_read = self._hooks.may_save and not self.view.is_apart
+        if is_read and self._is_to_go_on and (was.is_interrupted or was in TRAINS):
             self._hooks.leave_pages(self._dead, is_last=not saving)
         if not is_asked and self._is_to_go_on:
             # where no rank holds the step, others elsewhere do

@@ -27,7 +27,6 @@ it to save: it writes what those lack.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -137,8 +136,7 @@ def _save(guard: Guard) -> None:
     else:
         notes.withdraw()
         if saved is None:
-            with contextlib.suppress(OSError):  # others are still there
-                notes.folder.rmdir()
+            notes.remove_if_last()
 
 
 def _end(guard: Guard, silent: Collection[int]) -> None:

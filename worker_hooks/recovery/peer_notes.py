@@ -154,6 +154,16 @@ class PeerNotes:
         """Take the note away: ranks on other machines do not see that this one ends."""
         self._path(self._rank).unlink(missing_ok=True)
 
+    def remove_if_last(self) -> None:
+        """Remove the folder unless others have notes there: nobody saves what was left in it."""
+        if any(self.folder.glob("rank_*.json")):
+            return
+        with contextlib.suppress(OSError):  # they are at it, too, or have saved
+            for copies in (False, True):
+                for path in left_pages(self.folder, copies=copies).values():
+                    path.unlink(missing_ok=True)
+            self.folder.rmdir()
+
     def saved(self) -> str | None:
         """The folder of the complete dump; ``None``: there is none yet."""
         try:

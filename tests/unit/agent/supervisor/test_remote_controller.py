@@ -511,17 +511,18 @@ def test_a_death_that_nobody_has_noticed_yet_counts(node):
 
 
 @pytest.mark.parametrize(
-    ("state", "code", "saving"),
+    ("state", "code", "saving", "is_apart"),
     [
-        ("starting", -9, (2, 3)),
-        ("stopping", -9, (2, 3)),
-        ("killing", -9, (2, 3)),
-        ("running", 0, (2, 3)),
-        ("running", -9, ()),
+        ("starting", -9, (2, 3), False),
+        ("stopping", -9, (2, 3), False),
+        ("killing", -9, (2, 3), False),
+        ("running", 0, (2, 3), False),
+        ("running", -9, (), False),
+        ("running", -9, (2, 3), True),  # nobody else sees this folder
     ],
 )
-def test_nothing_is_left_where_nobody_saves(node, state, code, saving):
-    node.link.hear(JobKnown(state, 1, True))
+def test_nothing_is_left_where_nobody_saves(node, state, code, saving, is_apart):
+    node.link.hear(JobKnown(state, 1, True, is_apart=is_apart))
     node.here.alive, node.here.code, node.hooks.saving = (), code, saving
     node.hooks.may_save = bool(saving)
     node.link.lose()

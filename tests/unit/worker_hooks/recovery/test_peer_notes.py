@@ -83,6 +83,26 @@ def test_a_note_that_is_withdrawn_is_gone(notes):
     assert set(notes.read()) == {0}
 
 
+def test_the_last_one_that_saves_nothing_takes_along_what_was_left(notes):
+    other = PeerNotes(notes.folder, 1)
+    other.tell(step=4)
+    leave_page(notes.folder, 2, b"page")
+    leave_page(notes.folder, 3, b"page", is_copy=True)
+    notes.withdraw()
+    notes.remove_if_last()
+    assert (other.left(), other.copied()) == ({2}, {3})
+    other.withdraw()
+    other.remove_if_last()
+    assert not notes.folder.exists()
+
+
+def test_what_was_saved_there_stays(notes):
+    notes.announce("checkpoints/step_2", 2)
+    notes.withdraw()
+    notes.remove_if_last()
+    assert notes.saved() == "checkpoints/step_2"
+
+
 def test_the_page_of_a_dead_rank_is_left_to_those_on_other_machines(notes):
     for rank, attempt in ((2, 1), (12, 1), (3, 0)):
         fd, page = make(rank, attempt)
