@@ -9,7 +9,7 @@ cleared: so all ranks make an update, or none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from agent.hooks.node_clearance import LOOK_S, Later, NodeClearance
@@ -50,6 +50,8 @@ class UpdateClearances:
         self._node = NodeClearance(links, here)
         self._others: Sequence[ClearedNode] = ()
         self._later: Later | None = None
+        self._soon: Callable[[Callable[[], None]], object] = _at_once
+        self._untold: UpdatesCleared | None = None  # to the ranks here
         self._has_looked = False  # a moment ago
         self._nodes: frozenset[int] = frozenset()
         self._attempt = 0
@@ -69,9 +71,16 @@ class UpdateClearances:
         """Take the numbers of all nodes that have ranks, and the others."""
         self._nodes, self._others = frozenset(nodes), others
 
-    def attach(self, later: Later) -> None:
-        """Look at the lines while ranks wait; ``later`` calls something after so many seconds."""
-        self._later = later
+    def attach(
+        self, later: Later, soon: Callable[[Callable[[], None]], object] | None = None
+    ) -> None:
+        """Look at the lines while ranks wait.
+
+        Args:
+            later: calls something after so many seconds.
+            soon: calls something once the other nodes were sent what they were told.
+        """
+        self._later, self._soon = later, soon or _at_once
         self._node.attach(later, lambda: False, lambda _: self._look())
 
     # --- opening --------------------------------------------------------------------------------
@@ -127,6 +136,7 @@ class UpdateClearances:
 
     def freeze(self) -> None:
         """A freeze is ordered: nothing more is cleared."""
+        self._tell_here()  # the others are told this before they are told to freeze
         self._is_frozen = True
 
     def go_on(self) -> None:
@@ -158,12 +168,24 @@ class UpdateClearances:
 
         numbers = self._attempt, self._first, self._first_vote, self._cleared
         message = UpdatesCleared(*numbers, is_in_doubt)
-        self._node.take(message)
         for node in self._others:
             node.clear(message)
+        # the ranks here are told last: if this node is lost in between, they would have made an
+        # update of which the others have not heard
+        self._untold = message
+        self._soon(self._tell_here)
+
+    def _tell_here(self) -> None:
+        message, self._untold = self._untold, None
+        if message is not None:
+            self._node.take(message)
 
     def close(self) -> None:
         """The attempt is over, or some of its ranks are replaced: they get a new board."""
-        self._is_open, self._owed = False, []
+        self._is_open, self._owed, self._untold = False, [], None
         self._begin_anew()
         self._node.close()
+
+
+def _at_once(act: Callable[[], None]) -> None:
+    act()

@@ -114,7 +114,7 @@ class HooksBridge:
         self._processes.attach(loop)
         self._exiting.attach(loop.call_later)
         if isinstance(self._votes, UpdateClearances):
-            self._votes.attach(loop.call_later)
+            self._votes.attach(loop.call_later, loop.call_soon)
         self._links.attach(loop, self._on_message, self._on_lost)
 
     def _load(self) -> Guarding:

@@ -94,6 +94,27 @@ def job():
     assert set(os.listdir("/proc/self/fd")) == before
 
 
+def test_ranks_of_node_0_are_told_last_but_before_a_freeze(job):
+    """If it was cut off in between they had made an update of which the others had not heard."""
+    soon = []
+    job.clearances.attach(lambda *_: None, soon.append)
+    job.open()
+    job.ready(7)
+    assert job.sent[-1].cleared == 7
+    assert not job.links.boards[0].is_cleared(7)
+    for act in soon:
+        act()
+    assert job.links.boards[0].is_cleared(7)
+    job.ready(8)
+    assert not job.links.boards[0].is_cleared(8)
+    job.clearances.freeze()
+    assert job.links.boards[0].is_cleared(8)
+    job.clearances.go_on()
+    job.ready(9)
+    job.clearances.close()
+    soon[-1]()
+
+
 def test_it_begins_behind_the_updates_that_nobody_saw(job):
     job.clearances.open(0, range(2), is_cut=False)
     assert job.links.orders == []  # one has yet to register
