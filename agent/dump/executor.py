@@ -416,6 +416,7 @@ class DumpExecutor:
             for sentence in dump_summary(action, done, seconds, beside.trouble):
                 self._services.say(sentence)
             written = ev.CheckpointWritten(action.dump_id, action.step, done.path)
+            self._handshake.complete(done.path, action.step)
             self._remove_old(Path(done.path))
             beside.is_written = True
         self.beside.free()
@@ -524,6 +525,7 @@ class DumpExecutor:
             )
         )
         if action.place != do.MEMORY:
+            self._handshake.complete(done.path, action.step)
             self._remove_old(Path(done.path))
 
     def _remove_old(self, newest: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from agent.controller import events as ev
 from agent.hooks.rank_links import RankLinks
 from agent.hooks.services import Services
+from agent.records.complete_checkpoint import CompleteCheckpoint, look_until_there
 from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import DumpSpec
 from worker_hooks.contract import protocol
@@ -115,6 +116,11 @@ class Handshake:
         wanted = (self._breakpoints.get(rank) for rank in (*ranks, *self._breakpoints))
         return next(filter(None, wanted), None)
 
+    def complete(self, path: str, step: int) -> None:
+        """A checkpoint of this run is on the disk: no later attempt begins from an older one."""
+        self._record.complete(CompleteCheckpoint(path, step))
+        self._services.files.do(self._record.write, lambda _: None)
+
     def greet(self, hello: protocol.Hello) -> None:
         """Answer a rank, at once unless the newest checkpoint has to be found first."""
         self._paths[hello.rank] = hello.ckpt_save_path
@@ -141,6 +147,7 @@ class Handshake:
             resume, memory, own = self._resume, self._memory, self._own
             newer = partial(_newer, folders, resume, memory or resume, own)
             find = newer if is_again else partial(_newest, folders)
+            find = partial(_present, self._record.present.complete, find)
             self._services.files.do(find, lambda found: self._answer(attempt, found))
 
     def _is_due(self, is_asked: bool, is_again: bool) -> bool:
@@ -198,6 +205,14 @@ class Handshake:
             resumed_step=self.resumed_step,
         )
         self._links.send(rank, welcome)
+
+
+def _present(known: CompleteCheckpoint | None, find: Callable[[], _Found]) -> _Found:
+    """What is found, unless that is older than what the run is known to have completed."""
+    found, is_away = look_until_there(known, find, lambda each: each.step)
+    if known is None or not is_away:
+        return found
+    return _Found(refusal=f"{known.describe()} Once it is back: msrun --resume")
 
 
 def _newer(folders: Sequence[Path], resume: str, where: str, own: frozenset[str]) -> _Found:

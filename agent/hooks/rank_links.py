@@ -34,6 +34,7 @@ Said = (
     | protocol.Standing | protocol.Frozen | protocol.Written | protocol.Digested
     | protocol.SaveFailed | protocol.Progress | protocol.Rejoining | protocol.Stack
     | protocol.VoteOpened | protocol.NotesMeasured | protocol.Copied | protocol.BringMemory
+    | protocol.CheckpointCompleted
 )
 # fmt: on
 """What a training script may say; each names its rank and attempt."""

@@ -10,6 +10,7 @@ is there after all, or was started again, they meet at node 0.
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,6 +38,7 @@ from agent.nodes.line import Loss, LossKind
 from agent.nodes.messages import SurvivedStep
 from agent.nodes.roster import Doors, NodeZeroBackError, Survivors
 from agent.nodes.run_messages import NodeFacts
+from agent.records.complete_checkpoint import look_until_there
 from agent.records.run_record import Record, new_record_id
 from agent.seat.job_seat import claim_of
 from agent.seat.records import NodeShare
@@ -124,7 +126,7 @@ def older_step(record: Record, job: JobSpec, reached: int, say: Say) -> Survived
     """Where the job begins again whose newest step is not saved: what is lost is said.
 
     That is its newest checkpoint, or its own beginning if it has none. ``None``: it has some, and
-    none that can be read, so somebody has to look into that.
+    none that can be read, or the newest one is not there, so somebody has to look into that.
 
     Args:
         record: of this node.
@@ -132,12 +134,23 @@ def older_step(record: Record, job: JobSpec, reached: int, say: Say) -> Survived
         reached: the newest step that a rank has committed.
         say: prints one sentence for people.
     """
-    try:
+
+    def look() -> SearchResult:
         for folder in filter(os.path.isdir, record.checkpoints):
             os.listdir(folder)  # else it would seem to be empty
-        found = _saved_by(record)
+        return _saved_by(record)
+
+    known = record.complete
+    try:
+        found, is_away = look_until_there(known, look, _step_of, is_asked_late)
     except OSError as error:
         say(f"what was saved cannot be looked at: {error}")
+        return None
+    if known is not None and is_away:
+        say(
+            f"{known.describe()} Once it is back, start all nodes again, node 0 with "
+            f"--resume={shlex.quote(known.folder)}"
+        )
         return None
     for remark in found.remarks:
         say(remark)
@@ -154,6 +167,10 @@ def older_step(record: Record, job: JobSpec, reached: int, say: Say) -> Survived
     anew = _survived(record, job, None)._replace(reached=reached)
     say(begins_anew(anew))
     return anew
+
+
+def _step_of(found: SearchResult) -> int:
+    return -1 if found.newest is None else found.newest.manifest.step
 
 
 def _saved_by(record: Record) -> SearchResult:

@@ -3,9 +3,9 @@
 To the controller's node: Fact, FromRank, FromRanks, PageSeen, PageNews, UpdatesReady, RankUnlinked,
 FolderMarked, Beats, SweptNode, PartKept, MemoryTaken, CopyProgressed, CopyWritten, ToldAgain,
 TermHeard; from the next one also PagesKept.
-To the others: JobKnown, NodesKnown, TermKnown, Order, ToRank, ToRanks, SaveFar, SaveHere,
-UpdatesCleared, Wake, TakeMemory, WriteCopy, ShownStatus, Ended; to the next one also WordKept,
-PageSeen, PageNews, PagesTold and, if it is the next one no more, PagesLeft.
+To the others: JobKnown, NodesKnown, TermKnown, CheckpointKnown, Order, ToRank, ToRanks, SaveFar,
+SaveHere, UpdatesCleared, Wake, TakeMemory, WriteCopy, ShownStatus, Ended; to the next one also
+WordKept, PageSeen, PageNews, PagesTold and, if it is the next one no more, PagesLeft.
 """
 
 from __future__ import annotations
@@ -420,6 +420,13 @@ class CopyWritten(NamedTuple):
     is_place: bool = False  # because of the folder
 
 
+class CheckpointKnown(NamedTuple):
+    """A checkpoint of the job is complete: who goes on without node 0 begins from no older one."""
+
+    path: str
+    step: int
+
+
 class ShownStatus(NamedTuple):
     """The state of the whole job, for those who ask on another node.
 
@@ -445,7 +452,7 @@ RunMessage = (
     | UpdatesReady | UpdatesCleared | RankUnlinked | FolderMarked | Beats | SweptNode | PartKept
     | MemoryTaken | JobKnown | NodesKnown | Order | ToRank | ToRanks | SaveFar | SaveHere | Wake
     | TakeMemory | WriteCopy | CopyProgressed | CopyWritten | ShownStatus | Ended | ToldAgain
-    | ResumeFrom | TermKnown | TermHeard
+    | ResumeFrom | TermKnown | TermHeard | CheckpointKnown
 )
 ForCopies = PageSeen | PageNews | WordKept
 ForHooks = (

@@ -9,10 +9,11 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from agent.records.complete_checkpoint import CompleteCheckpoint
 from agent.spec.job_spec import UsageError
 from agent.text.secret_names import has_password, is_secret_name
 from worker_hooks.contract.atomic_file import write_atomic
@@ -44,11 +45,20 @@ class Record(NamedTuple):
     host: str = ""  # of this node; empty: the only one of its job
     engine_job: str = ""  # names the batch system's job that has started it
     ranks: tuple[int, ...] = ()  # of this node, if the job has others
+    complete_path: str = ""  # the newest checkpoint that the run completed, or began from
+    complete_step: int = 0  # that it holds
 
     @property
     def saves_as(self) -> str:
         """The run's name in what it saves."""
         return self.job or self.record_id
+
+    @property
+    def complete(self) -> CompleteCheckpoint | None:
+        """The newest checkpoint that must be there; ``None``: none is known."""
+        if not self.complete_path:
+            return None
+        return CompleteCheckpoint(self.complete_path, self.complete_step)
 
     def has_rank(self, rank: int) -> bool:
         """Whether a rank's process and page are on this node: elsewhere its pid is another's."""
@@ -132,6 +142,9 @@ class KeptRecord:
         """``folder``: of the records, in which this one is written already."""
         self._folder, self._record = folder, record
         self._lock = threading.Lock()  # places are added by a thread of the agent
+        self._writing = threading.Lock()
+        self.tell: Callable[[CompleteCheckpoint], object] = lambda _: None
+        """Takes each checkpoint that was completed: other nodes are to know it."""
 
     def add_place(self, path: str) -> None:
         """The run saves into this folder.
@@ -140,7 +153,11 @@ class KeptRecord:
             OSError: the record cannot be written.
         """
         with self._lock:
-            self._record = add_checkpoints(self._folder, self._record, path)
+            if path in self._record.checkpoints:
+                return
+            places = (*self._record.checkpoints, path)
+            self._record = self._record._replace(checkpoints=places)
+        self.write()
 
     def give_up(self, devices: tuple[str, ...]) -> None:
         """No run that resumes this one uses these devices again.
@@ -151,7 +168,7 @@ class KeptRecord:
         with self._lock:
             failed = (*self._record.failed_devices, *devices)
             self._record = self._record._replace(failed_devices=failed)
-            write(self._folder, self._record)
+        self.write()
 
     def resumed(self, lineage: tuple[str, ...], step: int) -> None:
         """The run found by itself what it began from: a step of the newest of these runs.
@@ -161,6 +178,25 @@ class KeptRecord:
         """
         with self._lock:
             self._record = self._record._replace(lineage=lineage, resumed_step=step)
+        self.write()
+
+    def know(self, done: CompleteCheckpoint) -> None:
+        """A checkpoint is complete. Does no file work: :meth:`write` puts it down."""
+        with self._lock:
+            self._record = self._record._replace(complete_path=done.path, complete_step=done.step)
+
+    def complete(self, done: CompleteCheckpoint) -> None:
+        """As :meth:`know`, on the controller's node, which tells the others."""
+        self.know(done)
+        self.tell(done)
+
+    def write(self) -> None:
+        """Write the record as it is by now.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with self._writing:
             write(self._folder, self._record)
 
     def end(self) -> None:
@@ -171,7 +207,7 @@ class KeptRecord:
         """
         with self._lock:
             self._record = self._record._replace(pid=0, born=0)
-            write(self._folder, self._record)
+        self.write()
 
     @property
     def present(self) -> Record:

@@ -44,6 +44,7 @@ from agent.nodes.run_messages import (
     pack_said,
 )
 from agent.ranks.homes import Homes
+from agent.records.complete_checkpoint import CompleteCheckpoint
 from agent.seat.job_seat import tenure_of
 from agent.supervisor.hooks_bridge import HooksBridge
 from agent.supervisor.job_controller import JobController
@@ -119,6 +120,7 @@ class AllNodes:
         tenure = tenure_of(met.asked, spec.saves_as, len(met.roster.nodes), met.held, say)
         self.going_on = GoingOn(self._places, tenure, self._door.seat, self._give_up_all)
         self.term_heard = self.going_on.knows
+        self.complete: CompleteCheckpoint | None = None  # the newest
         job = RunningJob(
             spec, program_digest(spec), met.settings, hooks.newest_step, self._end, say
         )
@@ -271,6 +273,12 @@ class AllNodes:
     def show(self, status: dict[str, object]) -> None:
         """Tell the others the state of the whole job."""
         self._shown.show(status)
+
+    def know_checkpoint(self, done: CompleteCheckpoint) -> None:
+        """A checkpoint is complete: no node begins from an older one."""
+        self.complete = done
+        for node in self._others:
+            node.know_checkpoint(done)
 
     def finish(self) -> None:
         """The job is over."""
@@ -459,6 +467,8 @@ class AllNodes:
         self._door.tell_spares(Spare(swapped(facts, self.rank)))
         if not self._memory.bring(node):
             node.go_on(self._controller.view)
+        if self.complete is not None:
+            node.know_checkpoint(self.complete)
 
     def _say_awaited(self) -> None:
         """Say for which lost nodes' places the job waits."""

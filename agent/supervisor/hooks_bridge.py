@@ -487,6 +487,8 @@ class HooksBridge:
                 self._watch()
             case protocol.NotesMeasured():
                 self._agent.post(message._replace(why_not=encodable(message.why_not)))
+            case protocol.CheckpointCompleted(_, _, step, path):
+                self._load().handshake.complete(path, step)
             case protocol.Copied():
                 self._load().dumps.copies.hear(message)
             case protocol.Stack():

@@ -23,6 +23,7 @@ from agent.nodes.join import JoinedNode
 from agent.nodes.line import Loss, LossKind, plain_address
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import (
+    CheckpointKnown,
     Ended,
     Fact,
     ForHooks,
@@ -43,6 +44,7 @@ from agent.nodes.run_messages import (
     unpack_said,
 )
 from agent.nodes.tls import PLAIN, Security
+from agent.records.complete_checkpoint import CompleteCheckpoint
 from agent.seat.records import NO_TERM
 from agent.spread.keeper import MemoryKeeper
 from agent.supervisor.head import Deputy
@@ -103,6 +105,7 @@ class RemoteController:
         node_rank: int = 0,
         security: Security = PLAIN,
         keep: int = 0,
+        complete: Callable[[CompleteCheckpoint], object] = lambda _: None,
     ) -> None:
         """Take the parts; nothing is heard before :meth:`begin`.
 
@@ -122,6 +125,7 @@ class RemoteController:
             node_rank: that of this one.
             security: of connections to it.
             keep: how many checkpoints stay beside one that was copied; 0: all.
+            complete: takes each checkpoint of the job that is complete.
         """
         self._look = look
         self._successors = successors
@@ -132,6 +136,7 @@ class RemoteController:
         self._alone: tuple[Loss, SchedulerWatch | SuccessorWatch] | None = None
         self._security = security
         self._keep = keep
+        self._complete = complete
         self._link = link
         self._hooks = hooks
         self._evidence = evidence
@@ -267,6 +272,8 @@ class RemoteController:
                 self._hooks.hear(message)
             case NodesKnown():
                 self.nodes = message.nodes
+            case CheckpointKnown(path, step):
+                self._complete(CompleteCheckpoint(path, step))
             case TermKnown():
                 self.term = message.term
                 self._link.send(TermHeard(message.number))

@@ -76,6 +76,7 @@ def run(
         from agent.supervisor.all_nodes import all_nodes
 
         nodes = all_nodes(met, supervisor, hooks, controller, console.say)
+        parts.kept.tell = nodes.know_checkpoint
         nodes.attach(supervisor.loop)
     controller.attach(supervisor.loop, nodes or supervisor)
     supervisor.run(controller, nodes)

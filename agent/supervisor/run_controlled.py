@@ -92,6 +92,7 @@ def run_controlled(
         node_rank=spec.node_rank,
         security=met.security,
         keep=spec.dump.keep,
+        complete=parts.kept.know,
     )
     supervisor = parts.supervisor(hooks, console.say, lambda: nexts.pids() | deputy.pids)
     node_0 = f"node {place} ({head.host})" if head.nproc else f"the scheduler ({head.host})"

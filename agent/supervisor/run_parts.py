@@ -267,6 +267,8 @@ def _record(prepared: Prepared, facts: RunFacts, environ: Mapping[str, str]) -> 
         engine_job=spec.engine_job,
         host=facts.host if spec.nnodes > 1 else "",
         ranks=spec.ranks_here if spec.nnodes > 1 else (),
+        complete_path="" if resume is None else str(resume),
+        complete_step=spec.dump.resume_step,
     )
 
 

@@ -103,6 +103,7 @@ def resumed_command(
         is_run=folder is None,
         resumed_step=None if record is None else record.resumed_step,
         may_begin_anew=is_requeued,
+        complete=None if folder is not None or record is None else record.complete,
     )
     failed = () if record is None else record.failed_devices
     if script is not None:

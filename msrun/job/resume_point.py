@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from agent.records.complete_checkpoint import CompleteCheckpoint
 from agent.spec.job_spec import DumpSpec, UsageError
 from agent.text.wording import other_world
 
@@ -22,6 +23,7 @@ class ResumeOrigin(NamedTuple):
     is_run: bool = False  # a run is resumed: only from what was saved in its lineage
     resumed_step: int | None = None  # that the resumed run began from, of a run before it
     may_begin_anew: bool = False  # if nothing was ever saved
+    complete: CompleteCheckpoint | None = None  # that the resumed run is known to have completed
 
 
 def resume_origin(
@@ -45,6 +47,9 @@ def resume_origin(
         found = search(origin.folders)
     for remark in found.remarks:
         say(remark)
+    step = -1 if found.newest is None else found.newest.manifest.step
+    if origin.complete is not None and origin.complete.is_away(step):
+        raise UsageError(_why_away(origin.complete, found.newest))
     if found.newest is None:
         say(_why_anew(found, origin))
         return dump
@@ -60,6 +65,14 @@ def resume_origin(
         say(other_world(manifest.world_size, world_size))
     before = dict.fromkeys((*lineage[:1], *past(manifest, lineage[1:])))
     return dump._replace(resume=path.absolute(), resume_step=manifest.step, lineage=tuple(before))
+
+
+def _why_away(known: CompleteCheckpoint, older: FoundCheckpoint | None) -> str:
+    """Why nothing is resumed, and what to type to resume all the same."""
+    if older is None:
+        return known.describe()
+    line = f"msrun --resume={shlex.quote(str(older.path))}"
+    return f"{known.describe()} To begin from step {older.manifest.step} all the same: {line}"
 
 
 def _why_anew(found: SearchResult, origin: ResumeOrigin) -> str:

@@ -140,7 +140,7 @@ class FakeHooks:
 def controlled_node():
     loop = asyncio.new_event_loop()
     link, hooks, here = FakeLink(), FakeHooks(), FakeNode(loop)
-    shown, said, losses = [], [], []
+    shown, said, losses, complete = [], [], [], []
     controller = RemoteController(
         link,
         hooks,
@@ -150,6 +150,7 @@ def controlled_node():
         grace_s=0.02,
         host="127.0.0.1",
         lost=lambda *about: losses.append(about) or True,
+        complete=complete.append,
     )
     controller.attach(loop, here)
     controller.begin()
@@ -162,5 +163,6 @@ def controlled_node():
         shown=shown,
         said=said,
         losses=losses,
+        complete=complete,
     )
     loop.close()

@@ -135,6 +135,27 @@ def test_a_training_goes_on_from_its_last_checkpoint(msrun, undisturbed, config)
     assert [path.name for path in sorted(saved.iterdir()) if "_tmp" in path.name] == []
 
 
+def test_a_folder_that_is_away_is_not_taken_for_one_in_which_nothing_was_saved(msrun, undisturbed):
+    """A disk that is not mounted; the job goes on once it is."""
+    config = json.dumps({"save_checkpoint_steps": 5})
+    job = msrun.start("--worker_num=2", SCRIPT, "--config", config, "--say", "--pause", "0.1")
+    saved = msrun.tmp / "saved"
+    poll(lambda: (saved / "Net-2_7" / "manifest.json").exists() or job.process.poll() is not None)
+    kill_all(msrun)
+    saved.rename(msrun.tmp / "unmounted")
+    saved.mkdir()
+    refused = msrun.run("--resume")
+    assert refused.code == 2
+    assert f"the newest checkpoint of this run, {saved}/Net-" in refused.err
+    assert "is not there, and nothing begins from an older state" in refused.err
+    saved.rmdir()
+    (msrun.tmp / "unmounted").rename(saved)
+    ended = msrun.run("--resume")
+    assert ended.code == 0, ended.err
+    ends = {rank: (msrun.tmp / f"end.{rank}").read_text() for rank in range(2)}
+    assert ends == undisturbed
+
+
 def test_as_many_stay_as_wanted_however_often_a_training_was_resumed(msrun):
     """A run knows those before the one that it resumed: the checkpoint tells it."""
     config = {"save_checkpoint_steps": 8, "keep_checkpoint_max": 2}

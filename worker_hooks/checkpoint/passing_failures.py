@@ -64,7 +64,9 @@ class PassingFailures:
             )
 
     def saved(self, guard: Guard, folder: str) -> None:
-        """A checkpoint was saved."""
+        """A checkpoint was saved; ``folder``: of all ranks; empty: this one's part of it."""
+        if folder and guard.is_on:
+            guard.report_checkpoint(self._step, folder)
         self._newest, self._folders = None, []
         if self._causes and folder:
             self._say(guard, f"checkpoints are saved again: {folder}")

@@ -193,6 +193,15 @@ class Raised(NamedTuple):
     is_futile: bool = False  # a new rank in its place would fail, too
 
 
+class CheckpointCompleted(NamedTuple):
+    """A checkpoint that ranks save by themselves is complete: it must be there from now on."""
+
+    rank: int
+    attempt: int
+    step: int
+    path: str  # its folder
+
+
 class Unprotected(NamedTuple):
     """Something of the script's cannot be restored; said before training begins."""
 
@@ -572,7 +581,8 @@ class WakeShadow(NamedTuple):
 Message = (
     StartWorkers | StartStore | Preload | ProtectWorker | Ready | Forked | ForkFailed | StoreForked
     | Hello | Welcome | Registered | NotesMeasured | EndNotes | PageWritten | Fingerprinted
-    | Unprotected | Raised | Leaving | ExitRequested | Hold | Standing | Proceed | Leave | Dismiss
+    | CheckpointCompleted | Unprotected | Raised | Leaving | ExitRequested | Hold | Standing
+    | Proceed | Leave | Dismiss
     | Freeze | Frozen | Save | Written | Digested | SaveFailed | Progress | Release | SaveAlone
     | Rejoin | Rejoining | BringMemory | MemoryBrought | GoOn | PeerPages | Replicated | NotShared
     | OpenVote | VoteOpened | Copy | Copied | Inspect | Stack | ShadowPageWanted | ShadowPage

@@ -151,6 +151,10 @@ class Guard:
         """Tell the agent what notes for :class:`CommitPlaces` take, or why they are of no use."""
         self._send(protocol.NotesMeasured(self.env.rank, self.env.attempt, cost_s, step_s, why_not))
 
+    def report_checkpoint(self, step: int, path: str) -> None:
+        """Tell the agent of a checkpoint that is complete."""
+        self._send(protocol.CheckpointCompleted(self.env.rank, self.env.attempt, step, path))
+
     def report_fingerprint(
         self,
         step: int,

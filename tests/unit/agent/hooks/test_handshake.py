@@ -11,7 +11,9 @@ import pytest
 from support.stand_ins import Links, QueuedFileThread, services
 
 from agent.controller import events as ev
+from agent.hooks import handshake as handshake_module
 from agent.hooks.handshake import Handshake
+from agent.records import complete_checkpoint
 from agent.spec.job_spec import DumpSpec
 from worker_hooks.contract.protocol import Hello, Welcome
 from worker_hooks.storage.manifest import Manifest, Shard, encode, write
@@ -22,16 +24,25 @@ ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # sha2
 class Desk:
     def __init__(self, fallback, lineage=()):
         self.links, self.files, self.told, self.kept = Links(), QueuedFileThread(), [], []
-        self.posted = []
+        self.posted, self.record = [], SimpleNamespace(complete=None)
         self.handshake = Handshake(
             DumpSpec(update_grace_s=3, stall_s=4, lineage=lineage),
             "rec",
             fallback,
             self.links,
-            SimpleNamespace(add_place=self.kept.append, resumed=self.resumed),
+            SimpleNamespace(
+                add_place=self.kept.append,
+                resumed=self.resumed,
+                present=self.record,
+                complete=self.complete,
+                write=lambda: self.kept.append("written"),
+            ),
             services(post=self.posted.append, say=self.told.append, files=self.files),
         )
         self.handshake.begin(0, "")
+
+    def complete(self, done):
+        self.record.complete = done
 
     def resumed(self, *began_from):
         self.began_from = began_from
@@ -179,6 +190,59 @@ def test_when_nothing_was_ever_saved_it_begins_anew(desk, tmp_path):
     desk.files.work()
     assert desk.welcome(0)[:2] == ("", "")
     assert desk.posted == []
+
+
+def away(desk, tmp_path, monkeypatch):
+    """Ranks begin again whose newest checkpoint is in a folder that is not there."""
+    monkeypatch.setattr(complete_checkpoint, "LOOK_S", 0.0)
+    gone = tmp_path / "away" / "Net-1_9"
+    desk.handshake.complete(str(gone), 9)
+    desk.handshake.begin(1, "")
+    return gone
+
+
+@pytest.mark.parametrize("is_older_there", [False, True])
+@pytest.mark.parametrize("wants_resume", [False, True])
+def test_no_attempt_begins_from_an_older_state_than_is_known_to_be_saved(
+    desk, tmp_path, monkeypatch, wants_resume, is_older_there
+):
+    monkeypatch.setattr(complete_checkpoint, "LATE_S", 0.0)
+    gone = away(desk, tmp_path, monkeypatch)
+    if is_older_there:
+        dump(tmp_path / "ckpt", 7)
+    periodic = "" if wants_resume else tmp_path / "away"
+    desk.hello(0, tmp_path / "ckpt", wants_resume=wants_resume, periodic=periodic)
+    desk.files.work()
+    assert desk.links.said == {}
+    (refused,) = desk.posted
+    assert refused == ev.StartRefused(1, refused.why, (0,))
+    assert f"{gone} (step 9), is not there" in refused.why
+    assert refused.why.endswith("Once it is back: msrun --resume")
+
+
+def test_a_folder_that_comes_back_soon_is_awaited(desk, tmp_path, monkeypatch):
+    gone = away(desk, tmp_path, monkeypatch)
+    desk.hello(0, tmp_path / "ckpt", periodic=gone.parent)
+    made, looked = [], handshake_module.search
+
+    def search(*where, **how):
+        if not made:
+            made.append(looked(*where, **how))
+            dump(gone.parent, 9)
+            return made[0]
+        return looked(*where, **how)
+
+    monkeypatch.setattr(handshake_module, "search", search)
+    desk.files.work()
+    assert made[0].newest is None
+    assert desk.welcome(0).resume == f"{gone.parent}/tft_saved_checkpoints-step_9"
+
+
+def test_a_checkpoint_that_is_complete_is_remembered_and_written_down(desk):
+    desk.handshake.complete("/ckpt/Net-1_9", 9)
+    assert desk.record.complete == ("/ckpt/Net-1_9", 9)
+    desk.files.work()
+    assert desk.kept == ["written"]
 
 
 def test_when_the_first_save_was_killed_it_begins_anew_and_says_so(desk, tmp_path):

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from agent.records import run_record
+from agent.records.complete_checkpoint import CompleteCheckpoint
 from agent.records.run_record import Record
 from agent.spec.job_spec import UsageError
 from agent.text.wording import duration
@@ -103,6 +104,25 @@ def test_devices_that_were_given_up_are_remembered_beside_all_else(environ):
     found = run_record.find(environ, "r")
     assert found.failed_devices == ("7", "1", "0", "2")
     assert found.checkpoints == ("/ckpt",)
+
+
+def test_the_newest_checkpoint_is_known_at_once_and_written_later(environ):
+    first = record("r", alive=True)
+    assert first.complete is None
+    written(environ, first)
+    kept = run_record.KeptRecord(run_record.writable_folder(environ), first)
+    told = []
+    kept.tell = told.append
+    done = CompleteCheckpoint("/ckpt/net-1_7", 7)
+    kept.complete(done)
+    assert kept.present.complete == done
+    assert told == [done]
+    assert run_record.find(environ, "r").complete is None
+    kept.write()
+    assert run_record.find(environ, "r").complete == done
+    kept.know(done._replace(step=9))  # as another node has said
+    assert kept.present.complete.step == 9
+    assert told == [done]
 
 
 def test_a_node_of_several_knows_its_ranks_and_the_run_that_its_msrun_goes_on_with(environ):

@@ -16,6 +16,7 @@ from agent.machine.process_use import ProcessNews
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.run_messages import (
     Beats,
+    CheckpointKnown,
     CopyProgressed,
     CopyWritten,
     Ended,
@@ -38,6 +39,7 @@ from agent.nodes.run_messages import (
     pack_said,
     unpack_said,
 )
+from agent.records.complete_checkpoint import CompleteCheckpoint
 from agent.supervisor import all_nodes as module
 from agent.supervisor.job_view import Holders, JobView
 from worker_hooks.contract import protocol
@@ -485,6 +487,16 @@ def test_a_late_node_gets_the_state_before_it_starts_ranks(replacing):
     replacing.late.hear(MemoryTaken(MEMORY))
     assert [each.newcomers for each in replacing.late.orders()] == [(2, 3, 4)]
     assert replacing.events == []
+
+
+def test_every_node_knows_the_newest_checkpoint_also_one_that_comes_late(replacing):
+    """If node 0 is lost, none of them begins from an older one."""
+    for step in (5, 7):
+        replacing.all.know_checkpoint(CompleteCheckpoint(f"/ckpt/net-1_{step}", step))
+    known = [CheckpointKnown(f"/ckpt/net-1_{step}", step) for step in (5, 7)]
+    assert replacing.links[1].said[-2:] == known
+    replacing.all._admit(1, None)
+    assert replacing.late.said[-1:] == known[1:]
 
 
 def test_a_node_that_has_the_state_and_waits_for_nothing_is_told_nothing(replacing):

@@ -11,6 +11,7 @@ from support.checkpoints import saved
 from agent.launch import succession
 from agent.nodes.line import CLOSED
 from agent.nodes.run_messages import NodeFacts
+from agent.records import complete_checkpoint
 from agent.records.run_record import Record
 from agent.spec.job_spec import ClusterSpec, DumpSpec, JobSpec, Program, ProgramKind, ReplaceSpec
 from agent.supervisor.job_view import JobView
@@ -78,21 +79,24 @@ def test_who_had_taken_node_0s_part_counts_as_node_0_where_nodes_meet_again():
 # --- what the ranks had reached is not saved ------------------------------------------------------
 
 
-def parts_of(folder):
-    """Of a run whose ranks save into this folder."""
+def parts_of(folder, complete=None):
+    """Of a run whose ranks save into this folder; ``complete``: what it knows of."""
     fields = {"record_id": "mine", "job": "lost", "run_id": "", "pid": 1, "born": 1, "log_dir": ""}
     record = Record(**fields, argv=(), cwd="", started=0.0, checkpoints=(str(folder),))
+    if complete is not None:
+        path, step = complete
+        record = record._replace(complete_path=str(path), complete_step=step)
     return SimpleNamespace(kept=SimpleNamespace(present=record))
 
 
-def after_a_loss(folder, *, reached=6, best=6, is_apart=False, **job):
+def after_a_loss(folder, *, reached=6, best=6, is_apart=False, complete=None, **job):
     """What follows where nothing newer is saved than what is in the folder; and what was said."""
     said = []
     following = following_of(said.append, **job)
     view = JobView(attempt=1, is_apart=is_apart)
     lost = SimpleNamespace(nodes=NODES, view=view, term="", head=0, best_step=best)
     assert following.begin(lost, CLOSED, reached, True)
-    return following.lost(parts_of(folder), reached, 0.0), said
+    return following.lost(parts_of(folder, complete), reached, 0.0), said
 
 
 def test_a_job_of_which_nothing_is_saved_begins_anew_and_says_what_is_lost(tmp_path):
@@ -135,6 +139,22 @@ def test_a_checkpoint_that_cannot_be_read_is_named_and_never_passed_over(tmp_pat
     found, said = after_a_loss(tmp_path, restarts=3)
     assert found.saved.path == str(older)
     assert said[0].startswith(f"{folder} is skipped: ")
+
+
+@pytest.mark.parametrize("older", [0, 3])
+def test_a_checkpoint_that_is_away_is_named_and_nothing_older_is_taken(
+    tmp_path, monkeypatch, older
+):
+    """Its file server is unmounted: an empty mount point, as if nothing had ever been saved."""
+    monkeypatch.setattr(complete_checkpoint, "LATE_S", 0.0)
+    if older:
+        saved(tmp_path, step=older, run="lost")
+    gone = tmp_path / "a b" / "net-1_5"
+    found, said = after_a_loss(tmp_path, restarts=3, complete=(gone, 5))
+    assert found is None
+    assert said[0].startswith(f"the newest checkpoint of this run, {gone} (step 5), is not there")
+    assert said[0].endswith(f"start all nodes again, node 0 with --resume='{tmp_path}/a b'")
+    assert said[1:] == ["the job does not go on by itself: step 6 is not saved"]
 
 
 def test_a_folder_that_cannot_be_looked_into_is_not_taken_for_empty(tmp_path, monkeypatch):

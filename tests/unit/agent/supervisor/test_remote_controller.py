@@ -13,6 +13,7 @@ from agent.hooks.rank_processes import STALE_S
 from agent.nodes.codec import pack_action, unpack_event
 from agent.nodes.line import CLOSED, Loss, LossKind
 from agent.nodes.run_messages import (
+    CheckpointKnown,
     Ended,
     Fact,
     JobKnown,
@@ -25,6 +26,7 @@ from agent.nodes.run_messages import (
     Wake,
     pack_said,
 )
+from agent.records.complete_checkpoint import CompleteCheckpoint
 from agent.supervisor import remote_controller as module
 from agent.supervisor.job_view import Holders, JobView
 from worker_hooks.contract import protocol
@@ -52,6 +54,11 @@ def test_what_happens_is_told(node):
     assert isinstance(fact, Fact)
     assert unpack_event(fact.event) == ev.WorkerStarted(2, 0, 77)
     assert node.here.log == []
+
+
+def test_a_checkpoint_that_is_complete_is_remembered(node):
+    node.link.hear(CheckpointKnown("/ckpt/net-1_7", 7))
+    assert node.complete == [CompleteCheckpoint("/ckpt/net-1_7", 7)]
 
 
 def test_orders_are_carried_out_and_the_job_is_known_first(node):

@@ -3,6 +3,7 @@
 import pytest
 from support.checkpoints import flipped, saved
 
+from agent.records.complete_checkpoint import CompleteCheckpoint
 from agent.spec.job_spec import DumpSpec, UsageError
 from msrun.job.resume_point import ResumeOrigin, resume_origin
 
@@ -47,6 +48,25 @@ def test_the_newest_whole_checkpoint_of_all_places_is_taken(tmp_path):
     assert (spec.resume, spec.lineage) == (best, ("r1", "r0"))
     assert said[0].startswith(f"{bad} is skipped: ")
     assert said[1:] == [f"resuming step 5 of run r1 from {best}"]
+
+
+@pytest.mark.parametrize("may_begin_anew", [False, True])
+def test_a_run_whose_newest_checkpoint_is_away_is_not_begun_anew(tmp_path, may_begin_anew):
+    """Not by a batch system that starts it once more, either."""
+    gone = CompleteCheckpoint(str(tmp_path / "away" / "net-1_5"), 5)
+    origin = ResumeOrigin(
+        (tmp_path,), ("r1",), is_run=True, may_begin_anew=may_begin_anew, complete=gone
+    )
+    with pytest.raises(UsageError) as refused:
+        dump(origin, [])
+    assert str(refused.value) == gone.describe()
+    older = saved(tmp_path, step=3, run="r1")
+    with pytest.raises(UsageError) as refused:
+        dump(origin, [])
+    line = f"To begin from step 3 all the same: msrun --resume={older}"
+    assert str(refused.value) == f"{gone.describe()} {line}"
+    newer = saved(tmp_path, step=6, run="r1")
+    assert dump(origin, []).resume == newer
 
 
 def test_a_step_of_its_own_comes_before_a_later_one_of_another_run(tmp_path):

@@ -49,6 +49,7 @@ MESSAGES = [
     protocol.Registered(3, 1, 5),
     protocol.PageWritten(3, 1),
     protocol.Fingerprinted(3, 1, 6, {"model.weight": "0a1b", "lr": "=0.1"}, True, "why"),
+    protocol.CheckpointCompleted(0, 1, 7, "/ckpt/net-1_7"),
     protocol.Unprotected(0, 1, "train.py:41 `best` begins anew", True),
     protocol.Raised(3, 1, "ValueError: \ud800"),
     protocol.Hello(3, 1, 4714, "", False, "/somewhere/graceful_exit.json", "/checkpoints", "Net"),
