@@ -31,6 +31,12 @@ class Places:
     resumed = ""
     resumed_step = 0
 
+    def __init__(self):
+        self.completed = []
+
+    def complete(self, path, step):
+        self.completed.append((path, step))
+
     def place(self, _ranks):
         return self.path
 

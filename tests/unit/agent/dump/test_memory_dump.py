@@ -293,7 +293,9 @@ def test_what_is_inline_waits_for_no_thread(desk, tmp_path):
     event = desk.commit()
     assert manifest.read(Path(event.path)).reason == "rank 2 died"
     assert files() == 3
+    assert desk.places.completed == []  # memory is no place that must be there
     event = desk.commit(0, from_memory=True)
+    assert desk.places.completed == [(event.path, STEP)]
     assert event.path == str(tmp_path / "ckpt" / f"tft_saved_checkpoints-step_{STEP}")
     assert desk.said[-1].startswith(f"step {STEP} saved from memory in ")
     desk.saving.forget()
@@ -356,7 +358,9 @@ def test_ranks_find_it_in_memory_until_it_is_written_and_all_have_it(early, tmp_
     found = read(memory)
     assert found.keys() == {("private", 0), ("private", 1), ("replicated", 0)}
     assert early.saving.beside.path_of(folder) == memory  # they failed again
+    assert early.places.completed == []
     early.files.work()
+    assert early.places.completed == [(folder, STEP)]
     assert early.posted[-1] == ev.CheckpointWritten(1, STEP, folder)
     assert manifest.verify(Path(folder), manifest.read(Path(folder))) == []
     assert early.said[-1].startswith(f"step {STEP} saved from memory in ")
