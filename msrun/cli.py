@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from agent.spec.job_spec import JobSpec, UsageError
+from agent.spec.job_spec import JobSpec, StoppedEarlyError, UsageError
 from msrun.options.program import SUBCOMMANDS
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def main(argv: Sequence[str]) -> int:
             return run(argv)
         return _launch(argv)
     except UsageError as error:
-        _say(f"error: {error}" if error.exit_code else str(error))
+        is_wrong = error.exit_code and not isinstance(error, StoppedEarlyError)
+        _say(f"error: {error}" if is_wrong else str(error))
         return error.exit_code
     except BrokenPipeError:  # `msrun --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

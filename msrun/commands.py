@@ -186,8 +186,12 @@ def logs(
             "--attempt"
         )
     show = partial(show_logs.follow, os.environ) if follow else show_logs.show
+    found = look(chosen(os.environ, run, "msrun logs"))
+    if found.status is not None and found.status.is_gathering:
+        why = found.status.reason or "its nodes gather"
+        raise UsageError(f"run {found.record.record_id} has no logs, as it has not begun: {why}")
     show(
-        look(chosen(os.environ, run, "msrun logs")),
+        found,
         Wanted(rank=rank, attempt=attempt, scheduler=scheduler),
     )
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from agent.launch import rank_plan, signals
 from agent.launch.certificates import TlsConfig, tls_context
 from agent.launch.job_token import JobToken
 from agent.launch.past import LOST, adopting, going_on
@@ -48,14 +49,22 @@ from agent.nodes.join import (
     nowhere_else,
 )
 from agent.nodes.line import Line, set_options
-from agent.nodes.messages import AskedSize, LivingRanks, SurvivedStep
+from agent.nodes.messages import AskedSize, LivingRanks, SurvivedStep, ToldSettings
 from agent.nodes.roster import OwnNode, Roster, WantedNodes
 from agent.nodes.run_messages import NodeFacts
 from agent.nodes.tls import PLAIN, Security, Tls
+from agent.records import run_record
+from agent.records.gathering import SPARE, ShownGathering
 from agent.records.run_record import KeptRecord
 from agent.seat.job_seat import Whereabouts
 from agent.seat.records import HeldSeat
-from agent.spec.job_spec import ClusterSpec, JobSpec, NotStartedError, UsageError
+from agent.spec.job_spec import (
+    ClusterSpec,
+    JobSpec,
+    NotStartedError,
+    StoppedEarlyError,
+    UsageError,
+)
 from agent.text.wording import duration, other_world
 from agent.workers.master_port import (
     is_loopback,
@@ -71,6 +80,7 @@ from worker_hooks.storage import manifest
 OPEN_DOOR = (
     "the nodes have no token: whoever reaches port {} may join the job (set {}, or --token-file)"
 )
+SIGNALLED = 128  # an exit code beyond it: a signal has stopped the job
 REGATHER_S = 10.0  # for the nodes of a job that goes on with others, which have just ended it
 NAME_LOOK_S = 0.5  # between two questions which host has a name
 LATE_S = 30.0  # until a file server shows everywhere what was saved on one node
@@ -137,26 +147,43 @@ def meet(
     cluster = spec.cluster
     assert cluster is not None
     check_before_others(spec, environ)
+    folder = run_record.writable_folder(environ)
+    layout = rank_plan.run_layout(spec, folder)
+    with (
+        ShownGathering(folder, layout, spec, environ) as shown,
+        signals.raised(spec, shown.asked),
+    ):
+        return _met(spec, cluster, environ, version, say, shown)
+
+
+def _met(
+    spec: JobSpec,
+    cluster: ClusterSpec,
+    environ: Mapping[str, str],
+    version: str,
+    say: Callable[[str], None],
+    shown: ShownGathering,
+) -> Met:
     whereabouts = Whereabouts(spec, say)
     whereabouts.check()
     may_lead = not is_guest(spec, cluster)  # workers look for their scheduler where it was
     is_moved = may_lead and cluster.by_hand is None and whereabouts.settle(is_of_this_host)
     door = None if is_moved else _door(spec, cluster)
-    is_first = door is not None
+    is_first = shown.leads = door is not None
     if door is None and spec.replace.node_wait_s:
         door = listen_in_reserve(spec.master_addr)
     try:
         side = own_side(spec, environ, version, say, door, is_first=is_first)
         if not is_first:
             with side.token.marked():
-                return join_one(side, where=whereabouts)
+                return join_one(side, where=whereabouts, shows=shown.wait)
         side.token.make()
         if not (side.token.read() or cluster.tls_config):
             say(OPEN_DOOR.format(spec.master_port, TOKEN))
         for sentence in cluster.said:
             say(sentence)
         try:
-            return gather_all(side, spec.timeouts.start_s)
+            return gather_all(side, spec.timeouts.start_s, shows=shown.wait)
         except BaseException:
             side.token.forget()
             raise
@@ -307,6 +334,7 @@ def gather_all(
     succession: Succession | None = None,
     early: StartedForkserver | None = None,
     expected: int = 0,
+    shows: Callable[[str], object] = lambda _: None,
 ) -> Met:
     """Wait for the other nodes: this is the controller's.
 
@@ -315,6 +343,7 @@ def gather_all(
         succession: this node takes the part of a lost one.
         early: its forkserver is at work.
         expected: the job goes on with so many nodes, or with fewer if not all of them come soon.
+        shows: takes who is missing, now and then.
 
     Raises:
         UsageError: the request is wrong, or another node's is.
@@ -386,6 +415,7 @@ def gather_all(
             cluster.silence_s,
             security=secured,
             succession=succession,
+            shows=shows,
         )
     except BaseException as error:
         for each in served:
@@ -431,11 +461,12 @@ def join_one(
     *,
     is_once: bool = False,
     where: Where = nowhere_else,
+    shows: Callable[[str], object] = lambda _: None,
 ) -> Met:
     """Take part in the job whose nodes meet at its MASTER_ADDR: this is none of them yet.
 
     ``started``: its forkserver is at work already. ``is_once``: whether to dial only once.
-    ``where``: knows where they meet instead, if that has changed.
+    ``where``: knows where they meet instead, if that has changed. ``shows``: takes who is missing.
 
     Raises:
         UsageError: the request is wrong.
@@ -456,7 +487,8 @@ def join_one(
     early = [] if started is None else [started]
 
     def waits_as_spare() -> None:
-        say("this node waits as a spare: it takes the place of a node that is lost")
+        say(SPARE)
+        shows(SPARE)
         if not early:
             early.append(start_early(spec, environ))
 
@@ -473,14 +505,14 @@ def join_one(
             is_once=is_once,
             late_s=LATE_S if token.is_own and not is_once else 0.0,  # else it is known for long
             where=turned,
+            shows=shows,
         )
     except LostWhileSpareError as error:
         say(error.why)
         lost = Continuation(dialled, error.nodes, None, door, early[-1], token=token.read())
         raise LostControllerError(lost) from error
     except RefusedError as error:
-        kind = JobOverError if error.is_over else NotStartedError
-        raise kind(error.why, error.exit_code) from error
+        raise _refusal(error) from error
     except NeverBegunError as error:
         raise NotStartedError(str(error), error.exit_code) from error
     spec = dialled
@@ -491,7 +523,7 @@ def join_one(
             host = joined.line.connection.getpeername()[0]
             patience_s = SEEN_S if is_new else 0.0
             have_checkpoint(place, host, secured, say, patience_s, spec.dump.keep)
-        told = _Told.read(joined.settings)
+        told = ToldSettings.read(joined.settings)
         set_options(joined.line.connection, told.silence_s)
         if cluster is not None:
             spec = spec._replace(cluster=cluster._replace(silence_s=told.silence_s))
@@ -527,43 +559,20 @@ def join_one(
     )
 
 
+def _refusal(error: RefusedError) -> NotStartedError:
+    if error.is_over:
+        return JobOverError(error.why, error.exit_code)
+    if error.exit_code > SIGNALLED:
+        return StoppedEarlyError(error.why, error.exit_code - SIGNALLED)
+    return NotStartedError(error.why, error.exit_code)
+
+
 def _moved(spec: JobSpec, host: str, port: int) -> JobSpec:
     """The job where its nodes meet by now; its name in the store stays."""
     cluster = spec.cluster
     assert cluster is not None
     cluster = cluster._replace(node_rank=-1, home=spec.home)
     return spec._replace(master_addr=host, master_port=port, cluster=cluster)
-
-
-class _Told(NamedTuple):
-    """What the controller's node says that all nodes must know alike."""
-
-    job_id: str
-    run_id: str
-    store_port: int
-    max_restarts: int
-    resume: Path | None
-    resume_step: int
-    lineage: tuple[str, ...]
-    is_late: bool
-    silence_s: float
-
-    @staticmethod
-    def read(settings: Mapping[str, object]) -> _Told:
-        """Read what was said."""
-        resume = settings["resume"]
-        lineage = settings["lineage"]
-        return _Told(
-            job_id=str(settings["job_id"]),
-            run_id=str(settings["run_id"]),
-            store_port=int(str(settings["store_port"])),
-            max_restarts=int(str(settings["max_restarts"])),
-            resume=None if resume is None else Path(str(resume)),
-            resume_step=int(str(settings["resume_step"])),
-            lineage=tuple(map(str, lineage)) if isinstance(lineage, list) else (),
-            is_late=bool(settings["is_late"]),
-            silence_s=float(str(settings["silence_s"])),
-        )
 
 
 def _interface(address: str) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import threading
+from collections.abc import Callable, Iterator
 
 from agent.spec.job_spec import JobSpec
 
@@ -76,6 +79,30 @@ def take_back(spec: JobSpec) -> None:
 
 def _is_ignored(signum: int) -> bool:
     return signum == signal.SIGHUP and _IGNORES_SIGHUP
+
+
+@contextlib.contextmanager
+def raised(spec: JobSpec, asked: Callable[[int], Exception]) -> Iterator[None]:
+    """Raise what ``asked`` makes of the first signal that requests a stop; the next one kills."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.getsignal(each) for each in stops(spec) | graceful(spec)}
+
+    def calm() -> None:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+    def on_signal(signum: int, _: object) -> None:
+        calm()
+        raise asked(signum)
+
+    for signum in before:
+        signal.signal(signum, on_signal)
+    try:
+        yield
+    finally:
+        calm()
 
 
 def hold(spec: JobSpec) -> None:

@@ -11,7 +11,17 @@ from typing import NamedTuple
 
 from agent.nodes.guest import ANSWER_S, WRONG, Guest, StrangerError
 from agent.nodes.line import LIMIT_S, Line, bytes_of, plain_address, set_options
-from agent.nodes.messages import AGAIN, Admitted, Begin, Join, LivingRanks, Refused, SurvivedStep
+from agent.nodes.messages import (
+    AGAIN,
+    Admitted,
+    AwaitedNodes,
+    Begin,
+    Join,
+    LivingRanks,
+    Refused,
+    StopGathering,
+    SurvivedStep,
+)
 from agent.nodes.roster import (
     Admission,
     Doors,
@@ -26,7 +36,7 @@ from agent.nodes.roster import (
     named,
 )
 from agent.nodes.tls import PLAIN, Security
-from agent.spec.job_spec import UsageError
+from agent.spec.job_spec import StoppedEarlyError, UsageError
 from agent.text.wording import duration
 
 FIRST_WORD_S = 2.0  # until people hear that nodes are missing
@@ -75,6 +85,7 @@ def gather(
     limit_s: float = LIMIT_S,
     security: Security = PLAIN,
     succession: Succession | None = None,
+    shows: Progress = lambda _: None,
 ) -> GatheredNodes:
     """Wait until all nodes have joined, and tell them to begin.
 
@@ -92,12 +103,14 @@ def gather(
         limit_s: of a line's silence.
         security: of the connections.
         succession: node 0 is lost, and this node takes its part; ``None``: this is node 0.
+        shows: takes who is missing now and then; all nodes that wait are told, too.
 
     Raises:
         MissingNodesError: not all came in time.
+        StoppedEarlyError: a node that waits was asked to end the job.
         NodeZeroBackError: the nodes meet at node 0 after all.
     """
-    door = _Door(listener, own, wanted, token, progress, limit_s, security, succession)
+    door = _Door(listener, own, wanted, token, progress, limit_s, security, succession, shows)
     try:
         door.wait(timeout_s)
         return door.begin(settings)
@@ -109,7 +122,9 @@ def gather(
     except BaseException as error:
         who, code = named(own.host, own.address), MISSING
         why = f"msrun on {who} ended before all nodes were here"
-        if isinstance(error, UsageError):  # what is wrong here is wrong for all
+        if isinstance(error, StoppedEarlyError):
+            why, code = str(error), error.exit_code
+        elif isinstance(error, UsageError):  # what is wrong here is wrong for all
             why, code = f"{who}: {error}", error.exit_code
         door.turn_away(Refused(why, code))
         raise
@@ -130,8 +145,10 @@ class _Door:
         limit_s: float,
         security: Security,
         succession: Succession | None,
+        shows: Progress,
     ) -> None:
         self._security = security
+        self._shows = shows
         self._listener = listener
         self._own = own
         self._succession = succession
@@ -172,6 +189,7 @@ class _Door:
                 raise MissingNodesError(self._why_late(now - begin))
             if now >= word:
                 text = f"waiting for nodes: {self._gathering.missing()}"
+                self._show(text)
                 if enough_at is not None:
                     text += f"; the job begins without others in {duration(due - now)}"
                 if why := self._admission.why_not:
@@ -203,6 +221,13 @@ class _Door:
         self._selector.close()
         for guest in (*self._guests, *self._joined.values()):
             guest.close()
+
+    def _show(self, text: str) -> None:
+        """Who asks on another node hears the same."""
+        self._shows(text)
+        told = bytes_of(AwaitedNodes(text))
+        for guest in self._joined.values():
+            guest.say(told)
 
     def _knock(self) -> None:
         """See which of the nodes that are missing may still come."""
@@ -266,8 +291,17 @@ class _Door:
             return
         if isinstance(said, Refused):
             self._refuse(guest, said)
+        elif isinstance(said, StopGathering):
+            self._stop(guest, said)
         elif said is not None:
             self._seat(guest, said)
+
+    def _stop(self, guest: Guest, asked: StopGathering) -> None:
+        """Only that node goes if it has nothing to lose, and the others have."""
+        is_of_these = guest.join is not None and not guest.join.is_spare
+        self._drop(guest)
+        if is_of_these and self._succession is None:
+            raise StoppedEarlyError(asked.why, asked.signum)
 
     def _seat(self, guest: Guest, join: Join) -> None:
         if not self._admission.is_wanted(join):  # it dials again

@@ -22,12 +22,24 @@ from agent.nodes.frames import (
 from agent.nodes.gather import FIRST_WORD_S, MISSING, NEXT_WORD_S
 from agent.nodes.guest import WRONG
 from agent.nodes.line import LIMIT_S, RECEIVE_BYTES, Line, bytes_of, set_options
-from agent.nodes.messages import ANY_RANK, Admitted, Begin, Challenge, Join, Refused, Spare, unpack
+from agent.nodes.messages import (
+    ANY_RANK,
+    Admitted,
+    AwaitedNodes,
+    Begin,
+    Challenge,
+    Join,
+    Refused,
+    Spare,
+    StopGathering,
+    unpack,
+)
 from agent.nodes.roster import OwnNode, Roster, named, why_other_version
 from agent.nodes.run_messages import NodeFacts
 from agent.nodes.tls import PLAIN, Security, UntrustedError, is_of_trust, why_untrusted
 from agent.nodes.token import Proofs, Side, new_nonce
 from agent.nodes.vocabulary import CodecError
+from agent.spec.job_spec import StoppedEarlyError
 from agent.text.wording import duration
 
 DIAL_S = 5.0  # for one connection
@@ -142,6 +154,7 @@ def join(
     opened: Callable[[socket.socket], object] = lambda _: None,
     late_s: float = 0.0,
     where: Where = nowhere_else,
+    shows: Callable[[str], object] = lambda _: None,
 ) -> JoinedNode:
     """Join the job whose controller listens at ``host:port``, and wait until it begins.
 
@@ -164,6 +177,7 @@ def join(
         opened: takes each connection; who shuts it down ends this try.
         late_s: a token that is refused may be another one here after so long.
         where: asked before each connection; at another place no node has its rank of before.
+        shows: takes who is missing, as the node says at which they meet.
 
     Raises:
         RefusedError: the job does not take this node, or is over and had no need of it.
@@ -184,6 +198,7 @@ def join(
         opened,
         late_s,
         where,
+        shows,
     )
     return dialling.until_begun(is_once=is_once)
 
@@ -205,7 +220,9 @@ class _Dialling:
         opened: Callable[[socket.socket], object],
         late_s: float,
         where: Where,
+        shows: Callable[[str], object],
     ) -> None:
+        self._shows = shows
         self._late_s = late_s
         self._where_now = where
         self._refused_at: float | None = None  # because of the token, for the first time
@@ -253,7 +270,10 @@ class _Dialling:
         try:
             self._opened(connection)
             return self._met(connection)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, StoppedEarlyError) and error.is_for_all and not self._is_spare:
+                with suppress(OSError):
+                    connection.sendall(bytes_of(StopGathering(str(error), error.signum)))
             connection.close()
             raise
 
@@ -337,7 +357,11 @@ class _Dialling:
         # the other end has begun to wait before now, so that it is the first to know who is missing
         self._end = time.monotonic() + self._patience_s + LATER_S
         admitted = self._next(connection, reader, float("inf"))
-        while isinstance(admitted, Spare):
+        while isinstance(admitted, Spare | AwaitedNodes):
+            if isinstance(admitted, AwaitedNodes):
+                self._shows(admitted.text)
+                admitted = self._next(connection, reader, float("inf"))
+                continue
             if not self._is_spare:
                 self._waits_as_spare()
             self._is_spare, self._end, self._word = True, float("inf"), float("inf")

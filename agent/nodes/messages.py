@@ -1,14 +1,17 @@
 """What the msrun processes of several nodes say to each other. Pure.
 
-    node that dials -> controller's node    Join
-    controller's node -> the others         Challenge, Refused, Spare, Admitted, Begin
+    node that dials -> controller's node    Join, StopGathering
+    controller's node -> the others         Challenge, Refused, Spare, AwaitedNodes, Admitted, Begin
 
-From Join to Begin a node waits and says nothing; a spare one may do so for days. What follows is in
+From Join to Begin a node waits and says nothing, but that the job is to end; a spare one may do so
+for days. What follows is in
 ``run_messages``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple, get_args
 
 from agent.nodes.run_messages import NodeFacts, RunMessage
@@ -99,6 +102,19 @@ class Spare(NamedTuple):
     nodes: tuple[NodeFacts, ...]
 
 
+class AwaitedNodes(NamedTuple):
+    """Who is here and who is missing, as text, now and then while a node waits for the job."""
+
+    text: str
+
+
+class StopGathering(NamedTuple):
+    """Somebody has asked the job to end, on a node that waits: no other one is to wait, either."""
+
+    why: str
+    signum: int
+
+
 class Admitted(NamedTuple):
     """The node takes part, as ``node_rank``; Begin follows."""
 
@@ -113,7 +129,48 @@ class Begin(NamedTuple):
     settings: dict[str, object]
 
 
-NodeMessage = Challenge | Join | Refused | Spare | Admitted | Begin | RunMessage
+class ToldSettings(NamedTuple):
+    """What the controller's node says that all nodes must know alike."""
+
+    job_id: str
+    run_id: str
+    store_port: int
+    max_restarts: int
+    resume: Path | None
+    resume_step: int
+    lineage: tuple[str, ...]
+    is_late: bool
+    silence_s: float
+
+    @staticmethod
+    def read(settings: Mapping[str, object]) -> ToldSettings:
+        """Read what was said."""
+        resume = settings["resume"]
+        lineage = settings["lineage"]
+        return ToldSettings(
+            job_id=str(settings["job_id"]),
+            run_id=str(settings["run_id"]),
+            store_port=int(str(settings["store_port"])),
+            max_restarts=int(str(settings["max_restarts"])),
+            resume=None if resume is None else Path(str(resume)),
+            resume_step=int(str(settings["resume_step"])),
+            lineage=tuple(map(str, lineage)) if isinstance(lineage, list) else (),
+            is_late=bool(settings["is_late"]),
+            silence_s=float(str(settings["silence_s"])),
+        )
+
+
+NodeMessage = (
+    Challenge
+    | Join
+    | Refused
+    | Spare
+    | AwaitedNodes
+    | StopGathering
+    | Admitted
+    | Begin
+    | RunMessage
+)
 
 _MESSAGES: Vocabulary[NodeMessage] = Vocabulary(get_args(NodeMessage))
 

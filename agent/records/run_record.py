@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.records.complete_checkpoint import CompleteCheckpoint
-from agent.spec.job_spec import UsageError
+from agent.spec.job_spec import JobSpec, UsageError
 from agent.text.secret_names import has_password, is_secret_name
 from worker_hooks.contract.atomic_file import write_atomic
-from worker_hooks.contract.layout import DUMP, RECORD, runs_folder
+from worker_hooks.contract.layout import DUMP, RECORD, RunLayout, runs_folder
 from worker_hooks.contract.process_stat import read_stat
 
 KEPT = 100  # records of ended runs; the oldest go first
@@ -72,6 +73,44 @@ class Record(NamedTuple):
 def new_record_id() -> str:
     """A new name for a run: unique on this host, sortable by its start."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
+
+
+def record_of(
+    spec: JobSpec, layout: RunLayout, environ: Mapping[str, str], started: float, host: str
+) -> Record:
+    """What other msrun processes can read about this one's run.
+
+    Args:
+        layout: of the run's files.
+        environ: msrun's.
+        started: in seconds since the epoch.
+        host: this one.
+    """
+    resume = spec.dump.resume
+    has_others = spec.nnodes > 1
+    return Record(
+        record_id=spec.record_id,
+        run_id=spec.run_id,
+        pid=os.getpid(),
+        born=birth(os.getpid()) or 0,
+        log_dir=str(layout.folder),
+        argv=(sys.argv[0], *spec.argv),
+        cwd=os.getcwd(),
+        started=started,
+        checkpoints=() if resume is None else (str(resume.parent),),
+        environ=remembered(environ),
+        lineage=spec.dump.lineage,
+        resumed_step=spec.dump.resume_step if spec.dump.resume else None,
+        unrecorded=unrecorded(environ),
+        failed_devices=spec.devices.given_up,
+        node=layout.node,
+        job="" if spec.saves_as == spec.record_id else spec.saves_as,
+        engine_job=spec.engine_job,
+        host=host if has_others else "",
+        ranks=spec.ranks_here if has_others else (),
+        complete_path="" if resume is None else str(resume),
+        complete_step=spec.dump.resume_step,
+    )
 
 
 def birth(pid: int) -> int | None:

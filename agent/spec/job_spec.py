@@ -29,6 +29,15 @@ class NotStartedError(UsageError):
         self.exit_code = exit_code
 
 
+class StoppedEarlyError(NotStartedError):
+    """Somebody has asked the job to end before all its nodes were here."""
+
+    def __init__(self, why: str, signum: int, *, is_for_all: bool = False) -> None:
+        """``is_for_all``: the other nodes are not to wait any longer."""
+        super().__init__(why, 128 + signum)
+        self.signum, self.is_for_all = signum, is_for_all
+
+
 class Std(IntFlag):
     """Which of a worker's streams, with torchrun's numbers for ``--redirects`` and ``--tee``."""
 

@@ -26,7 +26,6 @@ from agent.machine.oom_kills import OomCounters, read_counters
 from agent.notify.notifier import Notifier
 from agent.records import run_record
 from agent.records.journal import Journal
-from agent.records.run_record import remembered, unrecorded
 from agent.records.worker_output import WorkerOutput
 from agent.spec import timeouts
 from agent.spec.console import Console
@@ -188,7 +187,7 @@ def make_parts(
     journal.log(f"msrun {spec.record_id}: {sys.argv}")
     journal.log(f"workers start {warm}: {ignited.choice.reason}")
     journal.log(timeouts.describe(spec))
-    record = _record(prepared, facts, environ)
+    record = run_record.record_of(spec, layout, environ, facts.started, facts.host)
     kept = _write_record(prepared, record, journal)
     counters = read_counters()
     sys.setswitchinterval(SWITCH_S)
@@ -241,35 +240,6 @@ def _post_mortem(facts: RunFacts, counters: OomCounters, began_s: float) -> Post
     from agent.machine.xid_log import XidLog
 
     return PostMortem(facts, counters, XidLog(began_s))
-
-
-def _record(prepared: Prepared, facts: RunFacts, environ: Mapping[str, str]) -> run_record.Record:
-    """What other msrun processes can read about this one."""
-    spec = prepared.spec
-    resume = spec.dump.resume
-    return run_record.Record(
-        record_id=spec.record_id,
-        run_id=spec.run_id,
-        pid=os.getpid(),
-        born=run_record.birth(os.getpid()) or 0,
-        log_dir=str(prepared.layout.folder),
-        argv=(sys.argv[0], *spec.argv),
-        cwd=os.getcwd(),
-        started=facts.started,
-        checkpoints=() if resume is None else (str(resume.parent),),
-        environ=remembered(environ),
-        lineage=spec.dump.lineage,
-        resumed_step=spec.dump.resume_step if spec.dump.resume else None,
-        unrecorded=unrecorded(environ),
-        failed_devices=spec.devices.given_up,
-        node=prepared.layout.node,
-        job="" if spec.saves_as == spec.record_id else spec.saves_as,
-        engine_job=spec.engine_job,
-        host=facts.host if spec.nnodes > 1 else "",
-        ranks=spec.ranks_here if spec.nnodes > 1 else (),
-        complete_path="" if resume is None else str(resume),
-        complete_step=spec.dump.resume_step,
-    )
 
 
 def _write_record(

@@ -5,6 +5,8 @@ A run whose msrun died before the job ended is *lost*, whatever its last status 
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import select
 import socket
@@ -15,11 +17,12 @@ from typing import Any
 
 from agent.controller.protection import Level
 from agent.controller.states import JobState, RankState
+from agent.records import gathering
 from agent.records.run_record import Record
 from agent.spec.job_spec import Timeouts
 from msrun.runs.cost import Cost, read_cost
 from msrun.runs.fields import float_or_none, int_or_none, read_object
-from worker_hooks.contract.layout import EARLIER, RunLayout
+from worker_hooks.contract.layout import EARLIER, RunLayout, runs_folder
 
 LOST = "lost"
 UNKNOWN = Level.UNKNOWN.value
@@ -69,6 +72,7 @@ class LastStatus:
     asked_s: float = 0.0  # the same after a request of another kind
     protection: str = ""  # what a rank's death costs; empty: not known
     cost: Cost | None = None  # what failures did cost; None: a status of an older version
+    is_gathering: bool = False  # its nodes have not met: there is no run yet
 
     @property
     def counts(self) -> tuple[str, str, str]:
@@ -157,7 +161,17 @@ def look(record: Record) -> RunState:
     """The run as it is now."""
     alive = is_alive(record)  # read first: the status of an msrun that is dead by now is final
     folder = _folder(record)
-    return RunState(record, folder, alive, last_status(files(record, folder)))
+    status = last_status(files(record, folder)) or _gathering(record)
+    return RunState(record, folder, alive, status)
+
+
+def _gathering(record: Record) -> LastStatus | None:
+    """What is known of a job of several nodes that has not begun; ``None``: nothing."""
+    for folder in runs_folder(os.environ, os.getuid()):
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+            found = _last_status(read_object(folder / record.record_id / gathering.FILE))
+            return dataclasses.replace(found, is_gathering=True)
+    return None
 
 
 def files(record: Record, folder: Path) -> RunLayout:

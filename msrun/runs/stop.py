@@ -97,9 +97,11 @@ def _folder(environ: Mapping[str, str], record: Record) -> Path:
 def _stop(run: RunState, process: int, bound_s: float | None, note: StopNote, folder: Path) -> int:
     record, now = run.record, note.is_now
     began = time.monotonic()
-    is_repeated = _has_request(files(record, run.folder).events)
+    is_gathering = run.status is not None and run.status.is_gathering
+    # its folder may have the files of a run before
+    is_repeated = not is_gathering and _has_request(files(record, run.folder).events)
     if now or not is_repeated:
-        _write_note(record, folder, note)
+        _write_note(record, folder, note, is_needed=is_gathering)
         _terminate(record, process)
     doing = "killing" if now else "still stopping" if is_repeated else "stopping"
     how = ", gracefully" if note.is_graceful and not is_repeated else ""
@@ -115,9 +117,12 @@ def _stop(run: RunState, process: int, bound_s: float | None, note: StopNote, fo
     return FAILED_EXIT
 
 
-def _write_note(record: Record, folder: Path, note: StopNote) -> None:
-    """Write the note, unless the signal alone says the same: the run's own options then count."""
-    if note == StopNote():
+def _write_note(record: Record, folder: Path, note: StopNote, *, is_needed: bool) -> None:
+    """Write the note, unless the signal alone says the same: the run's own options then count.
+
+    ``is_needed``: the nodes of the job still gather, where a signal ends one of them alone.
+    """
+    if note == StopNote() and not is_needed:
         return
     try:
         write_note(folder, note)

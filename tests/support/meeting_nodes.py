@@ -60,6 +60,7 @@ class Job:
         say=None,
         security=PLAIN,
         succession=None,
+        shows=print,
         **wanted,
     ):
         own = own or node("mn0")
@@ -67,15 +68,23 @@ class Job:
         told = settings if callable(settings) else lambda *_: settings or {"port": 1}
         args = (token, timeout_s, say or self.lines.put, told)
         wanted = WantedNodes(nnodes, world, **wanted)
-        more = {"security": security, "succession": succession}
+        more = {"security": security, "succession": succession, "shows": shows}
         return self._start(gather, self.listener, own, wanted, *args, **more)
 
     def join(
-        self, own, token=b"", timeout_s=LONG_S, say=None, security=PLAIN, is_once=False, late_s=0.0
+        self,
+        own,
+        token=b"",
+        timeout_s=LONG_S,
+        say=None,
+        security=PLAIN,
+        is_once=False,
+        late_s=0.0,
+        shows=print,
     ):
         read = token if callable(token) else lambda: token
         args = ("127.0.0.1", self.port, own, read, timeout_s, say or self.lines.put)
-        more = {"security": security, "is_once": is_once, "late_s": late_s}
+        more = {"security": security, "is_once": is_once, "late_s": late_s, "shows": shows}
         return self._start(join, *args, **more)
 
     def _start(self, function, *args, **more):

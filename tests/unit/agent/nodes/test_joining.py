@@ -4,8 +4,10 @@ import asyncio
 import os
 import socket
 import threading
+from signal import SIGTERM
 
 import pytest
+from support.jobs import poll
 from support.meeting_nodes import (
     LONG_S,
     STRANGERS,
@@ -32,10 +34,12 @@ from agent.nodes.messages import (
     Admitted,
     Begin,
     Challenge,
+    StopGathering,
 )
 from agent.nodes.roster import Gathering
 from agent.nodes.run_messages import NodeFacts, Order, ShownStatus
 from agent.nodes.token import Proofs, Side
+from agent.spec.job_spec import StoppedEarlyError
 
 
 @pytest.fixture
@@ -268,10 +272,46 @@ def test_a_node_that_lost_its_connection_takes_its_own_seat_again(job):
     old, _ = joined_by_hand(job, node("mn1", 1))  # as if the network had forgotten this connection
     job.until("2 of 3 nodes are here")
     again = job.join(node("mn1", 1))
-    assert is_closed(old)
+    while not is_closed(old):  # it was told who is missing
+        pass
     job.join(node("mn2", 2))
     controller.result(LONG_S)
     assert again.result(LONG_S).node_rank == 1
+
+
+@pytest.mark.usefixtures("talkative")
+def test_every_node_knows_who_is_missing(job):
+    shown = []
+    controller = job.gather(nnodes=3, shows=shown.append)
+    theirs = []
+    other = job.join(node("mn1", 1), shows=theirs.append)
+    here = "waiting for nodes: 2 of 3 nodes are here (mn0, mn1); node rank 2 is missing"
+    poll(lambda: here in shown and here in theirs)
+    job.join(node("mn2", 2))
+    controller.result(LONG_S)
+    assert other.result(LONG_S).node_rank == 1
+
+
+@pytest.mark.parametrize("is_spare", [False, True])
+def test_a_node_that_is_asked_to_end_the_job_ends_the_wait_of_all(job, is_spare):
+    """Not one that waits beside it."""
+    controller = job.gather(nnodes=3 if is_spare else 4)
+    own = node("mn3", is_spare=True) if is_spare else node("mn1", 1)
+    connection, _ = joined_by_hand(job, own, is_spare=is_spare)
+    other = job.join(node("mn2", 2))
+    job.until("2 of 3 nodes are here" if is_spare else "3 of 4 nodes are here")
+    connection.sendall(bytes_of(StopGathering("stopped by SIGTERM on mn1", SIGTERM)))
+    if is_spare:
+        assert is_closed(connection)
+        job.join(node("mn1", 1))
+        controller.result(LONG_S)
+        return
+    with pytest.raises(StoppedEarlyError, match="stopped by SIGTERM on mn1") as stopped:
+        controller.result(LONG_S)
+    assert stopped.value.exit_code == 128 + SIGTERM
+    with pytest.raises(RefusedError, match="stopped by SIGTERM on mn1") as refused:
+        other.result(LONG_S)
+    assert refused.value.exit_code == 128 + SIGTERM
 
 
 def test_a_node_that_speaks_before_the_job_begins_is_none(job):
