@@ -166,6 +166,11 @@ def _with_origin(request: Request) -> Request:
     is_guess = cluster is not None and cluster.world is None
     world_size = None if is_guess else request.job.world_size
     dump = resume_origin(request.job.dump, request.origin, world_size, _say)
+    if cluster is not None:  # unless it is this very checkpoint that is wanted
+        is_named = dump.resume is not None and dump.resume.resolve() in request.origin.folders
+        request = request._replace(
+            job=request.job._replace(cluster=cluster._replace(seeks_newer=not is_named))
+        )
     return request._replace(job=request.job._replace(dump=dump))
 
 

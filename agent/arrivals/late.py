@@ -11,7 +11,7 @@ from typing import NamedTuple
 from agent.arrivals.store_relay import HELLO, NO_NODE, NOT_BY_TLS, Store, StoreRelay, is_of_node
 from agent.nodes.guest import ANSWER_S, Guest, StrangerError
 from agent.nodes.line import LIMIT_S, Line, bytes_of, set_options
-from agent.nodes.messages import Admitted, Begin, Join, Refused, Spare, StopGathering
+from agent.nodes.messages import Admitted, Begin, Join, Newer, Refused, Spare, StopGathering
 from agent.nodes.tls import PLAIN, Security
 
 MOST_GUESTS = 64  # at once; the oldest makes room
@@ -163,7 +163,7 @@ class LateGuests:
             return
         if said is None:
             return
-        if isinstance(said, StopGathering):  # the job runs: only that node goes
+        if isinstance(said, StopGathering | Newer):  # the job runs: only that node goes
             self._drop(guest)
             return
         answer = said if isinstance(said, Refused) else self._judge(said, guest.address)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from agent.launch import rank_plan, signals
 from agent.launch.certificates import TlsConfig, tls_context
 from agent.launch.job_token import JobToken
-from agent.launch.past import LOST, adopting, going_on
+from agent.launch.past import LOST, adopting, from_newer, going_on, resuming_from
 from agent.launch.prepare import (
     Prepared,
     StartedForkserver,
@@ -30,13 +30,16 @@ from agent.nodes.checkpoint_copy import (
     SEEN_S,
     CheckpointPlace,
     CheckpointServer,
+    NewerHere,
     have_checkpoint,
 )
 from agent.nodes.gather import (
     FIRST_WORD_S,
     NEXT_WORD_S,
+    KeptNewer,
     MissingNodesError,
     Past,
+    Resuming,
     Succession,
     gather,
 )
@@ -49,7 +52,12 @@ from agent.nodes.join import (
     nowhere_else,
 )
 from agent.nodes.line import Line, set_options
-from agent.nodes.messages import AskedSize, LivingRanks, SurvivedStep, ToldSettings
+from agent.nodes.messages import (
+    AskedSize,
+    LivingRanks,
+    SurvivedStep,
+    ToldSettings,
+)
 from agent.nodes.roster import OwnNode, Roster, WantedNodes
 from agent.nodes.run_messages import NodeFacts
 from agent.nodes.tls import PLAIN, Security, Tls
@@ -80,7 +88,6 @@ from worker_hooks.storage import manifest
 OPEN_DOOR = (
     "the nodes have no token: whoever reaches port {} may join the job (set {}, or --token-file)"
 )
-SIGNALLED = 128  # an exit code beyond it: a signal has stopped the job
 REGATHER_S = 10.0  # for the nodes of a job that goes on with others, which have just ended it
 NAME_LOOK_S = 0.5  # between two questions which host has a name
 LATE_S = 30.0  # until a file server shows everywhere what was saved on one node
@@ -355,9 +362,14 @@ def gather_all(
     assert door is not None
     cluster = spec.cluster
     assert cluster is not None
+    resuming = resuming_from(spec) if expected == 0 and succession is None else None
     prepared: list[Prepared] = []
     told: dict[str, object] = {}
     served: list[CheckpointServer] = []
+
+    def take_newer(found: list[KeptNewer]) -> None:
+        nonlocal spec
+        spec = from_newer(spec, found, secured, say)
 
     def settings(roster: Roster, past: Past) -> dict[str, object]:
         """Prepare the run first: if that fails, no other node has begun."""
@@ -416,6 +428,7 @@ def gather_all(
             security=secured,
             succession=succession,
             shows=shows,
+            resuming=None if resuming is None else Resuming(resuming, take_newer),
         )
     except BaseException as error:
         for each in served:
@@ -484,7 +497,7 @@ def join_one(
         dialled = first if at is None else _moved(first, *at)
         return at
 
-    early = [] if started is None else [started]
+    kept, early = NewerHere(secured), [] if started is None else [started]
 
     def waits_as_spare() -> None:
         say(SPARE)
@@ -506,6 +519,7 @@ def join_one(
             late_s=LATE_S if token.is_own and not is_once else 0.0,  # else it is known for long
             where=turned,
             shows=shows,
+            seek=kept.answer,
         )
     except LostWhileSpareError as error:
         say(error.why)
@@ -515,13 +529,14 @@ def join_one(
         raise _refusal(error) from error
     except NeverBegunError as error:
         raise NotStartedError(str(error), error.exit_code) from error
+    finally:
+        kept.close()
     spec = dialled
     try:
         cluster = spec.cluster
         is_new = cluster is not None and cluster.home is not None  # saved a moment ago
         if (place := CheckpointPlace.read(joined.settings.get("checkpoint"))) is not None:
-            host = joined.line.connection.getpeername()[0]
-            patience_s = SEEN_S if is_new else 0.0
+            host, patience_s = joined.line.connection.getpeername()[0], SEEN_S if is_new else 0.0
             have_checkpoint(place, host, secured, say, patience_s, spec.dump.keep)
         told = ToldSettings.read(joined.settings)
         set_options(joined.line.connection, told.silence_s)
@@ -543,7 +558,6 @@ def join_one(
     except BaseException:
         joined.line.connection.close()
         raise
-    here = joined.line.connection.getsockname()[0]
     return Met(
         prepared,
         joined.roster,
@@ -553,7 +567,7 @@ def join_one(
         token.read(),
         secured,
         joined.settings,
-        _interface(here),
+        _interface(joined.line.connection.getsockname()[0]),
         spec,
         early=early[-1] if early else None,
     )
@@ -562,8 +576,8 @@ def join_one(
 def _refusal(error: RefusedError) -> NotStartedError:
     if error.is_over:
         return JobOverError(error.why, error.exit_code)
-    if error.exit_code > SIGNALLED:
-        return StoppedEarlyError(error.why, error.exit_code - SIGNALLED)
+    if (signum := error.exit_code - 128) > 0:  # it has stopped the job
+        return StoppedEarlyError(error.why, signum)
     return NotStartedError(error.why, error.exit_code)
 
 

@@ -6,11 +6,19 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.nodes.messages import LivingRanks, SurvivedStep
-from agent.spec.job_spec import AdoptedJob, JobSpec, NotStartedError
+from agent.nodes.checkpoint_copy import CheckpointPlace, have_checkpoint
+from agent.nodes.gather import KeptNewer
+from agent.nodes.messages import LivingRanks, SeekNewer, SurvivedStep
+from agent.nodes.tls import Security
+from agent.spec.job_spec import AdoptedJob, JobSpec, NotStartedError, UsageError
 from worker_hooks.storage import manifest
 
 LOST = "its node 0 was lost"
+NOT_TO_BE_HAD = (
+    "{kept.host} ({kept.address}) has saved step {newer.step} of this run on a disk of its own, "
+    "this node step {step} alone, and with --tls-config no other node sends it: start {kept.host} "
+    "as node 0 (--node-rank=0 --master-addr={kept.address} --resume), the others with that address"
+)
 
 
 def lost_steps(saved: SurvivedStep) -> str:
@@ -78,3 +86,41 @@ def adopted_job(living: LivingRanks) -> AdoptedJob:
         with contextlib.suppress(ValueError):  # it is not seen here: a restart finds none
             adopted = adopted._replace(resume=path, resume_step=manifest.read(path).step)
     return adopted
+
+
+def resuming_from(spec: JobSpec) -> SeekNewer | None:
+    """What the other nodes are asked, each of which may have a disk of its own; ``None``: no one.
+
+    ``spec``: the job, with the newest step of the run on this node, if it resumes one.
+    """
+    dump, cluster = spec.dump, spec.cluster
+    if dump.resume is None or not dump.lineage or cluster is None or not cluster.seeks_newer:
+        return None
+    return SeekNewer(str(dump.resume.parent), dump.lineage[0], dump.resume_step)
+
+
+def from_newer(
+    spec: JobSpec, found: list[KeptNewer], security: Security, say: Callable[[str], None]
+) -> JobSpec:
+    """The job, from a later step of the run than this node has: it is copied to this one.
+
+    Args:
+        spec: the job, from the newest step that this node has.
+        found: what other nodes have.
+        security: of the connections.
+        say: prints one sentence for people.
+
+    Raises:
+        UsageError: that is not to be had.
+    """
+    dump = spec.dump
+    for kept in sorted(found, key=lambda each: -each.newer.step):
+        newer, place = kept.newer, CheckpointPlace.read(kept.newer.place)
+        if place is None:
+            raise UsageError(NOT_TO_BE_HAD.format(kept=kept, newer=newer, step=dump.resume_step))
+        if place.is_here():
+            continue  # this node has looked at it, and passed it over
+        have_checkpoint(place, kept.address, security, say, 0.0, dump.keep, kept.host)
+        saved = SurvivedStep(dump.lineage[0], 0, newer.path, newer.step, dump.lineage, "")
+        return going_on(spec, saved, say, f"{kept.host} has saved it on a disk of its own")
+    return spec

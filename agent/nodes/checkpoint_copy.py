@@ -15,16 +15,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from agent.machine.loop_calls import CallSoon
 from agent.machine.threads import begin_thread
+from agent.nodes.messages import Newer, SeekNewer
 from agent.nodes.tls import PLAIN, Security
 from agent.nodes.transfer import MemoryServer, asked, fill, received
 from agent.spec.job_spec import UsageError
@@ -32,6 +34,9 @@ from worker_hooks.contract.atomic_file import FOLDER_MODE, describe_os_error
 from worker_hooks.contract.layout import DUMP, MANIFEST, DumpLayout
 from worker_hooks.storage import commit, manifest, retention
 from worker_hooks.storage.manifest import Manifest
+
+if TYPE_CHECKING:
+    from worker_hooks.storage.find import FoundCheckpoint
 
 MOST_BYTES = 1 << 30  # of a manifest
 LOOK_S = 0.2  # between two looks for it
@@ -104,6 +109,46 @@ class CheckpointServer:
     def close(self) -> None:
         """Send it to nobody any more."""
         self._server.close()
+
+
+class NewerHere:
+    """What a node that waits has saved of a run that node 0 resumes, and node 0 has not."""
+
+    def __init__(self, security: Security) -> None:
+        """``security``: of the connections."""
+        self._security = security
+        self._servers: list[CheckpointServer] = []
+
+    def answer(self, asked: SeekNewer) -> Newer:
+        """The newest dump in this folder, if it is newer; node 0 can fetch it from now on."""
+        found = _newer(asked)
+        if found is None:
+            return Newer()
+        newer = Newer(found.manifest.step, str(found.path))
+        if self._security.is_both_ways:
+            with contextlib.suppress(ValueError, OSError):
+                self._servers.append(CheckpointServer(found.path, self._security))
+                return newer._replace(place=self._servers[-1].place.told())
+        return newer
+
+    def close(self) -> None:
+        """The job begins, or does not."""
+        for server in self._servers:
+            server.close()
+
+
+def _newer(asked: SeekNewer) -> FoundCheckpoint | None:
+    """Where all nodes share the folder there is none, and its names alone are read."""
+    from worker_hooks.storage.find import Verify, search  # rarely needed
+
+    try:
+        names = [name for name in os.listdir(asked.folder) if name.startswith(DUMP)]
+    except OSError:
+        return None
+    numbers = ((name, re.match(r"\d+", name.removeprefix(DUMP))) for name in names)
+    later = [name for name, found in numbers if found and int(found[0]) > asked.step]
+    paths = [Path(asked.folder, name) for name in later]
+    return search(paths, verify=Verify.QUICK, runs=(asked.run,), above=asked.step).newest
 
 
 class CheckpointOffers:
@@ -236,16 +281,18 @@ def have_checkpoint(
     say: Callable[[str], None],
     patience_s: float,
     keep: int,
+    owner: str = "node 0",
 ) -> None:
-    """Wait until a checkpoint is seen on this node, or else copy it from node 0.
+    """Wait until a checkpoint is seen on this node, or else copy it from another one.
 
     Args:
         place: which it is, and where it is to be had.
-        host: address of node 0.
+        host: address of the node that has it.
         security: of the connection.
         say: prints one sentence for people.
         patience_s: until it may appear by itself: file servers are late.
         keep: how many checkpoints stay beside one that was copied, that included; 0: all.
+        owner: who has it, for people.
 
     Raises:
         UsageError: it is not to be had.
@@ -256,12 +303,12 @@ def have_checkpoint(
             time.sleep(LOOK_S)
             continue
         node = socket.gethostname()
-        say(f"{place.path} is not on this node ({node}): it is copied from node 0")
+        say(f"{place.path} is not on this node ({node}): it is copied from {owner}")
         try:
             found = _fetch(place, host, security)
         except _OtherError:
             raise UsageError(
-                f"{place.path} on {node} is not the checkpoint of node 0, another run has saved "
+                f"{place.path} on {node} is not the checkpoint of {owner}, another run has saved "
                 "it: move it away"
             ) from None
         except (OSError, ValueError) as error:

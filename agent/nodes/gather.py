@@ -18,7 +18,9 @@ from agent.nodes.messages import (
     Begin,
     Join,
     LivingRanks,
+    Newer,
     Refused,
+    SeekNewer,
     StopGathering,
     SurvivedStep,
 )
@@ -45,6 +47,7 @@ MOST_UNKNOWN = 256  # guests that still have to say who they are
 PATIENCE_S = 1.0  # that a guest has in any case, however many others knock
 MOST_REFUSALS = 8  # that people hear of
 RETRY_S = 0.2  # after descriptors ran out
+SEEK_S = 30.0  # for nodes to say what they have saved: a disk may be slow
 KNOCK_S = 0.5  # between two looks at what came of knocking
 MIXED = "another worker has no rank any more, so all of them start again from the same step"
 MISSING = 1  # the exit code of every node if some never came
@@ -63,6 +66,21 @@ class Succession(NamedTuple):
 
     survivors: Survivors
     knock: Callable[[set[int]], Doors]  # at the doors of these nodes; raises NodeZeroBackError
+
+
+class KeptNewer(NamedTuple):
+    """A node that waits has a newer checkpoint than the one that node 0 is to resume from."""
+
+    host: str
+    address: str
+    newer: Newer
+
+
+class Resuming(NamedTuple):
+    """The job resumes, and perhaps not from what node 0 has found on its disk."""
+
+    asks: SeekNewer
+    found: Callable[[list[KeptNewer]], object]  # takes what other nodes have, if they have any
 
 
 class GatheredNodes(NamedTuple):
@@ -86,6 +104,7 @@ def gather(
     security: Security = PLAIN,
     succession: Succession | None = None,
     shows: Progress = lambda _: None,
+    resuming: Resuming | None = None,
 ) -> GatheredNodes:
     """Wait until all nodes have joined, and tell them to begin.
 
@@ -104,6 +123,7 @@ def gather(
         security: of the connections.
         succession: node 0 is lost, and this node takes its part; ``None``: this is node 0.
         shows: takes who is missing now and then; all nodes that wait are told, too.
+        resuming: all of them are asked for newer checkpoints before they begin.
 
     Raises:
         MissingNodesError: not all came in time.
@@ -113,6 +133,8 @@ def gather(
     door = _Door(listener, own, wanted, token, progress, limit_s, security, succession, shows)
     try:
         door.wait(timeout_s)
+        while resuming is not None and not door.has_asked(resuming):
+            door.wait(timeout_s)
         return door.begin(settings)
     except MissingNodesError as error:
         door.turn_away(Refused(str(error), MISSING))
@@ -159,6 +181,7 @@ class _Door:
         self._progress = progress
         self._limit_s = limit_s
         self._last_call_s = wanted.last_call_s
+        self._newer: dict[Guest, Newer] = {}  # what those have said that were asked
         self._guests: dict[Guest, None] = {}  # who has not joined, those that wait longest first
         self._joined: dict[NodeKey, Guest] = {}
         self._strangers = 0
@@ -197,6 +220,32 @@ class _Door:
                 self._progress(text)
                 word = now + NEXT_WORD_S
             self._turn(self._pause_s(now, min(word, due)))
+
+    def has_asked(self, resuming: Resuming) -> bool:
+        """Ask all that have joined for newer checkpoints; whether they are all still there then."""
+        if self._gathering.past() is not None:  # known by who was in the job
+            return True
+        asked, until_s = {*self._joined.values()}, time.monotonic() + SEEK_S
+        self._newer.clear()
+        for guest in asked:
+            guest.say(bytes_of(resuming.asks))
+        while silent := asked - self._newer.keys():
+            if asked != {*self._joined.values()}:
+                return False
+            if (left_s := until_s - time.monotonic()) <= 0:
+                break
+            self._turn(left_s)
+        for guest in silent:
+            who = "" if guest.join is None else named(guest.join.host, guest.address)
+            self._progress(f"{who} has not said within {duration(SEEK_S)} what it has saved")
+        found = [
+            KeptNewer(guest.join.host, guest.address, newer)
+            for guest, newer in self._newer.items()
+            if newer.step > resuming.asks.step and guest.join is not None
+        ]
+        if found:
+            resuming.found(found)
+        return asked == {*self._joined.values()}
 
     def begin(self, settings: Callable[[Roster, Past], dict[str, object]]) -> GatheredNodes:
         """Tell every node who takes part; the connections are the caller's from now on."""
@@ -293,6 +342,8 @@ class _Door:
             self._refuse(guest, said)
         elif isinstance(said, StopGathering):
             self._stop(guest, said)
+        elif isinstance(said, Newer):
+            self._newer[guest] = said
         elif said is not None:
             self._seat(guest, said)
 

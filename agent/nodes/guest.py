@@ -12,7 +12,7 @@ import time
 
 from agent.nodes.frames import PREAMBLE, STRANGER_BYTES, FrameError, FrameReader, message_of
 from agent.nodes.line import Line, bytes_of, plain_address
-from agent.nodes.messages import Challenge, Join, Refused, StopGathering, unpack
+from agent.nodes.messages import Challenge, Join, Newer, Refused, StopGathering, unpack
 from agent.nodes.roster import is_plausible, named, why_other_version
 from agent.nodes.token import Proofs, Side, new_nonce, why_unproven
 from agent.nodes.vocabulary import CodecError
@@ -56,12 +56,12 @@ class Guest:
         """The connection's descriptor, for selectors."""
         return self.connection.fileno()
 
-    def hear(self, token: bytes) -> Join | Refused | StopGathering | None:
+    def hear(self, token: bytes) -> Join | Refused | StopGathering | Newer | None:
         """Read what has come. Never waits.
 
         Returns:
             A proven Join; or why there is none, for :meth:`refuse`; once it has joined, that nobody
-            is to wait any more; ``None``: nothing new.
+            is to wait any more, or its answer; ``None``: nothing new.
 
         Raises:
             StrangerError: it is of no use.
@@ -77,7 +77,7 @@ class Guest:
             if packed is None:
                 return None
             if self.join is not None:
-                if isinstance(said := unpack(packed), StopGathering):
+                if isinstance(said := unpack(packed), StopGathering | Newer):
                     return said
                 raise StrangerError("speaks before the job has begun")
             return self._judged(packed, token)

@@ -29,7 +29,9 @@ from agent.nodes.messages import (
     Begin,
     Challenge,
     Join,
+    Newer,
     Refused,
+    SeekNewer,
     Spare,
     StopGathering,
     unpack,
@@ -155,6 +157,7 @@ def join(
     late_s: float = 0.0,
     where: Where = nowhere_else,
     shows: Callable[[str], object] = lambda _: None,
+    seek: Callable[[SeekNewer], Newer] = lambda _: Newer(),
 ) -> JoinedNode:
     """Join the job whose controller listens at ``host:port``, and wait until it begins.
 
@@ -178,6 +181,7 @@ def join(
         late_s: a token that is refused may be another one here after so long.
         where: asked before each connection; at another place no node has its rank of before.
         shows: takes who is missing, as the node says at which they meet.
+        seek: answers what this node has saved.
 
     Raises:
         RefusedError: the job does not take this node, or is over and had no need of it.
@@ -199,6 +203,7 @@ def join(
         late_s,
         where,
         shows,
+        seek,
     )
     return dialling.until_begun(is_once=is_once)
 
@@ -221,8 +226,9 @@ class _Dialling:
         late_s: float,
         where: Where,
         shows: Callable[[str], object],
+        seek: Callable[[SeekNewer], Newer],
     ) -> None:
-        self._shows = shows
+        self._shows, self._seek = shows, seek
         self._late_s = late_s
         self._where_now = where
         self._refused_at: float | None = None  # because of the token, for the first time
@@ -357,16 +363,14 @@ class _Dialling:
         # the other end has begun to wait before now, so that it is the first to know who is missing
         self._end = time.monotonic() + self._patience_s + LATER_S
         admitted = self._next(connection, reader, float("inf"))
-        while isinstance(admitted, Spare | AwaitedNodes):
+        while isinstance(admitted, Spare | AwaitedNodes | SeekNewer):
             if isinstance(admitted, AwaitedNodes):
                 self._shows(admitted.text)
-                admitted = self._next(connection, reader, float("inf"))
-                continue
-            if not self._is_spare:
-                self._waits_as_spare()
-            self._is_spare, self._end, self._word = True, float("inf"), float("inf")
-            self._nodes = admitted.nodes
-            reader.limit = MOST_BYTES  # it is told of all nodes, and of each change
+            elif isinstance(admitted, SeekNewer):
+                self._send(connection, bytes_of(self._seek(admitted)))
+            else:
+                self._wait_as_spare(admitted)
+                reader.limit = MOST_BYTES  # it is told of all nodes, and of each change
             admitted = self._next(connection, reader, float("inf"))
         if not isinstance(admitted, Admitted):
             raise _DialError(f"says {type(admitted).__name__} where the job should begin")
@@ -380,6 +384,12 @@ class _Dialling:
         connection.setblocking(False)
         line = Line(connection, reader.rest())
         return JoinedNode(Roster(begin.nodes), admitted.node_rank, begin.settings, line)
+
+    def _wait_as_spare(self, said: Spare) -> None:
+        if not self._is_spare:
+            self._waits_as_spare()
+        self._is_spare, self._end, self._word = True, float("inf"), float("inf")
+        self._nodes = said.nodes
 
     def _send(self, connection: socket.socket, data: bytes) -> None:
         connection.settimeout(self._within(DIAL_S))

@@ -1,10 +1,11 @@
 """What the msrun processes of several nodes say to each other. Pure.
 
-    node that dials -> controller's node    Join, StopGathering
-    controller's node -> the others         Challenge, Refused, Spare, AwaitedNodes, Admitted, Begin
+    node that dials -> controller's node    Join, StopGathering, Newer
+    controller's node -> the others         Challenge, Refused, Spare, AwaitedNodes, SeekNewer,
+                                            Admitted, Begin
 
-From Join to Begin a node waits and says nothing, but that the job is to end; a spare one may do so
-for days. What follows is in
+From Join to Begin a node waits and says nothing, unless it is asked, or the job is to end; a spare
+one may do so for days. What follows is in
 ``run_messages``.
 """
 
@@ -115,6 +116,25 @@ class StopGathering(NamedTuple):
     signum: int
 
 
+class SeekNewer(NamedTuple):
+    """Say whether you have a later step of the run that node 0 resumes, on a disk of your own.
+
+    Each node that waits answers with Newer.
+    """
+
+    folder: str
+    run: str  # the record id that is in what was saved
+    step: int
+
+
+class Newer(NamedTuple):
+    """The newest checkpoint of that run on this node, if it is newer."""
+
+    step: int = 0  # 0: there is none
+    path: str = ""
+    place: dict[str, object] | None = None  # as CheckpointPlace; None: it is not to be had
+
+
 class Admitted(NamedTuple):
     """The node takes part, as ``node_rank``; Begin follows."""
 
@@ -160,17 +180,12 @@ class ToldSettings(NamedTuple):
         )
 
 
+# fmt: off
 NodeMessage = (
-    Challenge
-    | Join
-    | Refused
-    | Spare
-    | AwaitedNodes
-    | StopGathering
-    | Admitted
-    | Begin
-    | RunMessage
+    Challenge | Join | Refused | Spare | AwaitedNodes | StopGathering | SeekNewer | Newer | Admitted
+    | Begin | RunMessage
 )
+# fmt: on
 
 _MESSAGES: Vocabulary[NodeMessage] = Vocabulary(get_args(NodeMessage))
 

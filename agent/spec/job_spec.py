@@ -233,6 +233,7 @@ class ClusterSpec(NamedTuple):
     own_token: str = ""  # names the one that the nodes make if none is given; empty: they make none
     said: tuple[str, ...] = ()  # sentences for the first line, as what several nodes do without
     lost_at: tuple[int, ...] = ()  # the steps after which the job has lost node 0
+    seeks_newer: bool = False  # another node may have a later step of the run that is resumed
     set_back: int = 0  # how often steps were lost with it, as they were not saved
     home: tuple[str, int] | None = None  # where its nodes met first, if that was elsewhere
     by_hand: HandSpec | None = None

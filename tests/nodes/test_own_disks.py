@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import sharded_trainings
 from support.cluster import Cluster
-from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left, job_of
+from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left, job_of, static
 from support.node_trainings import RESTARTS, SCRIPT, check_weights, go, train, weights
 from support.sharded_trainings import undisturbed_digests
 from support.warm_python import WarmPython
@@ -207,6 +207,33 @@ def test_nobody_comes_in_the_place_of_the_first_node(
     assert "resuming step 4" in first.errors
     assert "tft_saved_checkpoints-step_4 is not on this node (node0)" in other.errors
     check_weights(weights(again.logs().values()), undisturbed, first.errors)
+
+
+def test_a_node_whose_disk_has_a_newer_step_than_node_0_is_asked(apart: NodeJobs) -> None:
+    """It had taken node 0's part; node 0 has the steps before it was lost alone."""
+    longer = ("--epochs=4", *WAITS[1:], "--wait=9:1")
+    job = train(apart, "/", *longer)
+    job.await_lines("waits in step 5")
+    job.head.await_error(APART)
+    job.head.signal(signal.SIGTERM)
+    job.head.await_state("holding")
+    go(apart)
+    assert [each.code for each in job.wait()] == [0, 0], job.told()
+    again = train(apart, "--resume", "--node-wait=4", "/", *longer)
+    again.await_lines("waits in step 9")
+    again.head.await_error(APART)
+    apart.cluster.nodes[0].kill()
+    assert again.parts[1].wait().code == 1, again.told()
+    assert (steps(apart, 0), steps(apart, 1)) == ([5], [5, 8])
+    apart.cluster.nodes[0].boot()
+    mount(apart, 0)
+    go(apart, 9)
+    head = apart.start_one(apart.cluster.nodes[0], "--resume", nproc=2, log_dir=apart.folder / "l")
+    other = apart.start_one(apart.cluster.nodes[1], *static(1, 2, 2), SCRIPT, *longer, nproc=2)
+    last = job_of(head, other)
+    last.succeed()
+    assert "resuming step 8 of run" in head.errors, head.errors
+    assert steps(apart, 0) == [5, 8]
 
 
 def test_parts_of_a_periodic_checkpoint_are_nowhere_together(apart: NodeJobs) -> None:

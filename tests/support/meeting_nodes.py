@@ -10,7 +10,7 @@ from agent.nodes.frames import PREAMBLE, FrameReader, message_of
 from agent.nodes.gather import gather
 from agent.nodes.join import join
 from agent.nodes.line import bytes_of
-from agent.nodes.messages import ANY_RANK, Challenge, Join, Refused, unpack
+from agent.nodes.messages import ANY_RANK, Challenge, Join, Newer, Refused, unpack
 from agent.nodes.roster import OwnNode, WantedNodes
 from agent.nodes.run_messages import ShownStatus
 from agent.nodes.tls import PLAIN
@@ -61,6 +61,7 @@ class Job:
         security=PLAIN,
         succession=None,
         shows=print,
+        resuming=None,
         **wanted,
     ):
         own = own or node("mn0")
@@ -68,7 +69,8 @@ class Job:
         told = settings if callable(settings) else lambda *_: settings or {"port": 1}
         args = (token, timeout_s, say or self.lines.put, told)
         wanted = WantedNodes(nnodes, world, **wanted)
-        more = {"security": security, "succession": succession, "shows": shows}
+        more = {"security": security, "succession": succession}
+        more |= {"shows": shows, "resuming": resuming}
         return self._start(gather, self.listener, own, wanted, *args, **more)
 
     def join(
@@ -81,10 +83,12 @@ class Job:
         is_once=False,
         late_s=0.0,
         shows=print,
+        seek=lambda _: Newer(),
     ):
         read = token if callable(token) else lambda: token
         args = ("127.0.0.1", self.port, own, read, timeout_s, say or self.lines.put)
-        more = {"security": security, "is_once": is_once, "late_s": late_s, "shows": shows}
+        more = {"security": security, "is_once": is_once, "late_s": late_s}
+        more |= {"shows": shows, "seek": seek}
         return self._start(join, *args, **more)
 
     def _start(self, function, *args, **more):

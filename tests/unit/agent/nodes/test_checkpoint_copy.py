@@ -1,26 +1,34 @@
 """A checkpoint comes to a node that has it not, whole and under its path, and replaces nobody's."""
 
+import os
 import queue
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from support import checkpoints
 from support.jobs import poll
 
+from agent.launch.past import from_newer
 from agent.nodes import checkpoint_copy
 from agent.nodes.checkpoint_copy import (
     CheckpointFetcher,
     CheckpointOffers,
     CheckpointPlace,
     CheckpointServer,
+    NewerHere,
     have_checkpoint,
 )
+from agent.nodes.gather import KeptNewer
+from agent.nodes.messages import Newer, SeekNewer
 from agent.nodes.tls import PLAIN
-from agent.spec.job_spec import UsageError
+from agent.spec.job_spec import DumpSpec, JobSpec, Program, ProgramKind, UsageError
 from worker_hooks.contract.layout import REPLACED
 from worker_hooks.storage import manifest
+
+HOST = os.uname().nodename
 
 
 @pytest.fixture
@@ -280,3 +288,80 @@ def test_what_cannot_be_had_is_said_to_each(there, server):
     turns.turn(2)
     (why,) = done
     assert why.startswith(f"the checkpoint {there.path} cannot be copied to ")
+
+
+# --- before the job begins: what a node has saved that node 0 has not ------------------------------
+
+
+def asked(folder, step=5, run="r1"):
+    return SeekNewer(str(folder), run, step)
+
+
+def test_a_node_offers_the_newest_step_of_that_run_which_it_has_whole(tmp_path):
+    for step in (4, 7, 9):
+        checkpoints.saved(tmp_path / "node1", step=step)
+    (tmp_path / "node1" / f"{checkpoints.NAME}9" / checkpoints.OTHER).unlink()
+    checkpoints.saved(tmp_path / "node1", step=11, run="other")
+    kept = NewerHere(PLAIN)
+    newer = kept.answer(asked(tmp_path / "node1"))
+    assert (newer.step, newer.path) == (7, f"{tmp_path}/node1/{checkpoints.NAME}7")
+    place = CheckpointPlace.read(newer.place)
+    there = place._replace(path=tmp_path / "node0" / place.path.name)
+    assert had(there) == [f"{there.path} is not on this node ({HOST}): it is copied from node 0"]
+    assert manifest.read(there.path).step == 7
+    kept.close()
+
+
+@pytest.mark.parametrize("step", [7, 8])
+def test_where_nothing_is_newer_nothing_is_offered(tmp_path, step):
+    checkpoints.saved(tmp_path, step=7)
+    assert NewerHere(PLAIN).answer(asked(tmp_path, step)) == Newer()
+    assert NewerHere(PLAIN).answer(asked(tmp_path / "absent")) == Newer()
+
+
+def test_with_certificates_it_is_named_and_not_offered(tmp_path):
+    """Only node 0 shows that of a server."""
+    made = checkpoints.saved(tmp_path, step=7)
+    kept = NewerHere(SimpleNamespace(is_both_ways=False))
+    assert kept.answer(asked(tmp_path)) == Newer(7, str(made))
+
+
+def resumed(folder):
+    dump = DumpSpec(resume=folder / "old", resume_step=5, lineage=("r1", "r0"), keep=3)
+    program = Program("train.py", (), ProgramKind.SCRIPT, "python")
+    return JobSpec(program, 2, "r", "r", dump=dump)
+
+
+def test_the_job_goes_on_from_what_another_node_has(tmp_path):
+    saved = checkpoints.saved(tmp_path, step=7)
+    saved.rename(away := tmp_path / "node1")
+    server = CheckpointServer(away)
+    newer = Newer(7, str(saved), server.place._replace(path=saved).told())
+    kept = KeptNewer("node1", "127.0.0.1", newer)
+    said = []
+    spec = from_newer(resumed(tmp_path), [kept], PLAIN, said.append)
+    server.close()
+    dump = spec.dump
+    assert (dump.resume, dump.resume_step, dump.lineage) == (saved, 7, ("r1", "r0"))
+    assert said == [
+        f"{saved} is not on this node ({HOST}): it is copied from node1",
+        f"resuming step 7 of run r1 from {saved}: node1 has saved it on a disk of its own",
+    ]
+
+
+def test_what_this_node_has_looked_at_itself_is_not_taken_from_another(tmp_path):
+    """It is damaged, say, and an older one was found better."""
+    saved = checkpoints.saved(tmp_path, step=7)
+    server = CheckpointServer(saved)
+    kept = KeptNewer("node1", "127.0.0.1", Newer(7, str(saved), server.place.told()))
+    spec = resumed(tmp_path)
+    assert from_newer(spec, [kept], PLAIN, print) == spec
+    server.close()
+
+
+def test_what_is_not_to_be_had_is_named_and_nothing_older_is_taken(tmp_path):
+    kept = KeptNewer("node1", "10.0.0.2", Newer(7, "/ckpt/step_7"))
+    with pytest.raises(UsageError) as refused:
+        from_newer(resumed(tmp_path), [kept], PLAIN, print)
+    assert str(refused.value).startswith("node1 (10.0.0.2) has saved step 7 of this run on a disk")
+    assert "--node-rank=0 --master-addr=10.0.0.2 --resume" in str(refused.value)

@@ -26,7 +26,7 @@ from agent.nodes import gather as gathering
 from agent.nodes import guest
 from agent.nodes import join as joining
 from agent.nodes.frames import PREAMBLE, FrameReader, message_of
-from agent.nodes.gather import MissingNodesError
+from agent.nodes.gather import KeptNewer, MissingNodesError, Resuming
 from agent.nodes.join import NeverBegunError, RefusedError
 from agent.nodes.line import bytes_of
 from agent.nodes.link import NodeLink
@@ -34,12 +34,14 @@ from agent.nodes.messages import (
     Admitted,
     Begin,
     Challenge,
+    Newer,
+    SeekNewer,
     StopGathering,
 )
 from agent.nodes.roster import Gathering
 from agent.nodes.run_messages import NodeFacts, Order, ShownStatus
 from agent.nodes.token import Proofs, Side
-from agent.spec.job_spec import StoppedEarlyError
+from agent.spec.job_spec import StoppedEarlyError, UsageError
 
 
 @pytest.fixture
@@ -312,6 +314,65 @@ def test_a_node_that_is_asked_to_end_the_job_ends_the_wait_of_all(job, is_spare)
     with pytest.raises(RefusedError, match="stopped by SIGTERM on mn1") as refused:
         other.result(LONG_S)
     assert refused.value.exit_code == 128 + SIGTERM
+
+
+ASKS = SeekNewer("/ckpt", "r", 5)
+
+
+def test_all_are_asked_for_newer_checkpoints_and_the_job_begins_then(job):
+    found, asked = [], []
+
+    def seek(question):
+        asked.append(question)
+        return Newer(8, "/ckpt/step_8")
+
+    controller = job.gather(nnodes=3, resuming=Resuming(ASKS, found.append))
+    others = [job.join(node("mn1", 1), seek=seek), job.join(node("mn2", 2))]
+    controller.result(LONG_S)
+    assert [each.result(LONG_S).node_rank for each in others] == [1, 2]
+    assert asked == [ASKS]
+    assert found == [[KeptNewer("mn1", "127.0.0.1", Newer(8, "/ckpt/step_8"))]]
+
+
+def test_where_nobody_has_a_newer_one_nothing_is_found(job):
+    found = []
+    controller = job.gather(nnodes=2, resuming=Resuming(ASKS, found.append))
+    other = job.join(node("mn1", 1), seek=lambda _: Newer(5, "/ckpt/step_5"))
+    controller.result(LONG_S)
+    other.result(LONG_S)
+    assert found == []
+
+
+def test_what_is_newer_and_not_to_be_had_ends_the_wait_of_all(job):
+    def found(_):
+        raise UsageError("mn1 has saved step 8")
+
+    controller = job.gather(nnodes=2, resuming=Resuming(ASKS, found))
+    other = job.join(node("mn1", 1), seek=lambda _: Newer(8, "/ckpt/step_8"))
+    with pytest.raises(UsageError, match="mn1 has saved step 8"):
+        controller.result(LONG_S)
+    with pytest.raises(RefusedError, match="mn1 has saved step 8") as refused:
+        other.result(LONG_S)
+    assert refused.value.exit_code == 2
+
+
+def test_one_that_is_gone_as_it_is_asked_is_awaited_once_more(job):
+    controller = job.gather(nnodes=2, resuming=Resuming(ASKS, print))
+    connection, reader = joined_by_hand(job, node("mn1", 1))
+    while not isinstance(heard(connection, reader), SeekNewer):
+        pass
+    connection.close()
+    other = job.join(node("mn1", 1))
+    controller.result(LONG_S)
+    assert other.result(LONG_S).node_rank == 1
+
+
+def test_one_that_does_not_answer_is_named_and_keeps_nobody_for_ever(job, monkeypatch):
+    monkeypatch.setattr(gathering, "SEEK_S", 0.2)
+    controller = job.gather(nnodes=2, resuming=Resuming(ASKS, print))
+    joined_by_hand(job, node("mn1", 1))
+    job.until("mn1 (127.0.0.1) has not said within ")
+    controller.result(LONG_S)
 
 
 def test_a_node_that_speaks_before_the_job_begins_is_none(job):
