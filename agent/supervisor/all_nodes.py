@@ -35,6 +35,7 @@ from agent.nodes.line import CLOSED, Line, Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.messages import Join, Refused, Spare
 from agent.nodes.run_messages import (
+    CheckpointKnown,
     CopyWritten,
     Ended,
     NodeFacts,
@@ -278,7 +279,7 @@ class AllNodes:
         """A checkpoint is complete: no node begins from an older one."""
         self.complete = done
         for node in self._others:
-            node.know_checkpoint(done)
+            node.line.send(CheckpointKnown(*done))
 
     def finish(self) -> None:
         """The job is over."""
@@ -468,7 +469,7 @@ class AllNodes:
         if not self._memory.bring(node):
             node.go_on(self._controller.view)
         if self.complete is not None:
-            node.know_checkpoint(self.complete)
+            node.line.send(CheckpointKnown(*self.complete))
 
     def _say_awaited(self) -> None:
         """Say for which lost nodes' places the job waits."""

@@ -23,7 +23,6 @@ from agent.nodes.line import Loss
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import (
     Beats,
-    CheckpointKnown,
     CopyProgressed,
     CopyWritten,
     Ended,
@@ -59,7 +58,6 @@ from agent.nodes.run_messages import (
     WriteCopy,
     unpack_said,
 )
-from agent.records.complete_checkpoint import CompleteCheckpoint
 from agent.seat.rights import TellTerm
 from agent.spread.node_writes import not_written
 from agent.supervisor.hooks_bridge import HooksBridge
@@ -419,10 +417,6 @@ class RemoteNode:
     def show(self, status: dict[str, object], step: int) -> None:
         """Tell it the state of the whole job, and the newest step of any rank."""
         self._link.send(ShownStatus(status, step))
-
-    def know_checkpoint(self, done: CompleteCheckpoint) -> None:
-        """Tell it of a checkpoint that is complete."""
-        self._link.send(CheckpointKnown(*done))
 
     def end(self, ended: Ended, timeout_s: float) -> None:
         """The job is over: its msrun ends, too."""

@@ -114,11 +114,9 @@ class Guard:
         self.digests = saving.SaidDigests()
         self._before_dump = before_dump
         self._when_agent_died = when_agent_died
-        self.is_forsaken = False
-        """Whether the job's controller, on another node, is gone."""
+        self.is_forsaken = False  # whether the job's controller, on another node, is gone
         self.is_loss_proven = False  # its msrun has ended: its ranks know as much as this one
-        self.not_shared: dict[str, str] = {}
-        """Folders that are others on other nodes, and how that was found."""
+        self.not_shared: dict[str, str] = {}  # folders that are others on other nodes, and why
         self.replicated = protocol.Replicated("msrun had not said whether the ranks hold the same")
         """Who else holds what this rank does."""
         self._last_signal: int | None = None
