@@ -8,7 +8,6 @@ the next commit: some ranks may still be in the first loop, and all must resume 
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
 import struct
 import zlib
@@ -20,7 +19,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from worker_hooks.contract import status_page as pages
-from worker_hooks.contract.fingerprint import LATE
+from worker_hooks.contract.fingerprint import LATE, bundled
 from worker_hooks.contract.script_record import SCRIPT
 from worker_hooks.contract.status_page import (
     BEFORE,
@@ -53,6 +52,9 @@ EPOCH = "epoch:"
 _SCRIPT_BYTES = 16 << 10  # room for the script's own values at first
 
 _LATE_BYTES = 64 << 10  # of buffers on a device, compared once a step
+
+_MOST_LATE = 100  # buffers that are compared each by itself, to be named if they differ by rank
+_ONE, _ONE_OF = "buffer", "one of the buffers"
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -504,18 +506,18 @@ class PrivateState:
             self._unmoved = self._draws([(0, False)] * len(self._drawn_late))
 
     def late_values(self) -> dict[str, str]:
-        """The buffers that change between a backward and its commit, as a text to be compared."""
+        """The buffers that change between a backward and its commit, as texts to be compared."""
         page, late = self.page, self.late_buffers
         if page is None or not late:
             return {}
         record = page.newest()
         parts = [] if record is None else _parts(page.entries, record.payload)
-        found = [(entry.name, octets) for entry, octets in parts if entry.name in late]
-        if not found:
-            return {}
-        more = f" (and {len(found) - 1} more)" * (len(found) > 1)
-        crc = functools.reduce(lambda crc, each: zlib.crc32(each[1], crc), found, 0)
-        return {f"{LATE}buffer `{found[0][0]}`{more}": f"{crc:08x}"}
+        texts = {e.name: f"{zlib.crc32(octets):08x}" for e, octets in parts if e.name in late}
+        are_all = len(texts) <= _MOST_LATE
+        return {
+            f"{LATE}{_ONE if are_all or name in texts else _ONE_OF} `{name}`": text
+            for name, text in bundled(texts, most=_MOST_LATE).items()
+        }
 
     def _look_at_device(self, step: int) -> None:
         """A commit: look at what the device has written as of the one before, if it has.
