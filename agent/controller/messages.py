@@ -13,7 +13,7 @@ from agent.controller.states import JobState
 from agent.spec import exit_budget
 from agent.text.tone import Tone
 from agent.text.wording import MINUTE_S, duration, listed, ranged
-from worker_hooks.contract.fingerprint import LATE, RESULT
+from worker_hooks.contract.fingerprint import LATE, RESULT, is_buffer
 
 ELAPSED = "\0"
 """Stands for the time since the failure, which the controller does not know: `` after 0.3 s``."""
@@ -30,6 +30,8 @@ _DIES = "by rank: if a rank dies between its backward and its commit,"
 _LOSES = "the step is not saved, and training resumes from the newest"
 _LATE = f"{{}} differs {_DIES} {_LOSES} {{}}; change it before backward"
 _LATES = f"{{}} differ {_DIES} {_LOSES} {{}}; change them before backward"
+_IGNORE = ", or name it in state.ignore(...) if training does not depend on it"
+_IGNORES = ", or name those in state.ignore(...) on which training does not depend"
 _STALE = (
     "but the result will be another than without the failure: the random numbers, buffers and data "
     "position of {} are of a step before"
@@ -172,5 +174,7 @@ def _of_values(news: Collection[str], newest: str) -> Iterator[str]:
         names = sorted(each.removeprefix(prefix) for each in news if each.startswith(prefix))
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         if names:
-            text = one if len(names) == 1 else many
-            yield text.format(f"{', '.join(names[:_NAMED])}{more}", newest)
+            text, ignore = (one, _IGNORE) if len(names) == 1 else (many, _IGNORES)
+            has_more = prefix == LATE and not all(map(is_buffer, names))
+            listed_names = f"{', '.join(names[:_NAMED])}{more}"
+            yield text.format(listed_names, newest) + ignore * has_more

@@ -17,6 +17,9 @@ Fingerprint = Mapping[str, str]
 LATE = "late: "
 """Prefix of a value of the script's own that changes between a backward and its commit."""
 
+BUFFER, ONE_OF_BUFFERS = "buffer", "one of the buffers"
+"""Begin the name of such a value if it is a module's."""
+
 RESULT = "result: "
 """Prefix of one that does, and on which nothing depends but what training returns."""
 
@@ -189,6 +192,11 @@ def differences_within(
 def is_own_value(name: str) -> bool:
     """Whether it is that of a value of the script's own, which each rank keeps for itself."""
     return name.startswith((LATE, RESULT))
+
+
+def is_buffer(name: str) -> bool:
+    """Whether a value of this name, without its prefix, is a module's buffer, or one of several."""
+    return name.startswith((f"{BUFFER} `", f"{ONE_OF_BUFFERS} `"))
 
 
 def alike(of: Mapping[int, Fingerprint]) -> tuple[tuple[int, ...], ...]:

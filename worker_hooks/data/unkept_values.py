@@ -34,13 +34,14 @@ from worker_hooks.data.look import look
 from worker_hooks.rng.generators import stream_of
 from worker_hooks.script.containers import MOST
 from worker_hooks.script.kept import SHARED, ScriptValues
+from worker_hooks.script.notice import HARMLESS
 from worker_hooks.script.values import FIXED, is_array, is_of_graph
 from worker_hooks.script.watch import Group, local_modules
 
 CHANGES = (
     "`{name}` ({kind}) changes while training and is kept nowhere, so it begins anew after a "
     "replacement or resume: keep what counts of it in state.own, or give it to TrainState with "
-    "state_dict and load_state_dict"
+    "state_dict and load_state_dict; {harmless}"
 )
 REPLACED = (
     "`{name}` is given another {kind} while training, and has its first one again after a "
@@ -88,8 +89,9 @@ class UnkeptValues:
                 self._made_anew.add(name)
             elif not self._script.is_ignored(name):
                 self._named.add(name)
+                kind, harmless = now.kind or was.kind, HARMLESS.format(name)
                 sentence = REPLACED if is_referred else CHANGES
-                told.append(sentence.format(name=name, kind=now.kind or was.kind))
+                told.append(sentence.format(name=name, kind=kind, harmless=harmless))
         return told
 
     def _look(self) -> dict[str, _Seen]:

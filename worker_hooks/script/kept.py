@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, compress
 from operator import attrgetter, ne
-from types import CellType, FrameType, SimpleNamespace
+from types import CellType, FrameType
 from typing import Any
 from weakref import WeakSet
 
@@ -25,6 +25,7 @@ from worker_hooks.script.notice import (
     DATA_CHANGES,
     DISTRIBUTED,
     GROWS,
+    HARMLESS,
     ITERATES,
     LACKS_CHANGE,
     TOO_LARGE,
@@ -45,6 +46,7 @@ from worker_hooks.script.watch import (
     DataObject,
     Group,
     Variable,
+    as_object,
     data_objects,
     drop_values,
     groups_of,
@@ -213,7 +215,7 @@ class ScriptValues:
 
     def owners(self) -> dict[str, object]:
         """Objects whose attributes are the script's, random number generators among them."""
-        return {f"{SCRIPT}.{group.prefix}": _as_object(group) for group in self._groups}
+        return {f"{SCRIPT}.{group.prefix}": as_object(group) for group in self._groups}
 
     def begin(self) -> None:
         """The first loop begins: what was assigned since :meth:`find` is assigned so every time.
@@ -240,11 +242,12 @@ class ScriptValues:
         Raises:
             TypeError: ``state.own`` or ``state.shared`` has what cannot be saved.
         """
-        now, is_new = self._versions_now(), self._recent or self._is_stale or self._is_settled
+        now = self._versions_now()
         always = self._others or self._containers or self._objects.variables
         is_same = now == self._seen is not None and not always
         changed = [] if is_same else self._find_changed(now)
-        if not (changed or is_new):  # as in most steps
+        # as in most steps
+        if not (changed or self._recent or self._is_stale or self._is_settled):
             self._is_under_way, self._changed = not is_commit, set()
             return
         for variable in changed:
@@ -551,9 +554,11 @@ class ScriptValues:
         except Exception as error:
             if variable.name.startswith((OWN, SHARED)) and not values.is_generator(variable.value):
                 raise TypeError(f"{variable.name} cannot be saved: {error}") from error
+            self._is_stale |= variable.packed is not None
             variable.packed = None
             has_objects = holds_objects(variable.value, self._own_modules)
-            if has_objects and was_container and self._has_begun:  # it had none
+            is_other = has_objects or variable.is_outgrown  # it had none, and nothing of a library
+            if is_other and was_container and self._has_begun:
                 self._note_grown(variable.name)
                 return False
             is_module = isinstance(variable.value, torch.nn.Module)
@@ -577,11 +582,9 @@ class ScriptValues:
         if variable.is_large and variable.name not in self.large:
             self.large.add(variable.name)
             self.newly_large.append(variable.name)
-            if variable.is_distributed:
-                log.warning(DISTRIBUTED, variable.name)
-            else:
-                sizes = values.LARGE_BYTES >> 10, values.LARGE_TENSORS
-                log.warning(TOO_LARGE, variable.name, *sizes)
+            name, sizes = variable.name, (values.LARGE_BYTES >> 10, values.LARGE_TENSORS)
+            text, more = (DISTRIBUTED, ()) if variable.is_distributed else (TOO_LARGE, sizes)
+            log.warning(text, name, *more, HARMLESS.format(name))
 
 
 _ALWAYS = OWN, SHARED, REGISTERED
@@ -591,10 +594,3 @@ def _with_owners(names: Iterable[str]) -> frozenset[str]:
     """``main.meter.total``, ``main.meter`` and ``main``."""
     parts = [name.split(".") for name in names]
     return frozenset(".".join(each[:count]) for each in parts for count in range(1, len(each) + 1))
-
-
-def _as_object(group: Group) -> object:
-    holder = group.holder
-    if not isinstance(holder, dict):
-        return SimpleNamespace(**{key: holder.get(key, None) for key in holder})
-    return SimpleNamespace(**holder)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from worker_hooks.contract.fingerprint import ANEW
 from worker_hooks.script.source import Named
 
+HARMLESS = "that is harmless if each step sets it before it reads it: then say state.ignore('{0}')"
 PAIRED = (
     "{}() around state.batches() begins anew after a replacement or a restart amid an epoch; "
     "number batches by enumerate() or state.batch, and stop at state.batch"
@@ -46,22 +47,23 @@ WORKERS_RETURN = (
     "persistent_workers out, or say state.ignore('persistent_workers')"
 )
 ITERATES = (
-    "`{}` is an iterator, and begins anew after a replacement or resume: count in a number, which "
-    "comes back, and make the iterator from that"
+    "`{0}` is an iterator, and begins anew after a replacement or resume: count in a number, which "
+    f"comes back, and make the iterator from that; {HARMLESS}"
 )
 GROWS = (
-    "`{}` gets or loses objects while training, and begins anew after a replacement or resume: "
-    "make all of its objects before run, or keep what they hold in state.own"
+    "`{0}` gets or loses objects while training, and begins anew after a replacement or resume: "
+    "make all of its objects before run, or keep what they hold in state.own; "
+    f"{HARMLESS}"
 )
 TOO_LARGE = (
     "%s changes while training and is larger than %d KiB, or has more than %d tensors: it begins "
     "anew after a replacement or resume; give it to TrainState(...) as a tensor or with "
-    "state_dict and load_state_dict"
+    "state_dict and load_state_dict; %s"
 )
 DISTRIBUTED = (
     "%s changes while training and is, or holds, a DTensor, of which nothing is kept: it begins "
     "anew after a replacement or resume; give it to TrainState(...), or keep its full_tensor() or "
-    "a number"
+    "a number; %s"
 )
 
 MOST = 6  # variables in one sentence

@@ -111,6 +111,7 @@ class Variable:
         "is_distributed",
         "is_fixed",
         "is_large",
+        "is_outgrown",
         "key",
         "mark",
         "name",
@@ -126,6 +127,7 @@ class Variable:
         self.is_fixed = True  # no change without another object
         self.is_large = False
         self.is_distributed = False  # that is why it is taken as large
+        self.is_outgrown = False  # it could be saved, until it got what cannot be
         self.packed: Packed | None = None
         self.growing: GrowingText | None = None  # what packs it, if it is long
         self.checksum = 0  # of that
@@ -150,6 +152,7 @@ class Variable:
             self.mark = _outline(value)
             return bool(self.mark != old)
         self.value, self.mark, self.is_fixed, self.is_large = value, None, True, False
+        self.is_outgrown = False
         if value is _NONE or id(value) in excluded:
             return False
         try:
@@ -160,6 +163,9 @@ class Variable:
             if not values.is_of_graph(value):
                 self.mark, self.is_large = _outline(value), True
                 self.is_distributed = isinstance(error, DistributedValueError)
+        except TypeError:
+            self.is_outgrown = is_same and old is not None
+            raise
         self.is_fixed = values.is_fixed(value)
         return bool(self.mark != old or self.is_large != was_large)
 
@@ -307,6 +313,14 @@ class Group:
             found.append(Variable(name, self.holder, key))
             self.variables[key] = found[-1]
         return found
+
+
+def as_object(group: Group) -> object:
+    """Has the group's values as attributes."""
+    holder = group.holder
+    if not isinstance(holder, dict):
+        return SimpleNamespace(**{key: holder.get(key, None) for key in holder})
+    return SimpleNamespace(**holder)
 
 
 def groups_of(

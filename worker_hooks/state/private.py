@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from worker_hooks.contract import status_page as pages
-from worker_hooks.contract.fingerprint import LATE, bundled
+from worker_hooks.contract.fingerprint import BUFFER, LATE, ONE_OF_BUFFERS, bundled
 from worker_hooks.contract.script_record import SCRIPT
 from worker_hooks.contract.status_page import (
     BEFORE,
@@ -54,7 +54,6 @@ _SCRIPT_BYTES = 16 << 10  # room for the script's own values at first
 _LATE_BYTES = 64 << 10  # of buffers on a device, compared once a step
 
 _MOST_LATE = 100  # buffers that are compared each by itself, to be named if they differ by rank
-_ONE, _ONE_OF = "buffer", "one of the buffers"
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -515,7 +514,7 @@ class PrivateState:
         texts = {e.name: f"{zlib.crc32(octets):08x}" for e, octets in parts if e.name in late}
         are_all = len(texts) <= _MOST_LATE
         return {
-            f"{LATE}{_ONE if are_all or name in texts else _ONE_OF} `{name}`": text
+            f"{LATE}{BUFFER if are_all or name in texts else ONE_OF_BUFFERS} `{name}`": text
             for name, text in bundled(texts, most=_MOST_LATE).items()
         }
 

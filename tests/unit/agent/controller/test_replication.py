@@ -103,7 +103,8 @@ def test_values_of_the_scripts_own_that_differ_are_said_and_take_from_the_promis
         "partly protected: a rank that dies is replaced, no step is lost as long as one rank lives, "
         "unless it dies between its backward and its commit; but "
         "t.py:3 `best` differs by rank: if a rank dies between its backward and its commit, the "
-        "step is not saved, and training resumes from the newest copy; change it before backward"
+        "step is not saved, and training resumes from the newest copy; change it before backward, "
+        "or name it in state.ignore(...) if training does not depend on it"
     )
     comparison = job.since_restart.comparison
     assert (comparison.unprotected, comparison.compared) == ("", 2)
@@ -121,6 +122,26 @@ def test_copies_of_a_lost_node_are_lost_with_it():
         "the step is not saved, and training resumes from the newest copy, after the loss of a "
         "node from the newest ModelCheckpoint, else from its beginning; change it before backward"
     ) in decision.say
+
+
+NONE_OF_THOSE = "or name those in state.ignore(...) on which training does not depend"
+
+
+@pytest.mark.parametrize(
+    ("names", "cure"),
+    [
+        (["buffer `net.seen`"], "change it before backward"),
+        (["`best`", "buffer `net.seen`"], f"change them before backward, {NONE_OF_THOSE}"),
+    ],
+)
+def test_that_training_does_not_depend_on_a_late_value_can_be_said_but_not_of_a_buffer(names, cure):
+    job = play(THREE, EQUAL[:1])
+    said = ""
+    for rank in range(3):
+        late = {f"{LATE}{name}": f"{rank}" for name in names}
+        decision = decide(job, says(rank, 1, {"model.w": "x", **late}))
+        job, said = decision.job, decision.say
+    assert said.endswith(f"; {cure}")
 
 
 def test_what_begins_anew_is_in_the_promise_and_takes_from_it_later():

@@ -210,3 +210,19 @@ def test_an_ignored_value_is_not_named(script):
     one = script("import numpy as np\nrows = np.zeros((20000, 8))\n")
     one.values.ignored.add("rows")
     assert one.step("rows[0] += 1") == []
+
+
+def test_what_each_step_makes_anew_is_said_to_be_harmless_and_how_to_say_so(script):
+    source = "import torch\nclass Trainer: pass\ntrainer = Trainer(); trainer.noise = None\n"
+    change = "trainer.noise = torch.distributions.Normal(torch.randn(3), 1.0)"
+    one = script(source)
+    exec(change, vars(one.main))
+    one.values.look(is_commit=True)
+    (told,) = one.watch.changed(is_first=True)
+    assert told.endswith(
+        "that is harmless if each step sets it before it reads it: then say "
+        "state.ignore('trainer.noise')"
+    )
+    other = script(source)
+    other.values.ignored.add("trainer.noise")
+    assert [other.step(change) for _ in range(3)] == [[]] * 3

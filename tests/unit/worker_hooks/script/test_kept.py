@@ -1,9 +1,11 @@
 """What is saved of a script's values, and what comes back in the process and in another one."""
 
 import sys
+from collections import deque
 from functools import partial
 from threading import Thread
 from types import ModuleType, SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,6 +15,10 @@ from torch.distributed.tensor import DTensor, Shard
 from worker_hooks.script.kept import ScriptValues
 from worker_hooks.script.values import Script
 from worker_hooks.state.stateful import ObjectPiece, RankObjects
+
+
+class Seen(NamedTuple):
+    at: int
 
 
 class Rank:
@@ -275,6 +281,26 @@ def test_what_changes_and_is_large_is_said_once(rank, caplog):
         one.shadow.add_(1)
         assert one.commit().record.values == {}
     assert caplog.text.count("shadow changes while training and is larger than 64 KiB") == 1
+    harmless = "that is harmless if each step sets it before it reads it: then say state.ignore("
+    assert caplog.text.count(f"{harmless}'shadow')") == 1
+
+
+@pytest.mark.parametrize("item", [object(), Seen(1)])
+def test_a_container_that_gets_what_cannot_be_kept_is_named_at_once_and_not_put_back(rank, item):
+    """Else a death brings back an old one, and the first line of a run promises too much."""
+    one = rank(memory=deque(maxlen=9), fresh=[])
+    one.values.begin()
+    one.memory.append(1)
+    for _ in range(3):
+        assert set(one.commit().record.values) == {"memory"}
+    one.memory.append(item)
+    assert one.commit(fresh=[item]).record.values == {}
+    (told,) = one.values.changes_of_data(is_first=False)  # which of `fresh` is new is not known yet
+    assert told.startswith("`memory` gets or loses objects while training, and begins anew")
+    assert told.endswith("before it reads it: then say state.ignore('memory')")
+    one.memory.append(item)
+    one.commit()
+    assert one.values.changes_of_data(is_first=False) == []
 
 
 @pytest.mark.parametrize("held", ["bare", "list", "dict"])
