@@ -297,9 +297,12 @@ class Feed:
             {entry.name: saved.get(NOW + entry.name, b"") for entry in self._script.entries}
         )
 
-    def unsaved(self) -> list[str]:
-        """Sentences on what the script sets between loops and is not saved, each once."""
-        return self._set.unsaved()
+    def unsaved(self, is_ignored: Callable[[str], bool] = lambda _: False) -> list[str]:
+        """A step is complete: sentences on what the script sets and is not saved, each once.
+
+        ``is_ignored``: tells for a name whether the script has said that it does not matter.
+        """
+        return self._set.unsaved(is_ignored)
 
     def restore_set(self, meta: Mapping[str, Any], *, is_open: bool) -> None:
         """Set what the script had set on its data set and samplers when the loop began.

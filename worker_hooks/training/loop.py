@@ -433,10 +433,11 @@ class DataLoop:
 
     def _say_changes(self) -> None:
         """Say what has changed, and is saved nowhere."""
-        told = [] if self._feed is None else self._feed.unsaved()
-        told += self._committed.private.script.changes_of_data(is_first=self.batch <= 1)
+        script = self._committed.private.script
+        told = [] if self._feed is None else self._feed.unsaved(script.is_ignored)
+        told += script.changes_of_data(is_first=self.batch <= 1)
         self._say_unprotected((each, True) for each in told)
-        while names := self._committed.private.script.newly_large:  # the log has them
+        while names := script.newly_large:  # the log has them
             self._report_anew(f"`{names.pop()}`")
 
     def _report_anew(self, text: str) -> None:

@@ -222,3 +222,84 @@ def test_a_list_that_is_put_back_is_the_one_that_others_refer_to():
     shared[:] = [0]
     one.restore(saved, for_workers=False)
     assert part.chosen is shared == [4, 5]
+
+
+SET_BETWEEN_LOOPS = {
+    "a long list of numbers": ([0.0] * 5000, lambda data: data.held.__setitem__(4321, 0.5)),
+    "a long list of names": ([f"{n}.png" for n in range(3000)], lambda data: data.held.reverse()),
+    "a long list of pairs": ([("a", n) for n in range(3000)], lambda data: data.held.pop()),
+    "a long list of lists": ([[n] for n in range(3000)], lambda data: data.held.reverse()),
+    "a very long list": (list(range(300_000)), lambda data: data.held.reverse()),
+    "a long list of both": ([*range(3000), "a"], lambda data: data.held.reverse()),
+    "a dict of numbers": ({"easy": 0.8}, lambda data: data.held.update(easy=0.5)),
+    "a long dict of numbers": (
+        dict.fromkeys(range(3000), 0.0),
+        lambda data: data.held.update({2999: 1.0}),
+    ),
+    "a set": ({1, 2, 3}, lambda data: data.held.add(4)),
+    "a long set": (set(range(3000)), lambda data: data.held.discard(7)),
+    "a large array": (np.zeros(1 << 20), lambda data: data.held.__imul__(2.0).__iadd__(1.0)),
+}
+
+
+@pytest.mark.parametrize("what", SET_BETWEEN_LOOPS)
+def test_whatever_of_plain_values_is_set_between_loops_comes_back_or_is_named(what):
+    value, change = SET_BETWEEN_LOOPS[what]
+    one = Process()
+    one.data.held = value
+    one.loop(0)
+    one.loop(1)
+    assert one.feed.unsaved() == []
+    assert "dataset.held" not in one.feed.meta()["set"]
+    change(one.data)
+    one.loop(2)
+    named = [each.split("`")[1] for each in one.feed.unsaved()]
+    is_small = "long" not in what and "large" not in what
+    assert named == ([] if is_small else ["Noisy.held"])
+    if is_small:
+        new = Process()
+        new.data.held = type(value)()
+        new.feed.restore_set(one.feed.meta(), is_open=False)
+        assert new.data.held == one.data.held
+
+
+def test_a_cache_of_what_was_read_is_no_setting():
+    one = Process()
+    one.data.cache, one.data.rows_read = {}, [None] * 3000
+    one.loop(0)
+    one.data.cache[0], one.data.rows_read[0] = torch.zeros(3), np.zeros(3)
+    one.loop(1)
+    assert one.feed.unsaved() == []
+    assert {*one.feed.meta()["set"]} == {"sampler.epoch"}
+
+
+@pytest.mark.parametrize("value", [[0.0, 0.0], [0.0] * 3000, {0: 0.0}])
+def test_what_the_steps_of_a_loop_set_on_its_data_is_named(value):
+    """It comes back as it was when the loop began, and no step of it runs again."""
+    one = Process()
+    one.data.held = value
+    one.loop(0)
+    assert one.feed.unsaved() == []  # behind the first step
+    one.data.held[0] = 1.5
+    assert [each.split("`")[1] for each in one.feed.unsaved()] == ["Noisy.held"]
+    one.data.held[0] = 2.5
+    assert [one.feed.unsaved() for _ in range(9)] == [[]] * 9
+
+
+def test_what_the_script_has_said_to_be_harmless_is_not_named():
+    one = Process()
+    one.data.held, one.data.other = [0.0] * 3000, [0.0] * 3000
+    one.loop(0)
+    one.data.held[0], one.data.other[0] = 1.5, 1.5
+    one.loop(1)
+    (told,) = one.feed.unsaved(lambda name: name == "Noisy.other")
+    assert told.endswith("set it at the top of each epoch, and say state.ignore('Noisy.held')")
+
+
+def test_an_order_that_a_sampler_shuffles_as_its_loop_begins_is_not_named():
+    one = Process()
+    one.data.order = list(range(6))
+    one.feed.begin(0)
+    one.data.order.reverse()  # as its iterator is made: that is done again
+    for _ in range(4):
+        assert one.feed.unsaved() == []
