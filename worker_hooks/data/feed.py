@@ -312,8 +312,11 @@ class Feed:
             is_open: the workers have begun. Those that stay had begun in an earlier loop.
         """
         self._prepare()
-        for_workers = self._is_persistent and not is_open
-        self._set.restore(meta.get("set", {}), for_workers=for_workers)
+        found = meta.get("set", {})
+        if not is_open:
+            self._set.restore(found, for_workers=self._is_persistent)
+        elif self._is_persistent:
+            self._set.restore_here(found)
 
     def release(self) -> None:
         """The loop is over: drop its iterator, as a plain loop does."""

@@ -136,22 +136,46 @@ class SetAttributes:
                     self._tell(place, part, LARGE)
         self.changed = found
 
-    def restore(self, saved: Mapping[str, Any], *, for_workers: bool) -> None:
-        """Set what was saved in :attr:`changed`.
+    def restore(self, saved: Mapping[str, Any], *, for_workers: bool = False) -> None:
+        """Set what was saved in :attr:`changed`, before the loop is opened.
 
         Args:
             saved: what that was.
-            for_workers: as it was when the workers began, which stay, and have copies of it.
+            for_workers: what the data set has as it was when the workers began, which stay, and
+                have copies of it. :meth:`restore_here` sets the rest once they have begun.
         """
+        self._restore(saved, lambda is_data, now, born: born if is_data and for_workers else now)
+        self._restore(self._as_at_first(saved), lambda _, now, __: now)
+        self.changed = dict(saved)
+
+    def _as_at_first(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """What the loop began with as training had, and a survivor has changed in it since."""
+        found = dict[str, Any]()
+        for name, part, first in self.known():
+            now = _plain_of(part)
+            for key, text in first.items():
+                if f"{name}.{key}" not in saved and now.get(key) != text:
+                    found[f"{name}.{key}"] = text, text
+        return found
+
+    def restore_here(self, saved: Mapping[str, Any]) -> None:
+        """The workers that stay have begun: set the data set's attributes of this process.
+
+        Those of samplers are left alone. They may have changed as the loop was opened.
+        """
+        self._restore(saved, lambda is_data, now, _: now if is_data else None)
+        self.changed = dict(saved)
+
+    def _restore(self, saved: Mapping[str, Any], chosen: Callable[[bool, Any, Any], Any]) -> None:
         for name, part, _ in self.known():
+            is_data = name.startswith("dataset")
             for place, (now, born) in saved.items():
                 owner, _, key = place.rpartition(".")
-                text = born if for_workers else now
+                text = chosen(is_data, now, born)
                 if owner == name and isinstance(text, str):
                     with suppress(ValueError):  # it names a tensor: what is there stays
                         # in place, as other names may refer to it
                         vars(part)[key] = unpack(json.loads(text), {}, vars(part).get(key))
-        self.changed = dict(saved)
 
     def known(self) -> Iterator[tuple[str, Any, dict[str, str | int]]]:
         """The parts with their names, and what they had when the first loop began."""

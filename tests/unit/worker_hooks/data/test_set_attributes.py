@@ -1,5 +1,6 @@
 """What a script sets on its data set between loops comes back as it was when the loop began."""
 
+import random
 import sys
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
@@ -7,7 +8,13 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    Sampler,
+    WeightedRandomSampler,
+)
 
 from worker_hooks.data import set_attributes
 from worker_hooks.data.feed import Feed
@@ -303,3 +310,51 @@ def test_an_order_that_a_sampler_shuffles_as_its_loop_begins_is_not_named():
     one.data.order.reverse()  # as its iterator is made: that is done again
     for _ in range(4):
         assert one.feed.unsaved() == []
+
+
+class Shuffling(Sampler):
+    """Shuffles its own list as each loop begins: each order comes from the one before."""
+
+    def __init__(self):
+        self.order = list(range(12))
+
+    def __iter__(self):
+        random.shuffle(self.order)
+        return iter(self.order)
+
+    def __len__(self):
+        return 12
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "persistent_workers": True}])
+def test_what_a_sampler_does_as_its_loop_begins_is_not_undone_behind_that(options):
+    """It is done again as the loop is opened, and the next loop goes on from there."""
+    one, new = (Feed(DataLoader(Noisy(), 2, sampler=Shuffling(), **options)) for _ in "12")
+    random.seed(5)
+    batches = []
+    for epoch in range(2):
+        one.begin(epoch)
+        start = random.getstate()
+        iterator = one.open()
+        batches = [*iterator]
+    saved, order = one.meta(), one._loader.sampler.order
+    assert "sampler.order" in saved["set"]
+    new.restore_set(saved, is_open=False)
+    new.begin(1)
+    random.setstate(start)
+    assert torch.equal(torch.stack([*new.open()]), torch.stack(batches))
+    new.restore_set(saved, is_open=True)
+    assert new._loader.sampler.order == order
+
+
+def test_a_survivor_that_opens_its_first_loop_again_begins_as_it_had_begun():
+    feed = Feed(DataLoader(Noisy(), 2, sampler=Shuffling()))
+    random.seed(5)
+    start = random.getstate()
+    feed.begin(0)
+    saved, batches = feed.meta(), [*feed.open()]
+    assert "sampler.order" not in saved.get("set", {})  # it was as at first
+    feed.restore_set(saved, is_open=False)
+    feed.begin(0)
+    random.setstate(start)
+    assert torch.equal(torch.stack([*feed.open()]), torch.stack(batches))
