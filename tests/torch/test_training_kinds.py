@@ -61,6 +61,7 @@ CASES = {
     "workers_stay": "rank=1,step=7,phase=backward",
     "stream": "rank=1,step=7,phase=backward",
     "stream_worker": "rank=2,step=7,phase=data",
+    "reshuffled": "rank=1,step=6,phase=backward",
     "together": "rank=2,step=7,phase=forward",
     "prepared": "rank=0,step=7,phase=backward",
     "stateful": "rank=1,step=7,phase=backward",

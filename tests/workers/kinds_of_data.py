@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from toys import fit, network, samples, split, updates
 
 
@@ -41,6 +41,20 @@ class Noisy(Dataset):
         if self.is_mixed:
             x = (x + self.samples[index // 2][0]) / 2
         return x + self.share * torch.randn(x.shape), y
+
+
+class Reshuffling(Sampler):
+    """A rank's share of the samples, shuffled by each epoch from the order of the one before."""
+
+    def __init__(self, job):
+        self.order = list(range(job.rank, 96, 3))
+
+    def __len__(self):
+        return len(self.order)
+
+    def __iter__(self):
+        random.shuffle(self.order)
+        return iter(self.order)
 
 
 def rolled(x):
@@ -164,6 +178,7 @@ KINDS = {
     "workers_stay": trained(lambda _: split(Rolled(), num_workers=2, persistent_workers=True)),
     "stream": trained(lambda job: DataLoader(Stream(job), 8)),
     "stream_worker": trained(lambda job: DataLoader(Stream(job), 8, num_workers=1)),
+    "reshuffled": trained(lambda job: DataLoader(samples(), 8, sampler=Reshuffling(job))),
     "stateful": trained(Stateful),
     "together": trained(Together),
     "prepared": trained(lambda _: Prepared(samples())),
