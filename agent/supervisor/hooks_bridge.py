@@ -90,7 +90,6 @@ class HooksBridge:
         self._processes = RankProcesses(spec.ranks_here, self._links.pid)
         self._exiting = ExitingRanks(self._links, self._pages, self._processes, self._training, say)
         self._raised: set[int] = set()
-        self._warned: set[str] = set()  # what is not protected, as it was said
         self._holders = Holders()
         self._is_loss_said = False  # that the memory of a killed rank is not kept
         self._not_shared: dict[str, protocol.NotShared] = {}  # by folder
@@ -503,8 +502,7 @@ class HooksBridge:
         text = encodable(message.text)
         if message.is_refused:
             self._agent.post(ev.StartRefused(message.attempt, text, ()))
-        elif text not in self._warned:  # a rank 0 that is started again says it again
-            self._warned.add(text)
+        else:
             self._say(text)
 
     def _register(self, message: protocol.Registered, fds: list[int]) -> None:

@@ -419,7 +419,7 @@ class DataLoop:
 
     @property
     def _may_say(self) -> bool:
-        """Whether this rank looks for what begins anew: one for all does, and only once."""
+        """Whether this rank says what is not protected: one for all does, and only once."""
         return self._guard.is_on and not self._guard.env.rank and not self._guard.env.attempt
 
     def _say_lost(self) -> None:
@@ -454,9 +454,9 @@ class DataLoop:
         Raises:
             SystemExit: the script is refused, because of --strict; not after the first commit.
         """
-        if (env := self._guard.env).rank or not self._guard.is_on:
+        if not self._may_say:
             return
-        is_strict, refused = env.is_strict and not (self._has_committed or env.attempt), []
+        is_strict, refused = self._guard.env.is_strict and not self._has_committed, []
         for text, is_steering in sentences:
             if is_steering and is_strict:
                 refused.append(text)

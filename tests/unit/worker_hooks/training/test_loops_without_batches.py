@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader
 
 from worker_hooks import ExitByRequest, GracefulExit, TrainState, run
 from worker_hooks.guard.guard import Guard
-from worker_hooks.script.kept import ScriptValues
 from worker_hooks.training import own_loop
 
 TRIGGERED = "Graceful exit is triggered, stop training."
@@ -277,21 +276,6 @@ def test_a_rank_that_says_nothing_looks_for_nothing(told, monkeypatch):
     monkeypatch.setattr(own_loop, "begin_anew", lambda *_: pytest.fail("it was read"))
     over_a_list(training)
     assert told == []
-
-
-@pytest.mark.parametrize("is_strict", [False, True])
-def test_what_turns_up_behind_a_replacement_is_said_and_no_reason_to_refuse(
-    told, monkeypatch, is_strict
-):
-    """A rank may have died before: nothing of the script had turned out to begin anew then."""
-    training = Training()
-    guard = training.state._guard
-    guard.env = guard.env._replace(attempt=1, is_strict=is_strict)
-    changed = ["`Order.kept` changes"]
-    monkeypatch.setattr(ScriptValues, "changes_of_data", lambda *_, **__: [*changed])
-    for _ in training.state.batches(range(2)):
-        training.update()
-    assert {*told} == {("`Order.kept` changes", False)}
 
 
 def test_a_loop_over_batches_may_follow_a_question():
