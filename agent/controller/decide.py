@@ -52,7 +52,12 @@ from agent.controller.drain import (
 )
 from agent.controller.job import NEVER, Job
 from agent.controller.messages import sentence, tone
-from agent.controller.replaceable import blame_left_amid, note_own_failure, note_raised
+from agent.controller.replaceable import (
+    blame_left_amid,
+    note_lost_node,
+    note_own_failure,
+    note_raised,
+)
 from agent.controller.restart_policy import describe_outcome
 from agent.controller.states import Condition, JobState, RankState
 from agent.controller.stop_requests import exit_requested, is_leaving, stop_requested
@@ -81,7 +86,7 @@ def decide(job: Job, event: ev.Event) -> Decision:
     if isinstance(event, ev.WorkerExited) and event.fault:
         job = job._replace(devices=job.devices.failed(event.rank, event.fault))
     if isinstance(event, ev.WorkerExited | ev.StartFailed) and event.lost:
-        job = replication.lose_copy(job)
+        job = note_lost_node(replication.lose_copy(job), event.rank)
     if job.state is JobState.REPLACING and isinstance(event, replacement.Event):
         after = apply(event, replacement.hear(job, event))
     else:

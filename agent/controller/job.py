@@ -188,6 +188,7 @@ class SinceRestart(NamedTuple):
     trial: UnconfirmedReplacement | None = None  # of the last replacement, until it is confirmed
     copies: Copies = Copies()
     keeping: RankSet = RankSet()  # ranks whose memory outlives them
+    without_node: RankSet = RankSet()  # ranks lost with their node, until all have joined again
     notes: NoteCosts = NoteCosts()  # where the state lies in it, if nobody has asked for them
     not_kept: str = ""  # why, if nobody has, none is or can be read
 
@@ -224,7 +225,7 @@ class Job(NamedTuple):
     stop: StopRequests = StopRequests()
     restarts: int = 0  # of all ranks
     failed: str = ""  # why the attempt before the last restart failed
-    replaced: int = 0  # ranks, within the period
+    replaced: int = 0  # ranks, and lost nodes as one each, within the period
     replaced_in_all: int = 0  # ranks, since the job began
     deaths: RankMap[tuple[int, int]] = RankMap()  # rank -> a step, how often it was lost there
     repeated: Repeated = Repeated()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable
+from itertools import accumulate
 
 from agent.controller import events as ev
 from agent.controller.job import NEVER, Job, Repeated
@@ -139,6 +141,27 @@ def _why_not_now(job: Job, gone: Collection[int]) -> str:
     return described((rank, "let go of its state") for rank in unreachable)
 
 
+def note_lost_node(job: Job, rank: int) -> Job:
+    """The job once ``rank`` is known to be lost with its node."""
+    since = job.since_restart
+    return job._replace(since_restart=since._replace(without_node=since.without_node | {rank}))
+
+
+def units(job: Job, gone: Collection[int]) -> int:
+    """How many replacements it counts as to start ``gone`` anew.
+
+    A lost node is one, however many of its ranks the others have heard to be lost by now, and
+    whatever those died of that died a moment before it; each rank of another node is one.
+    """
+    without_node, nodes = job.since_restart.without_node, job.policy.replace.nodes
+    if not without_node or not nodes:
+        return len(gone)
+    firsts = tuple(accumulate(nodes, initial=0))
+    lost = {bisect_right(firsts, rank) for rank in without_node}
+    homes = [bisect_right(firsts, rank) for rank in gone]
+    return len(lost.intersection(homes)) + sum(home not in lost for home in homes)
+
+
 def _why_not_again(job: Job, gone: Collection[int], step: int) -> str:
     if step <= 0:
         return "no step was committed yet"
@@ -150,7 +173,7 @@ def _why_not_again(job: Job, gone: Collection[int], step: int) -> str:
     doomed = [(rank, n) for rank, at, n in died if at == step and n >= replace.deaths]
     if doomed:
         return described((rank, f"died {times(count)} at step {step}") for rank, count in doomed)
-    if job.replaced + len(gone) > replace.max_replacements:
+    if job.replaced + units(job, gone) > replace.max_replacements:
         within = f"within {replace.period_s:g} s"
         return f"all {replace.max_replacements} replacements {within} are spent"
     return ""

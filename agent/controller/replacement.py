@@ -31,6 +31,7 @@ from agent.controller.replaceable import (
     note_own_failure,
     note_raised,
     ranks_to_replace,
+    units,
     why_not,
     with_deaths,
 )
@@ -264,7 +265,8 @@ def _registered(job: Job, event: protocol.Registered) -> Turn:
         do.SetDeadline(JobState.RUNNING, job.attempt, None),
         do.Tell(tuple(job.ranks), protocol.GoOn(job.attempt), why),
     )
-    return Turn(job.with_replacement(None), Condition.ALL_JOINED, actions)
+    since = job.since_restart._replace(replacement=None, without_node=RankSet())
+    return Turn(job._replace(since_restart=since), Condition.ALL_JOINED, actions)
 
 
 def with_registered(job: Job, event: protocol.Registered, ranks: RankSet | None = None) -> Job:
@@ -353,10 +355,11 @@ def launch(job: Job) -> Turn:
     newcomers = tuple(job.ranks.all - survivors)
     failure = job.now.failure or replacement.why
     job, given_up = give_up_devices(job, newcomers)
+    cost = units(job, newcomers)
     job = job._replace(
         attempt=job.attempt + 1,
         now=Attempt(),
-        replaced=job.replaced + len(newcomers),
+        replaced=job.replaced + cost,
         replaced_in_all=job.replaced_in_all + len(newcomers),
         ranks=job.ranks.with_all(newcomers, RankState.PENDING),
         since_restart=job.since_restart._replace(
@@ -381,7 +384,7 @@ def launch(job: Job) -> Turn:
         devices=job.devices.visible,
         rehearses=job.since_restart.rehearses,
     )
-    reminders = [do.RemindReplaced(job.policy.replace.period_s) for _ in newcomers]
+    reminders = [do.RemindReplaced(job.policy.replace.period_s) for _ in range(cost)]
     # without survivors nobody has to leave the training function first
     policy = job.policy.replace
     deadline = _deadline(job, policy.rejoin_s if survivors else policy.join_s)

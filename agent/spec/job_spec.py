@@ -161,12 +161,13 @@ class ReplaceSpec(NamedTuple):
 
     is_on: bool = True  # --on-failure, MS_ENABLE_TFT='{ARF:0}'
     why_off: str = ""  # as text, if it is not on
-    max_replacements: int = 20  # --max-replacements within the period
+    max_replacements: int = 20  # --max-replacements within the period; a lost node is one
     period_s: float = 3600.0  # --replacement-period
     deaths: int = 3  # of one rank at one step: after so many it is not replaced any more
     failures: int = 2  # the same of the script's own, in a row at one step: likewise
     near: range = range(0)  # ranks on the controller's node, which write memory first
     has_nodes: bool = False  # there are several
+    nodes: tuple[int, ...] = ()  # the workers of each, by their ranks; none: one node
     node_wait_s: float = 0.0  # --node-wait: for another node in the place of a lost one
     rejoin_s: float = 30.0  # for survivors to leave the training function
     join_s: float = 600.0  # for all to be in the new process group, newcomers too
@@ -302,7 +303,7 @@ class JobSpec(NamedTuple):
         if self.nnodes > 1:
             ranks_near = self.ranks_near
             here = range(ranks_near[0], ranks_near[-1] + 1) if ranks_near else range(0)
-            replace = replace._replace(near=here, has_nodes=True)
+            replace = replace._replace(near=here, has_nodes=True, nodes=self.nodes)
         dump = self.dump._replace(restarts_from_memory=self.nnodes == 1)
         return Policy(ranks, self.max_restarts, self.timeouts, dump, replace)
 

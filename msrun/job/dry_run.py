@@ -143,7 +143,8 @@ def _nodes(spec: JobSpec) -> str:
 def _on_failure(spec: JobSpec) -> str:
     """The rungs of the ladder."""
     replace = spec.replace
-    within = f"replace at most {replace.max_replacements} ranks within {replace.period_s:g} s"
+    whom = "ranks or nodes" if spec.nnodes > 1 else "ranks"
+    within = f"replace at most {replace.max_replacements} {whom} within {replace.period_s:g} s"
     rungs = (within, replace.is_on), ("save", spec.dump.after_failure and spec.dump.ttp)
     taken = [words for words, is_on in (*rungs, ("restart", spec.max_restarts > 0)) if is_on]
     return ", else ".join(taken) or "stop"

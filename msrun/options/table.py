@@ -203,7 +203,8 @@ OPTIONS: tuple[Option, ...] = (
            "ranks.",
            default="replace,dump,restart", metavar="RUNG,...", origin=_OUR),
     Option("max-replacements", _S.RECOVERY,
-           "How many ranks msrun replaces at most within --replacement-period.",
+           "How many ranks msrun replaces at most within --replacement-period; a node that is lost "
+           "counts as one, with all of its ranks.",
            default="20", kind=_K.INT, metavar="N", low=0, origin=_OUR),
     Option("replacement-period", _S.RECOVERY,
            "Seconds after which a replacement no longer counts towards --max-replacements.",
