@@ -10,10 +10,10 @@ from support.cluster import Cluster
 from support.etcd_server import EtcdServer, etcd_on, mend, part
 from support.jobs import poll
 from support.node_jobs import NodeJobs, NodeMsrun, NodesJob, check_nothing_left, static
-from support.node_trainings import SCRIPT, check_weights, go, weights
+from support.node_trainings import PATIENT, SCRIPT, check_weights, go, weights
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-WAITS = (SCRIPT, "--wait=3:1")
+WAITS = (SCRIPT, PATIENT, "--wait=3:1")
 WAIT_S = 45  # for another node: who is left alone ends then
 STORE = 3  # the node of etcd
 

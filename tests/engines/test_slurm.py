@@ -17,7 +17,7 @@ from support.engine_jobs import (
     places,
 )
 from support.jobs import DEADLINE_S, WORKERS, poll
-from support.node_trainings import SCRIPT, weights
+from support.node_trainings import PATIENT, SCRIPT, weights
 from support.slurm import REQUEUE_S, Slurm
 from support.warm_python import WarmPython
 
@@ -126,7 +126,7 @@ def test_a_node_that_dies_is_replaced_by_a_spare_one(
     four_nodes: Slurm, undisturbed: list[str]
 ) -> None:
     folder = four_nodes.cluster.folder / "logs"
-    words = ("--nnodes=2", f"--log_dir={folder}", SCRIPT, "--wait=5:0")
+    words = ("--nnodes=2", f"--log_dir={folder}", SCRIPT, PATIENT, "--wait=5:0")
     job = four_nodes.run("srun", "-N3", *ONE_A_NODE, *MSRUN, *words)
     await_said(job, "the job is on 2 nodes, one waits as a spare")
     await_said(job, "a spare node has come (node2)")
@@ -138,8 +138,7 @@ def test_a_node_that_dies_is_replaced_by_a_spare_one(
     await_said(job, "training resumes at step 5")
     poll(lambda: len(weights(logs(folder))) == len(undisturbed))
     poll(lambda: tokens(four_nodes) == [])
-    if "are of a step before" not in job.errors():  # what had been sent was not on its way
-        assert weights(logs(folder)) == undisturbed
+    assert weights(logs(folder)) == undisturbed, job.errors()
 
 
 @pytest.mark.torch

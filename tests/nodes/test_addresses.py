@@ -9,7 +9,7 @@ from support.cluster import Cluster
 from support.jobs import PYTHON, WORKERS
 from support.node_jobs import PORT, NodeJobs, check_nothing_left, job_of
 from support.node_places import PLACE, check_places, places, quiet
-from support.node_trainings import SCRIPT, check_weights, go, weights
+from support.node_trainings import PATIENT, SCRIPT, check_weights, go, weights
 
 from msrun.cluster.node import ClusterNode
 
@@ -148,7 +148,7 @@ def test_nodes_that_have_ipv6_alone(nodes: Nodes, undisturbed: Sequence[str]) ->
     first, second, _ = map(has_only_ipv6, cluster.nodes)
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=[{first}]:{PORT}", "--nnodes=2"]
     meeting += ["--nproc-per-node=2", "--rdzv-id=J"]
-    words = (SCRIPT, "--wait=3:2", "--wait=6:1")
+    words = (SCRIPT, PATIENT, "--wait=3:2", "--wait=6:1")
     job = jobs.start(*words, nproc=2, how=lambda _: meeting)
     spare = jobs.start_one(cluster.nodes[2], "--spare-node", *meeting, *words, nproc=2)
     spare.await_error("this node waits as a spare")

@@ -10,10 +10,10 @@ import pytest
 from support.hand_jobs import SCHEDULER, start, start_all
 from support.jobs import poll
 from support.node_jobs import NodeJobs, NodesJob, check_nothing_left
-from support.node_trainings import SCRIPT, check_weights, go, weights
+from support.node_trainings import PATIENT, SCRIPT, check_weights, go, weights
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
-WAITS = (SCRIPT, "--wait=5:3")
+WAITS = (SCRIPT, PATIENT, "--wait=5:3")
 
 
 def begun(job: NodesJob) -> None:

@@ -10,7 +10,7 @@ import pytest
 from support import sharded_trainings
 from support.cluster import Cluster
 from support.node_jobs import PORT, NodeJobs, NodesJob, check_nothing_left, job_of, static
-from support.node_trainings import RESTARTS, SCRIPT, check_weights, go, train, weights
+from support.node_trainings import PATIENT, RESTARTS, SCRIPT, check_weights, go, train, weights
 from support.sharded_trainings import undisturbed_digests
 from support.warm_python import WarmPython
 
@@ -18,7 +18,7 @@ from worker_hooks.storage import manifest as manifests
 
 Nodes = Callable[[int], Cluster]
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
-WAITS = ("/", "--wait=5:1")
+WAITS = ("/", PATIENT, "--wait=5:1")
 PROTECTED = "msrun: protected: a rank that dies is replaced, no step is lost as long as one rank lives (checked: "
 APART = "is not one folder for all nodes: what node 1 (node1) writes there is not seen"
 

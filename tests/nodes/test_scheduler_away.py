@@ -16,6 +16,7 @@ from support.warm_python import WarmPython
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 AWAY_S, LOOK_S = 20.0, 0.01
+LONGEST = 0.25  # of the time that it is away: no step takes as long, however busy the machine is
 WORDS = ("--epochs=120", "--pause=0.08")
 
 
@@ -31,12 +32,16 @@ class Steps:
         self.at_s += [time.monotonic()] * (seen - len(self.at_s))
 
     def watch(self, seconds: float) -> list[float]:
-        """How long each step took of those that begin within this time."""
-        first, until_s = len(self.at_s), time.monotonic() + seconds
+        """How long each step took: from the one under way now to the one under way at the end.
+
+        Of the latter as long as it has taken by then: a step that waits is one of these two.
+        """
+        first, until_s = max(len(self.at_s) - 1, 0), time.monotonic() + seconds
         while time.monotonic() < until_s:
             self._look()
             signal.sigtimedwait([], LOOK_S)
-        return [later - earlier for earlier, later in pairwise(self.at_s[first:])]
+        ends_s = (*self.at_s[first:], time.monotonic())
+        return [later - earlier for earlier, later in pairwise(ends_s)]
 
     def await_step(self, number: int) -> None:
         until_s = time.monotonic() + DEADLINE_S
@@ -64,7 +69,9 @@ def test_no_step_is_late(
     pace_s = sum(before) / len(before)
     assert sum(away) / len(away) < 2 * pace_s, said  # others use the machine, too
     assert sum(back) / len(back) < 2 * pace_s, said
-    assert max(away) < AWAY_S / 2, said
+    # a step that waits for a scheduler would wait for most of that time; a busy machine takes less
+    assert max(away) < AWAY_S * LONGEST, said
+    assert max(back) < AWAY_S * LONGEST, said
     assert "running" in job.head.command("status").out
     job.succeed()
     undisturbed = warm_python.train(tmp_path_factory.mktemp("undisturbed"), 4, SCRIPT, *WORDS)

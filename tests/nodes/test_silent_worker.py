@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 from support.hand_jobs import start, start_all
 from support.node_jobs import NodeJobs, check_nothing_left
-from support.node_trainings import SCRIPT, check_weights, go, weights
+from support.node_trainings import PATIENT, SCRIPT, check_weights, go, weights
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
-WAITS = (SCRIPT, "--wait=5:0")
+WAITS = (SCRIPT, PATIENT, "--wait=5:0")
 
 
 def test_it_has_its_place_once_the_silent_one_counts_as_lost(

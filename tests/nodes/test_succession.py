@@ -14,13 +14,13 @@ from support.cluster import Cluster
 from support.jobs import DEADLINE_S, PYTHON
 from support.node_drills import told_place
 from support.node_jobs import PORT, NodeJobs, NodeMsrun, NodesJob, check_nothing_left, static
-from support.node_trainings import SCRIPT, check_weights, go, train, weights
+from support.node_trainings import PATIENT, SCRIPT, check_weights, go, train, weights
 from support.screens import LEAVE, Terminal
 from support.sharded_trainings import SCRIPT as SHARDED
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 Nodes = Callable[[int], Cluster]
-WAITS = (SCRIPT, "--wait=3:1")
+WAITS = (SCRIPT, PATIENT, "--wait=3:1")
 TAKES_PART = "this node takes the part of node 0, which is lost; "
 LEADS = "this node takes the part of node 0, which is lost: the ranks of the other nodes live on"
 
@@ -94,7 +94,7 @@ def test_a_spare_node_takes_the_place_of_the_first(
 
 
 def test_the_first_node_is_started_again(jobs: NodeJobs, undisturbed: Sequence[str]) -> None:
-    job = train(jobs, "/", "--wait=3:1")
+    job = train(jobs, "/", *WAITS[1:])
     begun(job)
     go(jobs)
     jobs.cluster.nodes[0].kill()
@@ -156,7 +156,7 @@ def test_who_watches_another_node_sees_the_job_that_follows(jobs: NodeJobs) -> N
 
 
 def test_only_its_msrun_is_killed(jobs: NodeJobs, undisturbed: Sequence[str]) -> None:
-    job = train(jobs, "/", "--wait=3:1")
+    job = train(jobs, "/", *WAITS[1:])
     begun(job)
     go(jobs)
     job.head.signal(signal.SIGKILL)
@@ -173,7 +173,7 @@ def test_a_job_that_began_anew_before_a_survivor_came_ends(
 ) -> None:
     """As where an engine starts node 0 again, and another node in the place of a slow one."""
     jobs = NodeJobs(nodes(3))
-    words = (SCRIPT, "--wait=3:1", "--pause=0.1")
+    words = (*WAITS, "--pause=0.1")
     job = jobs.start(*words, nproc=2)
     begun(job)
     go(jobs)

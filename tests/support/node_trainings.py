@@ -10,6 +10,7 @@ from support.node_jobs import NodeJobs, NodesJob
 from worker_hooks.storage import manifest as manifests
 
 SCRIPT = WORKERS / "train_on_nodes.py"
+PATIENT = "--patient"  # of the training: its updates wait for other nodes as long as it takes
 RESTARTS = "--on-failure=dump,restart"
 STALE = re.compile(r"(random numbers|buffers|data position).* (of a step before|were not saved)")
 TRIGGERED = "Graceful exit is triggered, stop training"
@@ -34,11 +35,12 @@ def weights(logs: Iterable[str]) -> list[str]:
 
 
 def check_weights(found: list[str], undisturbed: list[str], said: str) -> None:
-    """They are those of an undisturbed run, unless what ranks alone had was lost, as was said.
+    """They are those of an undisturbed run, whatever was said of what the lost ranks alone had.
 
-    What a rank of a lost node has drawn is sent to another node as each backward begins.
+    An update waits until what each rank alone has is on another node, but for a second only: on a
+    busy machine the training is to be ``PATIENT``.
     """
-    assert found == undisturbed or STALE.search(said), said
+    assert found == undisturbed, said
 
 
 def first_step(job: NodesJob) -> int:

@@ -2,7 +2,9 @@
 
 Dropout, momentum, a shuffling sampler, DistributedDataParallel on gloo. ``--wait STEP:RANKS`` says
 which ranks wait, at the beginning of that step, for a file called go; a rank that waits says so.
-Given again it is for a later step and a file of its own, go_STEP.
+Given again it is for a later step and a file of its own, go_STEP. A job that loses a node may lose
+what its ranks alone had if another one is so busy that an update does not wait for it any longer;
+with ``--patient`` it waits.
 """
 
 import argparse
@@ -17,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from worker_hooks import CheckpointConfig, ModelCheckpoint, TrainState, run
+from worker_hooks.guard import update_clearance
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--is_recover", type=int, default=0)
@@ -28,7 +31,10 @@ parser.add_argument("--pause", type=float, default=0.0, help="in each step")
 parser.add_argument("--table", type=int, default=0, help="MiB of numbers that no step changes")
 parser.add_argument("--again", action="store_true", help="train() changes them before its loop")
 parser.add_argument("--object", action="store_true", help="they are an object's with a state_dict")
+parser.add_argument("--patient", action="store_true", help="updates wait for busy nodes as well")
 options = parser.parse_args()
+if options.patient:
+    update_clearance.PATIENCE_S = 120.0
 WAITS = {int(step): ranks.split(",") for step, _, ranks in (w.partition(":") for w in options.wait)}
 STEP = next(iter(WAITS), 0)
 RANK = int(os.environ["RANK"])
