@@ -11,6 +11,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from support.jobset_schema import faults
 
 from agent.spec.job_spec import ClusterSpec
 from msrun.job.request import Request, parse
@@ -145,6 +146,64 @@ def test_a_value_of_another_kind_is_found():
     wrong["spec"]["failurePolicy"]["maxRestarts"] = "three"
     with pytest.raises(ValueError, match="maxRestarts"):
         model().from_dict(wrong)
+
+
+def test_the_manifest_is_a_jobset():
+    assert faults(jobset()) == []
+
+
+GONE = object()  # in the place of a value: the field is left out
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "why"),
+    [
+        ("apiVersion", "jobset.x-k8s.io/v9", "apiVersion: 'jobset.x-k8s.io/v9' is not one of"),
+        ("apiVersion", GONE, "'apiVersion' is a required property"),
+        ("kind", "JobSetX", "kind: 'JobSetX' is not one of"),
+        ("kind", GONE, "'kind' is a required property"),
+        ("metadata", GONE, "'metadata' is a required property"),
+        ("metadata.name", GONE, "metadata: 'name' is a required property"),
+        ("metadata.name", "Train_1", "metadata.name: 'Train_1' does not match"),
+        ("spec", GONE, "'spec' is a required property"),
+        ("spec.replicatedJobs", GONE, "spec: 'replicatedJobs' is a required property"),
+        ("spec.replicatedJobs", [], "spec.replicatedJobs: [] "),
+        ("spec.replicatedJobs.0.name", GONE, "spec.replicatedJobs.0: 'name' is a required"),
+        ("spec.replicatedJobs.0.template", GONE, "spec.replicatedJobs.0: 'template' is a required"),
+        ("spec.replicatedJobs.0.template.spec", GONE, "0.template: 'spec' is a required property"),
+        ("spec.replicatedJobs.0.replicas", -1, "0.replicas: -1 is less than the minimum of 0"),
+        ("spec.replicatedJobs.0.replicas", "1", "0.replicas: '1' is not of type 'integer'"),
+        ("spec.replicatedJobs.0.dependsOn", [{"name": "a", "status": "Done"}], "'Done' is not one"),
+        ("spec.failurePolicy.restartStrategy", "Bogus", "restartStrategy: 'Bogus' is not one of"),
+        ("spec.failurePolicy.maxRestarts", -3, "maxRestarts: -3 is less than the minimum of 0"),
+        ("spec.failurePolicy.maxRestart", 3, "('maxRestart' was unexpected)"),
+        ("spec.failurePolicy.rules", [{"name": "a", "action": "Wait"}], "'Wait' is not one of"),
+        ("spec.successPolicy", {}, "spec.successPolicy: 'operator' is a required property"),
+        ("spec.successPolicy", {"operator": "Most"}, "'Most' is not one of"),
+        ("spec.startupPolicy", {"startupPolicyOrder": "Last"}, "'Last' is not one of"),
+        ("spec.network.enableDNSHostnames", "yes", "'yes' is not of type 'boolean'"),
+        ("spec.ttlSecondsAfterFinished", -1, "-1 is less than the minimum of 0"),
+        ("spec.nodes", 4, "('nodes' was unexpected)"),
+    ],
+)
+def test_what_is_no_jobset_is_refused(place, value, why):
+    wrong = jobset()
+    *outer, last = place.split(".")
+    inner: Any = wrong
+    for word in outer:
+        inner = inner[int(word) if isinstance(inner, list) else word]
+    if value is GONE:
+        del inner[last]
+    else:
+        inner[last] = value
+    (found,) = faults(wrong)
+    assert why in found
+
+
+def test_two_jobs_of_one_name_are_refused():
+    wrong = jobset()
+    wrong["spec"]["replicatedJobs"] *= 2
+    assert faults(wrong) == ["spec.replicatedJobs: node is there twice"]
 
 
 def test_jobsets_own_definition_knows_every_field():
