@@ -1,7 +1,11 @@
 """Measures what a job on many nodes costs node 0: its processor time and its memory.
 
-    scripts/bench nodes                            2,048 nodes of 8 ranks
+    scripts/bench nodes                            2,048 nodes of one rank
+    scripts/bench nodes --nproc 8                  the same of eight ranks each, which has no goals
     scripts/bench nodes --nodes 64 256 --json result.json
+
+The goals are those of up to 2,048 nodes of one rank: a death takes a second of node 0's processor
+time, its memory is 200 MiB at most. With more ranks on each node, or more nodes, figures are shown.
 
 Node 0 is a real msrun, the scheduler of a job that is started one by one. The other nodes are
 faked, 512 in a process (``workers/fake_nodes.py``): each has a real connection, and says what a
@@ -33,7 +37,12 @@ IDLE_S = 10.0
 BEAT_S = 1.0
 SETTLE_S = 3.0  # after the ranks were told to train, and again until node 0 has heard it of all
 BUSY = 0.3  # share of one processor that it takes for that
-MOST_CPU_S, MOST_MIB = 1.0, 200.0
+MOST_CPU_S, MOST_MIB = 1.0, 200.0  # the goals, of up to so many nodes of one rank:
+MOST_NODES = 2048
+GOALS = (
+    f"The goals are for up to {MOST_NODES:,} nodes of one rank: {MOST_CPU_S:g} s of processor time "
+    f"for a death, {MOST_MIB:g} MiB at most, amid the replacement as well."
+)
 MIB = KIB * KIB
 
 
@@ -55,6 +64,23 @@ class Found:
     begin_mib: float  # once all nodes have joined
     mib: float  # once all ranks train
     peak_mib: float
+
+    @property
+    def has_goals(self) -> bool:
+        """Whether it is a job of the kind that the goals are for."""
+        return self.ranks == self.nodes <= MOST_NODES
+
+    def verdict(self) -> tuple[str, bool]:
+        """What there is to say of the goals, and whether one is missed."""
+        name = f"{self.nodes:,} nodes, {self.ranks:,} ranks"
+        if not self.has_goals:
+            return f"{name}: no goals, they are for {MOST_NODES:,} nodes of one rank", False
+        missed = []
+        if self.death_s > MOST_CPU_S:
+            missed.append(f"a death takes {self.death_s:.2f} s instead of {MOST_CPU_S:g} s")
+        if self.peak_mib > MOST_MIB:
+            missed.append(f"{self.peak_mib:.0f} MiB at most instead of {MOST_MIB:g} MiB")
+        return f"{name}: " + (f"missed: {', '.join(missed)}" if missed else "reached"), bool(missed)
 
 
 class Job:
@@ -223,10 +249,15 @@ def measured(nodes: int, nproc: int, beat_s: float) -> Found:
 def main() -> int:
     """Print a row for each count of nodes; 1: a goal is missed."""
     parser = argparse.ArgumentParser(
-        prog="scripts/bench nodes", description=__doc__.splitlines()[0]
+        prog="scripts/bench nodes",
+        description=f"{__doc__.splitlines()[0]} {GOALS}",
     )
-    parser.add_argument("--nodes", type=int, nargs="+", default=[2048])
-    parser.add_argument("--nproc", type=int, default=8, help="ranks of a node (8)")
+    parser.add_argument(
+        "--nodes", type=int, nargs="+", default=[MOST_NODES], help=f"how many ({MOST_NODES})"
+    )
+    parser.add_argument(
+        "--nproc", type=int, default=1, help="ranks of a node (1); with more there are no goals"
+    )
     parser.add_argument(
         "--heartbeat",
         type=float,
@@ -258,7 +289,9 @@ def main() -> int:
     print("\n".join(aligned(cells)))
     if options.json:
         options.json.write_text(json.dumps([asdict(each) for each in rows], indent=2))
-    return int(any(each.death_s > MOST_CPU_S or each.mib > MOST_MIB for each in rows))
+    verdicts = [each.verdict() for each in rows]
+    print("\n".join(["", *(said for said, _ in verdicts)]))
+    return int(any(is_missed for _, is_missed in verdicts))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 HERE = Path(__file__).parents[3] / "scripts/benchmarks"
 sys.path.insert(0, str(HERE))  # as for a script in that folder
 
+import nodes  # noqa: E402
 import peers_install  # noqa: E402
 import peers_outcome  # noqa: E402
 import replacement  # noqa: E402
@@ -247,3 +248,41 @@ def test_what_is_installed_is_kept(tmp_path):
     (tmp_path / "x/bin").symlink_to(Path(sys.executable).parent)
     stamp.write_text(f"{peers_install.TORCH} pip {stamp.parent}")
     assert peers_install.tools(tmp_path, there).version == f"pip {version('pip')}"
+
+
+def of_nodes(count: int, ranks: int, death_s: float = 0.9, mib: float = 90, peak: float = 199):
+    return nodes.Found(count, ranks, 1, 1, 0.1, death_s, 2, mib, mib, peak)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (of_nodes(2048, 2048), "2,048 nodes, 2,048 ranks: reached"),
+        (of_nodes(64, 64), "64 nodes, 64 ranks: reached"),
+        (
+            of_nodes(2048, 2048, peak=263),
+            "2,048 nodes, 2,048 ranks: missed: 263 MiB at most instead of 200 MiB",
+        ),
+        (
+            of_nodes(2048, 2048, death_s=1.37),
+            "2,048 nodes, 2,048 ranks: missed: a death takes 1.37 s instead of 1 s",
+        ),
+        (
+            of_nodes(2048, 16384, death_s=4.2, mib=158, peak=263),
+            "2,048 nodes, 16,384 ranks: no goals, they are for 2,048 nodes of one rank",
+        ),
+        (
+            of_nodes(4096, 4096, death_s=4.2),
+            "4,096 nodes, 4,096 ranks: no goals, they are for 2,048 nodes of one rank",
+        ),
+    ],
+)
+def test_the_goals_of_many_nodes(found, said):
+    """The peak of memory is judged, not what is left behind a replacement."""
+    assert found.verdict() == (said, "missed" in said)
+
+
+def test_the_help_says_which_nodes_the_goals_are_for():
+    told = " ".join(bench("nodes", "--help").stdout.split())
+    assert nodes.GOALS in told
+    assert "2,048 nodes of one rank" in told
