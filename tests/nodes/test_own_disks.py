@@ -96,7 +96,7 @@ def test_ranks_are_replaced(apart: NodeJobs, undisturbed: list[str], case: str) 
 def test_a_spare_node_takes_the_place_of_a_lost_one(nodes: Nodes, undisturbed: list[str]) -> None:
     jobs = divide(NodeJobs(nodes(3)))
     where = ("--nnodes=2", "--nproc-per-node=2", "--master-addr=node0", f"--master-port={PORT}")
-    job = train(jobs, *WAITS)
+    job = train(jobs, "--max-replacements=1", *WAITS)  # it has two ranks, and is one
     spare = jobs.start_one(
         jobs.cluster.nodes[2], "--spare-node", *where, SCRIPT, *WAITS[1:], nproc=2
     )

@@ -78,7 +78,7 @@ def test_a_spare_node_takes_the_place_of_the_first(
     nodes: Nodes, undisturbed: Sequence[str]
 ) -> None:
     jobs = NodeJobs(nodes(3))
-    job = jobs.start(*WAITS, nproc=2)
+    job = jobs.start("--max-replacements=1", *WAITS, nproc=2)  # it has two ranks, and is one
     spare = add(jobs, 2, "--spare-node", "--nnodes=2")
     spare.await_error("this node waits as a spare")
     begun(job)
