@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import click
@@ -164,7 +163,11 @@ def stop(
 @commands.command()
 @RUN
 @click.option("-f", "--follow", is_flag=True, help="Continue until the run has ended.")
-@click.option("--rank", type=click.IntRange(min=0), help="Only this rank, without prefixes.")
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    help="Only this rank, without prefixes, on whichever node it runs.",
+)
 @click.option("--attempt", type=click.IntRange(min=0), help="This attempt, not the current one.")
 @click.option("--scheduler", is_flag=True, help="msrun's own log: its decisions and their reasons.")
 def logs(
@@ -185,12 +188,13 @@ def logs(
             "msrun logs: --scheduler shows one log for all ranks and attempts: remove --rank and "
             "--attempt"
         )
-    show = partial(show_logs.follow, os.environ) if follow else show_logs.show
+    show = show_logs.follow if follow else show_logs.show
     found = look(chosen(os.environ, run, "msrun logs"))
     if found.status is not None and found.status.is_gathering:
         why = found.status.reason or "its nodes gather"
         raise UsageError(f"run {found.record.record_id} has no logs, as it has not begun: {why}")
     show(
+        os.environ,
         found,
         Wanted(rank=rank, attempt=attempt, scheduler=scheduler),
     )

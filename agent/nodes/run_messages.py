@@ -2,10 +2,10 @@
 
 To the controller's node: Fact, FromRank, FromRanks, PageSeen, PageNews, UpdatesReady, RankUnlinked,
 FolderMarked, Beats, SweptNode, PartKept, MemoryTaken, CopyProgressed, CopyWritten, ToldAgain,
-TermHeard; from the next one also PagesKept.
+TermHeard, LogAsked, LogRead; from the next one also PagesKept.
 To the others: JobKnown, NodesKnown, TermKnown, CheckpointKnown, Order, ToRank, ToRanks, SaveFar,
-SaveHere, UpdatesCleared, Wake, TakeMemory, WriteCopy, ShownStatus, Ended; to the next one also
-WordKept, PageSeen, PageNews, PagesTold and, if it is the next one no more, PagesLeft.
+SaveHere, UpdatesCleared, Wake, TakeMemory, WriteCopy, ShownStatus, LogAsked, LogRead, Ended; to the
+next one also WordKept, PageSeen, PageNews, PagesTold and, if it is the next one no more, PagesLeft.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _PIECE = struct.Struct("<QI")  # where it is in a page, and its size
 _BEATS = struct.Struct("<QQII")  # ns, inspection, how many heartbeats, and the size of each
 _BEAT_RANK = 4  # bytes of the rank before each
 _PROCESS = struct.Struct(f"<I{NEWS_BYTES}s")  # rank, then as ProcessNews.packed
+
+NOW = -1  # in place of an attempt: the present one
 
 
 class NodeFacts(NamedTuple):
@@ -437,6 +439,33 @@ class ShownStatus(NamedTuple):
     step: int = 0  # the newest that any rank of the job has committed; 0: none
 
 
+class LogAsked(NamedTuple):
+    """Somebody on another node than a rank's wants to read its log. Answered by LogRead.
+
+    It names a rank and no path. Who reads on asks again, with the same number.
+    """
+
+    question: int  # its number, by who asks
+    rank: int
+    attempt: int  # in which the process ran; NOW: the present one
+    known: tuple[int, ...]  # of each of its files, as agent.rank_logs.reading: bytes read before
+    waits: bool  # for something new, for a while
+
+
+class LogRead(NamedTuple):
+    """Some bytes of a rank's log. Without being asked again: its end, as the attempt is over."""
+
+    question: int
+    data: bytes = b""
+    file: int = 0  # in which of its files they are
+    at: int = 0  # where in it
+    left: int = 0  # bytes that nobody has read yet
+    began: int = NOW  # the attempt in which the process began
+    following: int = NOW  # in which the rank has its next process; NOW: this is the present one
+    is_rest: bool = False  # the attempt is over, and nothing is left; or there will never be any
+    why_not: str = ""  # there is nothing to read
+
+
 class Ended(NamedTuple):
     """The job is over: every node's msrun ends with ``exit_code``."""
 
@@ -452,8 +481,9 @@ RunMessage = (
     | UpdatesReady | UpdatesCleared | RankUnlinked | FolderMarked | Beats | SweptNode | PartKept
     | MemoryTaken | JobKnown | NodesKnown | Order | ToRank | ToRanks | SaveFar | SaveHere | Wake
     | TakeMemory | WriteCopy | CopyProgressed | CopyWritten | ShownStatus | Ended | ToldAgain
-    | ResumeFrom | TermKnown | TermHeard | CheckpointKnown
+    | ResumeFrom | TermKnown | TermHeard | CheckpointKnown | LogAsked | LogRead
 )
+ForLogs = LogAsked | LogRead
 ForCopies = PageSeen | PageNews | WordKept
 ForHooks = (
     ToRank | ToRanks | SaveFar | SaveHere | WriteCopy | UpdatesCleared | ForCopies | PagesTold

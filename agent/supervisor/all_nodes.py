@@ -44,6 +44,8 @@ from agent.nodes.run_messages import (
     SaveHere,
     pack_said,
 )
+from agent.rank_logs.reading import LogReader
+from agent.rank_logs.relay import LogRelay
 from agent.ranks.homes import Homes
 from agent.records.complete_checkpoint import CompleteCheckpoint
 from agent.seat.job_seat import tenure_of
@@ -77,12 +79,14 @@ class AllNodes:
         met: Met,
         say: Callable[[str], None],
         door: LateGuests | None = None,
+        reader: LogReader | None = None,
     ) -> None:
         """Take the nodes; nothing is heard of the others before :meth:`attach`.
 
         Args:
             say: prints one sentence for people.
             door: answers whoever comes; ``None``: nobody has come yet.
+            reader: of the logs of this node's ranks; ``None``: it is another node's.
         """
         assert met.door is not None
         self.met = met
@@ -108,6 +112,8 @@ class AllNodes:
         self._by_rank = {node.facts.rank: node for node in others}
         self._node_of = Homes((node, node.ranks) for node in others)
         self._controller = controller
+        self.logs = LogRelay(self._node_of.get, met.prepared.spec.world_size, reader)
+        """Of ranks, for who asks on any node."""
         self._late: asyncio.TimerHandle | None = None
         self._held: list[tuple[Sequence[int], protocol.Message]] | None = None  # as one begins
         hooks.relay(self._tell)
@@ -145,6 +151,7 @@ class AllNodes:
         )
         for node in self._others:
             node.attach(loop, self, self._on_lost)
+        self.logs.attach(loop)
         self.going_on.attach(loop, self._by_rank)
         self._unheard.attach(loop)
         self._mute.attach(loop)
@@ -170,6 +177,7 @@ class AllNodes:
                 if isinstance(action, do.Sweep) and not self.is_swept:
                     self._late = self._loop.call_later(SWEEP_S, self._give_up_sweeps)
                 self._own.act(action)
+                self.logs.rest()
             case do.CancelStarts():
                 self._order_all(action)
                 self._cancel(action)
@@ -293,6 +301,7 @@ class AllNodes:
         self._unheard.close()
         self._mute.close()
         self._memory.close()
+        self.logs.close()
         if self.met.checkpoint is not None:
             self.met.checkpoint.close()
         end_s = self._loop.time() + CLOSE_S
@@ -365,6 +374,7 @@ class AllNodes:
         node.is_swept = True
         self.swept()
         self._memory.lose(node, why)
+        self.logs.lose(node)
         self._door.seat()
 
     def _choose_next(self) -> None:
@@ -589,10 +599,11 @@ def all_nodes(
     hooks: HooksBridge,
     controller: JobController,
     say: Callable[[str], None],
+    reader: LogReader,
 ) -> AllNodes:
     """The nodes that have met."""
     others = [
         RemoteNode(met.roster.nodes[rank], met.roster.ranks(rank), NodeLink(line), hooks)
         for rank, line in sorted(met.lines.items())
     ]
-    return AllNodes(own, others, hooks, controller, met, say)
+    return AllNodes(own, others, hooks, controller, met, say, reader=reader)

@@ -184,7 +184,7 @@ class NodesMemory:
                 return
         for node, shards in parts:
             part = manifests.encode(manifest._replace(shards=shards), is_for_people=False).decode()
-            node.write_copy(WriteCopy(dump_id, files, part, folder))
+            node.pass_on(WriteCopy(dump_id, files, part, folder))
 
     def _collect(self, manifest: Manifest) -> Callable[[Target, Advance], tuple[Shard, ...]]:
         """What writes of a checkpoint in memory what other nodes have."""

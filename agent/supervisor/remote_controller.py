@@ -28,6 +28,8 @@ from agent.nodes.run_messages import (
     Fact,
     ForHooks,
     JobKnown,
+    LogAsked,
+    LogRead,
     NodeFacts,
     NodesKnown,
     Order,
@@ -44,6 +46,7 @@ from agent.nodes.run_messages import (
     unpack_said,
 )
 from agent.nodes.tls import PLAIN, Security
+from agent.rank_logs.node_logs import NodeLogs
 from agent.records.complete_checkpoint import CompleteCheckpoint
 from agent.seat.records import NO_TERM
 from agent.spread.keeper import MemoryKeeper
@@ -92,6 +95,7 @@ class RemoteController:
         self,
         link: NodeLink,
         hooks: HooksRelay,
+        logs: NodeLogs,
         evidence: Callable[[Sequence[Worker]], list[dict[str, object]]],
         show_status: Callable[[dict[str, object]], None],
         say: Callable[[str], None],
@@ -111,6 +115,7 @@ class RemoteController:
 
         Args:
             hooks: of the ranks of this node.
+            logs: the same, and questions for others.
             evidence: finds what ended workers left, as JSON.
             show_status: writes the state of the whole job for those who ask on this node.
             say: prints one sentence for people.
@@ -139,6 +144,7 @@ class RemoteController:
         self._complete = complete
         self._link = link
         self._hooks = hooks
+        self._logs = logs
         self._evidence = evidence
         self._show_status = show_status
         self._shown: dict[str, object] = {}  # the newest
@@ -194,6 +200,7 @@ class RemoteController:
         """The node is ready: hear what it is to do."""
         self._link.attach(self._loop, self._hear, self._lost)
         self._hooks.watch(self._link.is_in_doubt)
+        self._logs.attach(self._loop, self._link.send, lambda: self._link.is_open)
         self._told_s = self._loop.time()
         self._set_beats(self._told_s + BEAT_S)
 
@@ -214,6 +221,7 @@ class RemoteController:
 
     def ended(self, state: JobState, gone: tuple[Worker, ...]) -> None:  # noqa: ARG002
         """These workers are gone for good: tell what they left."""
+        self._logs.rest()
         self._link.send(SweptNode(self.view.attempt, tuple(self._evidence(gone))))
 
     def close(self) -> None:
@@ -221,6 +229,7 @@ class RemoteController:
         if self._alone is not None:
             self._stop_looking()
         self._memory.forget()
+        self._logs.close()
         self._link.close()
 
     def _tell_beats(self) -> None:
@@ -285,6 +294,8 @@ class RemoteController:
                 self._memory.take(message)
             case ResumeFrom():
                 self._bring(message)
+            case LogAsked() | LogRead():
+                self._logs.hear(message)
             case ShownStatus():
                 self._shown, self._shown_step = message.status, message.step
                 self.best_step = max(self.best_step, message.step)

@@ -28,6 +28,7 @@ from agent.nodes.run_messages import (
     Ended,
     Fact,
     FolderMarked,
+    ForLogs,
     FromRank,
     FromRanks,
     JobKnown,
@@ -70,6 +71,7 @@ from worker_hooks.storage.manifest import is_in_memory
 
 if TYPE_CHECKING:
     from agent.hooks.page_copies import Copied
+    from agent.rank_logs.relay import LogRelay
 
 UNKNOWN_PID = -1  # of a rank that this msrun has not started
 UNKNOWN_END = -signal.SIGKILL  # of a rank whose node is gone: nobody saw it end
@@ -123,6 +125,9 @@ class JobPort(Protocol):
 
     def term_heard(self, node: NodeFacts, number: int) -> None:
         """A node knows which term counts, as it was told."""
+
+    logs: LogRelay
+    """Questions about logs of ranks, and answers, from node to node."""
 
 
 class RemoteNode:
@@ -339,9 +344,9 @@ class RemoteNode:
         self._memory = set()
         self._link.send(order)
 
-    def write_copy(self, order: WriteCopy) -> None:
-        """Order it to write what its ranks have copied."""
-        self._link.send(order)
+    def pass_on(self, message: WriteCopy | ForLogs) -> None:
+        """Tell it what others have made for it."""
+        self._link.send(message)
 
     def tell(self, ranks: tuple[int, ...], message: protocol.Message) -> None:
         """Send a message to ranks, unless it means nothing to another node's.
@@ -514,6 +519,8 @@ class RemoteNode:
                 self._job.post(ev.DumpProgressed(message.dump_id))
             case CopyWritten():
                 self._job.copy_written(self.facts.rank, message)
+            case _ if isinstance(message, ForLogs):
+                self._job.logs.hear_from(self, self.facts.rank, message)
             case _:
                 raise TypeError(f"not for the controller's node: {message}")
 

@@ -75,7 +75,8 @@ def run(
     if met is not None:
         from agent.supervisor.all_nodes import all_nodes
 
-        nodes = all_nodes(met, supervisor, hooks, controller, console.say)
+        reader = parts.log_reader(supervisor)
+        nodes = all_nodes(met, supervisor, hooks, controller, console.say, reader)
         parts.kept.tell = nodes.know_checkpoint
         nodes.attach(supervisor.loop)
     controller.attach(supervisor.loop, nodes or supervisor)

@@ -23,6 +23,7 @@ from agent.nodes.join import JoinedNode
 from agent.nodes.line import Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import Ended, NodeFacts
+from agent.rank_logs.node_logs import NodeLogs
 from agent.spec.console import Console
 from agent.spec.job_spec import JobSpec, UsageError
 from agent.spread.node_writes import NodeWrites
@@ -76,9 +77,11 @@ def run_controlled(
         at = AloneWith(dial, doors, hooks.notes_folders())
         return SchedulerWatch(at, supervisor.loop, found, too_late, console.say)
 
+    supervisor = parts.supervisor(hooks, console.say, lambda: nexts.pids() | deputy.pids)
     controller = RemoteController(
         link,
         hooks,
+        NodeLogs(parts.log_reader(supervisor)),
         evidence=evidence,
         show_status=shown.show,
         say=console.say,
@@ -94,7 +97,6 @@ def run_controlled(
         keep=spec.dump.keep,
         complete=parts.kept.know,
     )
-    supervisor = parts.supervisor(hooks, console.say, lambda: nexts.pids() | deputy.pids)
     node_0 = f"node {place} ({head.host})" if head.nproc else f"the scheduler ({head.host})"
     console.say(_introduced(prepared, met.roster.nodes[spec.node_rank].name, node_0))
     controller.attach(supervisor.loop, supervisor)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         PostMortem,  # what a failure needs is imported when there is one
     )
     from agent.failure.resume_advice import ResumeAdvice
+    from agent.rank_logs.reading import LogReader
     from agent.shadows.shadows import Shadows
     from agent.supervisor.hooks_relay import HooksRelay
 
@@ -121,6 +122,13 @@ class RunParts(NamedTuple):
             spared=spared,
             shadows=self.shadows,
         )
+
+    def log_reader(self, here: Supervisor) -> LogReader:
+        """What reads logs of this node's ranks for other nodes; ``here``: runs them."""
+        from agent.rank_logs.reading import LogReader  # a job on one node starts without it
+
+        is_off = self.facts.spec.logs.disabled
+        return LogReader(self.facts.layout, here.workers, is_off=is_off)
 
     def bridge(self, spec: JobSpec, listener: socket.socket, console: Console) -> HooksBridge:
         """The hooks of all ranks, where they are controlled; ``listener``: theirs."""

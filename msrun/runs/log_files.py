@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agent.records.log_view import LogView
 from agent.spec.job_spec import UsageError
-from msrun.runs.run_state import RunState, WorkerState, files
+from msrun.runs.run_state import RunState, WorkerState, files, last_status
 from worker_hooks.contract.layout import RunLayout
 
 STREAMS = ("stdout", "stderr")
@@ -64,6 +64,17 @@ def checked_attempt(run: RunState, wanted: Wanted) -> int:
     return wanted.attempt
 
 
+def is_shared(run: RunState) -> bool:
+    """Whether this node sees the log folder of all: what node 0 writes is there.
+
+    Node 0 sets the files of earlier runs aside; on other nodes the log of another node's rank may
+    be that of another job.
+    """
+    record = run.record
+    head = files(record._replace(record_id=record.saves_as, node=0), run.folder)
+    return not record.job or last_status(head) is not None
+
+
 def _prefix(rank: int) -> bytes:
     return f"[rank {rank}]: ".encode()
 
@@ -71,7 +82,8 @@ def _prefix(rank: int) -> bytes:
 def _workers(run: RunState, wanted: Wanted) -> list[WorkerState]:
     workers = sorted(run.status.workers if run.status else (), key=lambda worker: worker.rank)
     if wanted.rank is None:
-        return workers
+        is_of_all = is_shared(run)
+        return [each for each in workers if is_of_all or run.record.has_rank(each.rank)]
     chosen = [worker for worker in workers if worker.rank == wanted.rank]
     if workers and not chosen:
         ranks = f"{workers[0].rank} to {workers[-1].rank}"

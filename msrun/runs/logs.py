@@ -11,8 +11,12 @@ from agent.records.log_view import LogView
 from agent.records.run_record import successor
 from agent.records.tail import Follower, Tail
 from agent.spec.job_spec import UsageError
-from msrun.runs.log_files import STDOUT, Wanted, checked_attempt, views
+from agent.text.wording import ranged
+from msrun.runs import elsewhere
+from msrun.runs.elsewhere import UnansweredError
+from msrun.runs.log_files import STDOUT, Wanted, checked_attempt, is_shared, views
 from msrun.runs.run_state import RunState, look, open_process
+from msrun.terminal.progress import say
 from msrun.terminal.stdout import put_bytes
 
 POLL_S = 0.2  # between two looks for the next attempt; new lines need no look
@@ -20,12 +24,32 @@ PATIENCE_S = 60.0
 BEFORE_ALL = -1  # in place of the newest attempt that is shown, of a run that follows on another
 
 
-def show(run: RunState, wanted: Wanted) -> None:
+def show(environ: Mapping[str, str], run: RunState, wanted: Wanted) -> None:
     """Print the logs as they are now, ordered by rank.
 
     Raises:
+        UnansweredError: a rank's log is on another node, which cannot be asked.
         UsageError: no such rank or attempt, or the files are gone.
     """
+    if not elsewhere.is_foreign(run, wanted):
+        _show_here(run, wanted)
+        _say_others(run, wanted)
+        return
+    assert wanted.rank is not None
+    checked_attempt(run, wanted)
+    if run.alive:
+        elsewhere.show(run, wanted)
+        return
+    seen = elsewhere.seen_run(environ, run, wanted.rank)
+    if not _has_file(seen, wanted):
+        name = f"rank {wanted.rank} of run {run.record.record_id}"
+        raise UnansweredError(
+            f"{name} ran on another node, and its log is there: {run.state_words}"
+        )
+    _show_here(seen, wanted)
+
+
+def _show_here(run: RunState, wanted: Wanted) -> None:
     found = views(run, wanted, checked_attempt(run, wanted))
     existing = [view for view in found if os.path.isfile(view.path)]
     if not existing:
@@ -46,8 +70,8 @@ def _show(view: LogView) -> None:
 
 def _why_none(run: RunState, wanted: Wanted) -> str:
     name = f"run {run.record.record_id}"
-    if wanted.rank is not None and not run.record.has_rank(wanted.rank):
-        return f"rank {wanted.rank} of {name} is on another node, and so is its log"
+    if run.record.host and not (run.record.ranks or wanted.scheduler):
+        return f"the ranks of {name} run on other nodes: --rank N shows the log of one"
     if not os.path.isdir(run.folder):
         return f"the log folder of {name} is gone: {run.folder}"
     if run.status is None and run.alive and not wanted.scheduler:
@@ -62,18 +86,50 @@ def follow(environ: Mapping[str, str], run: RunState, wanted: Wanted) -> None:
     If its msrun goes on with another run, as after the loss of node 0, that one's follow.
 
     Raises:
+        UnansweredError: a rank's log is on another node, which cannot be asked.
         UsageError: no such rank or attempt, or the files are gone.
     """
     if sys.stdout is None:  # closed
         return
     process = open_process(run.record)
     if process is None:
-        show(look(run.record), wanted)
+        show(environ, look(run.record), wanted)
         return
     try:
-        _follow(environ, run, wanted, process)
+        if not elsewhere.is_foreign(run, wanted):
+            _say_others(run, wanted)
+            _follow(environ, run, wanted, process)
+        elif (following := elsewhere.follow(environ, run, wanted, process)) is not None:
+            _follow(environ, following, wanted, process)
     finally:
         os.close(process)
+
+
+def _say_others(run: RunState, wanted: Wanted) -> None:
+    """Whose logs are not shown, though all are asked for."""
+    if wanted.rank is not None or wanted.scheduler or run.status is None:
+        return
+    foreign = (each for each in run.status.workers if not run.record.has_rank(each.rank))
+    missing = [each.rank for each in foreign if not _has_file(run, Wanted(each.rank))]
+    if missing:
+        is_one = len(missing) == 1
+        where = "is on another node" if is_one else "are on other nodes"
+        number = missing[0] if is_one else "N"
+        say(f"{ranged(missing)} {where}: msrun logs --rank {number} shows its log")
+
+
+def _has_file(run: RunState, wanted: Wanted) -> bool:
+    """Whether a log is seen here.
+
+    Raises:
+        UsageError: there is no such rank or attempt.
+    """
+    ranks = [each.rank for each in run.status.workers] if run.status else []
+    if wanted.rank not in ranks and all(map(run.record.has_rank, ranks)):
+        return False  # of very many ranks the status has those of this node alone
+    found = views(run, wanted, checked_attempt(run, wanted))
+    is_own = wanted.rank is not None and run.record.has_rank(wanted.rank)
+    return (is_own or is_shared(run)) and any(os.path.isfile(view.path) for view in found)
 
 
 def _follow(environ: Mapping[str, str], run: RunState, wanted: Wanted, process: int) -> None:

@@ -14,7 +14,7 @@ from agent.records.run_record import Record
 from agent.spec.job_spec import UsageError
 from agent.text.log_lines import last_lines, log_lines
 from msrun.runs.choice import chosen
-from msrun.runs.log_files import Wanted, checked_attempt, views
+from msrun.runs.log_files import Wanted, checked_attempt, is_shared, views
 from msrun.runs.run_state import RunState, has_ended, look, open_process
 from msrun.terminal.stdout import ReaderLeftError, put
 from msrun.terminal.table import is_terminal, plain_console
@@ -28,6 +28,7 @@ from worker_hooks.contract.atomic_file import read_end
 
 GPU_WAIT_S = 3.0  # of a single frame, for the first answer
 LOG_BYTES = 1 << 16
+ELSEWHERE = "it is on another node: msrun logs --rank {} shows it"
 
 
 def top(environ: Mapping[str, str], name: str | None, interval_s: float, *, once: bool) -> None:
@@ -100,13 +101,15 @@ def _frame(run: RunState, job: JobFacts, view: TopView, size: os.terminal_size) 
 def _log(run: RunState, rank: int, lines: int) -> tuple[str, Sequence[str]]:
     """A rank's log file and its last lines; of several files the one that changed last."""
     wanted = Wanted(rank)
+    if not (run.record.has_rank(rank) or is_shared(run)):
+        return "no log", (ELSEWHERE.format(rank),)
     try:
         paths = [view.path for view in views(run, wanted, checked_attempt(run, wanted))]
         newest = max(filter(os.path.isfile, paths), key=os.path.getmtime)
         raw, before = read_end(newest, LOG_BYTES)
     except (OSError, ValueError, UsageError):
         if not run.record.has_rank(rank):
-            return "no log", ("the rank is on another node, and so is its log",)
+            return "no log", (ELSEWHERE.format(rank),)
         return "no log", ("the rank wrote nothing, or --log-dir /dev/null is set",)
     return str(newest), last_lines(log_lines(raw, cut=before > 0), lines)
 

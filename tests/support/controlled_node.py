@@ -137,13 +137,34 @@ class FakeHooks:
         return self.saving
 
 
+class FakeLogs:
+    """Questions about logs, and answers, of which nothing is done but to remember."""
+
+    def __init__(self):
+        self.log = []
+
+    def attach(self, _loop, send, is_open):
+        self.send, self.is_open = send, is_open
+
+    def hear(self, message):
+        self.log.append(message)
+
+    def rest(self):
+        self.send("what is left of logs")
+
+    def close(self):
+        self.log.append("closed")
+
+
 def controlled_node():
     loop = asyncio.new_event_loop()
     link, hooks, here = FakeLink(), FakeHooks(), FakeNode(loop)
+    logs = FakeLogs()
     shown, said, losses, complete = [], [], [], []
     controller = RemoteController(
         link,
         hooks,
+        logs,
         evidence=lambda workers: [{"rank": worker} for worker in workers],
         show_status=shown.append,
         say=said.append,
@@ -158,6 +179,7 @@ def controlled_node():
         loop=loop,
         link=link,
         hooks=hooks,
+        logs=logs,
         here=here,
         controller=controller,
         shown=shown,

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 STAIRS = {  # a package may import those before it in its folder, and those of the folders above it
     "worker_hooks": "contract machine storage rng device distributed drill shadows tensors script changes state kept data guard recovery checkpoint callbacks training adapters",
-    "agent": "forkserver text spec machine ranks controller seat nodes accounting records workers hooks shadows launch arrivals health dump spread kept failure notify supervisor",
+    "agent": "forkserver text spec machine ranks controller seat nodes accounting records workers hooks rank_logs shadows launch arrivals health dump spread kept failure notify supervisor",
     "msrun": "options launchers cluster terminal runs report checkpoints job top doctor bugreport completion trials drill function",
 }
 DOORS = {  # the modules that other packages may import; of a package that is not listed: all

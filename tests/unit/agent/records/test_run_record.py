@@ -12,6 +12,7 @@ from agent.records.run_record import Record
 from agent.spec.job_spec import UsageError
 from agent.text.wording import duration
 from msrun.runs import run_state
+from msrun.runs.elsewhere import UnansweredError
 from msrun.runs.log_files import Wanted, checked_attempt, views
 from msrun.runs.logs import show
 from msrun.runs.status import show_run
@@ -398,10 +399,12 @@ def test_streams_in_torchrun_s_tree_come_after_the_worker_log(tmp_path):
 def test_the_log_of_a_rank_on_another_node_is_said_to_be_there(tmp_path):
     here = run(tmp_path)
     there = dataclasses.replace(here, record=here.record._replace(host="node1", ranks=(1,)))
-    with pytest.raises(UsageError, match="rank 0 of run a is on another node, and so is its log"):
-        show(there, Wanted(rank=0))
+    with pytest.raises(
+        UnansweredError, match="rank 0 of run a ran on another node, and its log is"
+    ):
+        show({}, there, Wanted(rank=0))
     with pytest.raises(UsageError, match="has no worker logs in"):
-        show(here, Wanted(rank=0))
+        show({}, here, Wanted(rank=0))
 
 
 def test_ranks_and_attempts_that_never_were_are_refused(tmp_path):

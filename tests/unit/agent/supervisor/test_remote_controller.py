@@ -14,9 +14,12 @@ from agent.nodes.codec import pack_action, unpack_event
 from agent.nodes.line import CLOSED, Loss, LossKind
 from agent.nodes.run_messages import (
     CheckpointKnown,
+    NOW,
     Ended,
     Fact,
     JobKnown,
+    LogAsked,
+    LogRead,
     Order,
     ShownStatus,
     SweptNode,
@@ -157,7 +160,22 @@ def test_the_state_of_the_whole_job_is_shown_here(node):
 def test_a_sweep_is_answered_with_what_the_dead_left(node):
     node.link.hear(JobKnown("starting", 2, False))
     node.controller.ended(JobState.STARTING, (2, 3))
-    assert node.link.said == [SweptNode(2, ({"rank": 2}, {"rank": 3}))]
+    # who follows a log has its end before the job may be over
+    assert node.link.said == ["what is left of logs", SweptNode(2, ({"rank": 2}, {"rank": 3}))]
+
+
+def test_questions_about_logs_and_answers_are_handed_on_as_long_as_the_line_is_open(node):
+    asked, read = LogAsked(1, 2, NOW, (0, 0, 0), False), LogRead(2, b"x")
+    for message in (asked, read):
+        node.link.hear(message)
+    assert node.logs.log == [asked, read]
+    node.logs.send(read)
+    assert node.link.said == [read]
+    assert node.logs.is_open()
+    node.link.is_open = False
+    assert not node.logs.is_open()
+    node.controller.close()
+    assert node.logs.log[-1] == "closed"
 
 
 def test_every_node_ends_as_the_job_did(node):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from support import checkpoints
+from support.controlled_node import FakeLogs
 from support.jobs import poll
 from support.node_cluster import FakeLink, travelled
 
@@ -91,6 +92,7 @@ def node():
     controller = RemoteController(
         link,
         hooks,
+        FakeLogs(),
         evidence=lambda _: [],
         show_status=lambda _: None,
         say=said.append,

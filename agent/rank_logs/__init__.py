@@ -1,0 +1,1 @@
+"""Logs of ranks, for who asks for them on another node than theirs."""

@@ -1,0 +1,81 @@
+"""`msrun logs` on a node of a job, for a rank of another one: as it is, as it grows, and at its end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+from support.cluster import Cluster
+from support.jobs import PYTHON, poll
+from support.node_jobs import NodeJobs, NodeMsrun, check_nothing_left
+from support.node_places import PLACE
+from support.node_trainings import go, train
+
+from msrun.cluster.program import NodeProgram
+
+Nodes = Callable[[int], Cluster]
+
+
+def follow(part: NodeMsrun, rank: int) -> NodeProgram:
+    """`msrun logs -f` beside a node's msrun."""
+    argv = [*PYTHON, "-m", "msrun", "logs", "--follow", "--rank", str(rank)]
+    return part.node.run(argv, cwd=part.node.shared)
+
+
+def log_of(part: NodeMsrun, rank: int) -> str:
+    return (part.folder / f"worker_{rank}.log").read_text()
+
+
+@pytest.mark.torch
+def test_each_node_follows_a_rank_of_the_other_one_to_its_end(nodes: Nodes) -> None:
+    jobs = NodeJobs(cluster := nodes(2))
+    job = train(jobs, "/", "--wait", "3:0,1,2,3")
+    job.await_everywhere("waits in step 3")
+    readers = [follow(job.parts[at], 2 - 2 * at) for at in (0, 1)]
+    for reader in readers:
+        reader.await_output("waits in step 3")
+    go(jobs)
+    job.succeed()
+    for at, reader in enumerate(readers):
+        assert reader.wait() == 0, reader.errors()
+        assert reader.output() == log_of(job.parts[1 - at], 2 - 2 * at)
+        assert reader.errors() == ""
+    check_nothing_left(*cluster.nodes)
+
+
+def test_it_goes_on_with_the_next_process_of_the_rank(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(2))
+    job = jobs.start("--max-restarts=1", PLACE, "err=here", "wait=go")
+    job.await_everywhere("here of rank")
+    reader = follow(job.head, 1)
+    reader.await_output("here of rank 1")
+    job.kill_rank(1)
+    poll(lambda: reader.output().count("here of rank 1") == 2)
+    first = job.head.command("logs", "--rank", 1, "--attempt", 0)
+    assert (first.code, first.out.count("here of rank 1")) == (0, 1), first
+    (jobs.folder / "go").touch()
+    job.succeed()
+    assert reader.wait() == 0, reader.errors()
+    assert reader.errors() == ""
+
+
+def test_who_cannot_be_asked_is_named(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(2))
+    job = jobs.start(PLACE, "err=here", "wait=go", nproc=2)
+    job.await_everywhere("here of rank")
+    unknown = job.head.command("logs", "--rank", 4)
+    assert unknown.code == 2, unknown
+    assert "the job has no such rank: its ranks are 0 to 3" in unknown.err
+    job.parts[1].signal(signal.SIGSTOP)
+    silent = job.head.command("logs", "--rank", 2)
+    job.parts[1].signal(signal.SIGCONT)
+    assert silent.code == 1, silent
+    assert "it runs on node 1 (node1), which does not answer" in silent.err
+    (jobs.folder / "go").touch()
+    job.succeed()
+    ended = job.head.command("logs", "--rank", 2)
+    assert ended.code == 1, ended
+    assert "ran on another node, and its log is there: succeeded" in ended.err
+    own = job.parts[1].command("logs", "--rank", 2)
+    assert (own.code, own.out) == (0, log_of(job.parts[1], 2)), own
