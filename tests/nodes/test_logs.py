@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from support.cluster import Cluster
 from support.jobs import PYTHON, poll
-from support.node_jobs import NodeJobs, NodeMsrun, check_nothing_left
+from support.node_jobs import NodeJobs, NodeMsrun, check_nothing_left, static
 from support.node_places import PLACE
-from support.node_trainings import go, train
+from support.node_trainings import SCRIPT, go, train
 
 from msrun.cluster.program import NodeProgram
 
@@ -79,3 +79,52 @@ def test_who_cannot_be_asked_is_named(nodes: Nodes) -> None:
     assert "ran on another node, and its log is there: succeeded" in ended.err
     own = job.parts[1].command("logs", "--rank", 2)
     assert (own.code, own.out) == (0, log_of(job.parts[1], 2)), own
+
+
+@pytest.mark.torch
+def test_a_log_is_followed_to_the_node_that_has_the_rank_after_a_loss(nodes: Nodes) -> None:
+    """Who asks is on a third node."""
+    jobs = NodeJobs(cluster := nodes(4))
+    job = train(jobs, "/", "--wait=3:0,1", nodes=(0, 1, 2), nproc=1)
+    ways = [option for option in static(0, 3, 1) if not option.startswith("--node-rank")]
+    spare = jobs.start_one(cluster.nodes[3], "--spare-node", *ways, SCRIPT)
+    spare.await_error("this node waits as a spare")
+    job.await_lines("waits in step 3", 2)
+    job.head.await_error("protected")
+    reader = follow(job.parts[1], 2)
+    reader.await_output("begins step 3")
+    lost = log_of(job.parts[2], 2)
+    job.parts[2].signal(signal.SIGKILL)
+    job.head.await_error("node 2 (node3) has come in the place of the lost one")
+    go(jobs)
+    assert [part.wait().code for part in (job.head, job.parts[1], spare)] == [0] * 3, job.told()
+    assert reader.wait() == 0, reader.errors()
+    new = log_of(spare, 2)
+    said = reader.output()
+    assert said.startswith(lost[: lost.rindex("begins step 3")]), said
+    assert said.endswith(new), said
+    assert "last lines" not in reader.errors()
+
+
+@pytest.mark.torch
+def test_a_log_can_be_asked_for_where_another_node_has_taken_the_part_of_node_0(
+    nodes: Nodes,
+) -> None:
+    jobs = NodeJobs(nodes(3))
+    job = train(jobs, "/", "--wait=3:1,2", nodes=(0, 1, 2), nproc=1)
+    job.await_lines("waits in step 3", 2)
+    job.head.await_error("protected")
+    reader = follow(job.parts[2], 1)
+    reader.await_output("waits in step 3")
+    job.head.signal(signal.SIGKILL)
+    job.parts[1].await_error("this node takes the part of node 0")
+    for at, rank in ((1, 2), (2, 1)):
+        asked = job.parts[at].command("logs", "--rank", rank)
+        assert (asked.code, asked.out) == (0, log_of(job.parts[rank], rank)), asked
+    lost = job.parts[1].command("logs", "--rank", 0)
+    assert lost.code == 1, lost
+    assert "it ran on node 0 (node0), which is lost: its log is there" in lost.err
+    stopped = job.parts[2].command("stop", "--now")
+    assert stopped.code == 0, stopped
+    assert reader.wait() == 0, reader.errors()
+    assert reader.output() == log_of(job.parts[1], 1)
