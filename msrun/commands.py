@@ -170,8 +170,19 @@ def stop(
 )
 @click.option("--attempt", type=click.IntRange(min=0), help="This attempt, not the current one.")
 @click.option("--scheduler", is_flag=True, help="msrun's own log: its decisions and their reasons.")
+@click.option(
+    "--node",
+    type=click.IntRange(min=0),
+    help="With --scheduler: that of the msrun with this node rank.",
+)
 def logs(
-    run: str | None, *, follow: bool, rank: int | None, attempt: int | None, scheduler: bool
+    run: str | None,
+    *,
+    follow: bool,
+    rank: int | None,
+    attempt: int | None,
+    scheduler: bool,
+    node: int | None,
 ) -> None:
     """Show the output of a run's workers.
 
@@ -188,6 +199,8 @@ def logs(
             "msrun logs: --scheduler shows one log for all ranks and attempts: remove --rank and "
             "--attempt"
         )
+    if node is not None and not scheduler:
+        raise UsageError("msrun logs: --node says whose --scheduler log is meant: add that, too")
     show = show_logs.follow if follow else show_logs.show
     found = look(chosen(os.environ, run, "msrun logs"))
     if found.status is not None and found.status.is_gathering:
@@ -196,7 +209,7 @@ def logs(
     show(
         os.environ,
         found,
-        Wanted(rank=rank, attempt=attempt, scheduler=scheduler),
+        Wanted(rank=rank, attempt=attempt, scheduler=scheduler, node=node),
     )
 
 

@@ -26,6 +26,7 @@ _BEAT_RANK = 4  # bytes of the rank before each
 _PROCESS = struct.Struct(f"<I{NEWS_BYTES}s")  # rank, then as ProcessNews.packed
 
 NOW = -1  # in place of an attempt: the present one
+NO_NODE = -1
 
 
 class NodeFacts(NamedTuple):
@@ -442,7 +443,8 @@ class ShownStatus(NamedTuple):
 class LogAsked(NamedTuple):
     """Somebody on another node than a rank's wants to read its log. Answered by LogRead.
 
-    It names a rank and no path. Who reads on asks again, with the same number.
+    It names a rank, or the node of an msrun that is meant itself, and no path. Who reads on asks
+    again, with the same number.
     """
 
     question: int  # its number, by who asks
@@ -450,6 +452,7 @@ class LogAsked(NamedTuple):
     attempt: int  # in which the process ran; NOW: the present one
     known: tuple[int, ...]  # of each of its files, as agent.rank_logs.reading: bytes read before
     waits: bool  # for something new, for a while
+    node: int = NO_NODE  # the log of its msrun, and of no rank
 
 
 class LogRead(NamedTuple):

@@ -1,4 +1,4 @@
-"""Reads the logs of this node's ranks for who asks on another node, some bytes at a time.
+"""Reads logs of this node's ranks and of its msrun for who asks elsewhere, some bytes at a time.
 
 Who asks names a rank and an attempt. Which files these are only this node knows, and no other file
 is read. A thread reads them; of who follows a log the next look is not before he has the last.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from agent.hooks.rank_links import Loop, Timer
 from agent.machine.file_thread import FileThread
-from agent.nodes.run_messages import NOW, LogAsked, LogRead
+from agent.nodes.run_messages import NO_NODE, NOW, LogAsked, LogRead
 from agent.workers.worker import Worker
 from worker_hooks.contract.layout import RunLayout
 
@@ -40,6 +40,9 @@ class _Whose(NamedTuple):
     rank: int
     local_rank: int
     began: int
+
+
+_MSRUN = _Whose(-1, -1, 0)
 
 
 class _Reading:
@@ -99,7 +102,7 @@ class LogReader:
         """The attempt is over here: tell who follows what is left, before that is told itself."""
         self._forget()
         for reading in tuple(self._readings.values()):
-            whose = self._whose(reading.asked.rank)
+            whose = self._whose(reading.asked)
             if whose is not None and reading.asked.waits:
                 self._tell_rest(reading, whose)
 
@@ -111,7 +114,8 @@ class LogReader:
                 return
             if found.why_not or found.following != NOW:
                 return
-            self._tell(reading, found._replace(is_rest=not found.left))
+            is_rest = not found.left and whose is not _MSRUN  # which has more to say
+            self._tell(reading, found._replace(is_rest=is_rest))
             if not found.left:
                 return
 
@@ -122,17 +126,19 @@ class LogReader:
                 reading.stop()
                 del self._readings[number]
 
-    def _whose(self, rank: int) -> _Whose | None:
+    def _whose(self, asked: LogAsked) -> _Whose | None:
+        if asked.node != NO_NODE:
+            return _MSRUN
         for each in self._workers():
-            if each.rank == rank:
-                return _Whose(rank, each.local_rank, each.began)
+            if each.rank == asked.rank:
+                return _Whose(asked.rank, each.local_rank, each.began)
         return None
 
     def _look(self, reading: _Reading) -> None:
         asked = reading.asked
         if asked.question in self._busy:
             return
-        whose = self._whose(asked.rank)
+        whose = self._whose(asked)
         if whose is None or self._is_off:
             why = NO_FILES if self._is_off else NOT_STARTED
             answer = LogRead(asked.question, is_rest=self._is_off, why_not=why)
@@ -154,7 +160,7 @@ class LogReader:
             self._tell(reading, LogRead(asked.question, why_not=why))
         elif isinstance(found, Exception):
             raise found
-        elif self._whose(asked.rank) != whose:  # its files have other names by now
+        elif self._whose(asked) != whose:  # its files have other names by now
             self._look(reading)
         elif asked.waits and _is_nothing(found) and self._is_patient(reading):
             reading.timer = self._loop.call_later(LOOK_S, self._look, reading)
@@ -197,7 +203,7 @@ def read_log(layout: RunLayout, whose: _Whose, asked: LogAsked) -> LogRead:
     if all(size is None for size in sizes):
         return answer._replace(why_not=f"there is no {paths[0].name} there")
     known = _known(asked)
-    unread = [max(0, (size or 0) - at) for size, at in zip(sizes, known, strict=True)]
+    unread = [max(0, (size or 0) - at) for size, at in zip(sizes, known, strict=False)]
     if not any(unread):
         return answer
     # who follows gets of each, however fast another one grows
@@ -214,6 +220,8 @@ def _files(layout: RunLayout, whose: _Whose, attempt: int) -> tuple[Sequence[Pat
         They, the attempt in which it began (of a past one that which was asked for), and that in
         which the next one did.
     """
+    if whose is _MSRUN:
+        return (layout.scheduler_log,), 0, NOW
     rank, began = whose.rank, whose.began
     if attempt < 0 or attempt >= began:
         streams = _streams(layout, whose, began)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from agent.hooks.rank_links import Loop, Timer
-from agent.nodes.run_messages import ForLogs, LogAsked, LogRead
+from agent.nodes.run_messages import NO_NODE, ForLogs, LogAsked, LogRead
 from agent.rank_logs.desk import LogDesk
 from agent.rank_logs.reading import LogReader, Told
 
@@ -38,7 +38,6 @@ class _Asker:
     def __init__(self, node: int, number: int) -> None:
         self.node = node
         self.number = number  # of his question, as he knows it
-        self.rank = 0
         self.asked_s = 0.0
         self.told: Told = lambda _: None
         self.home: RankHome | None = None  # who is to answer; None: this node
@@ -55,17 +54,26 @@ class LogRelay:
     """Each asker has a number of this node's; who asks again has it again."""
 
     def __init__(
-        self, home: Callable[[int], RankHome | None], world: int, own: LogReader | None
+        self,
+        home: Callable[[int], RankHome | None],
+        world: int,
+        nodes: Mapping[int, RankHome],
+        here: int,
+        own: LogReader | None,
     ) -> None:
         """Take the parts.
 
         Args:
             home: the other node that a rank runs on; ``None``: this one.
             world: ranks of the job.
-            own: reads logs of this node's ranks; ``None``: it has none.
+            nodes: the other ones, by their ranks.
+            here: the rank of this one.
+            own: reads logs of this node; ``None``: it is one of the others as well.
         """
         self._home = home
         self._world = world
+        self._nodes = nodes
+        self._here = here
         self._own = own
         self._askers: dict[int, _Asker] = {}
         self._numbers: dict[tuple[int, int], int] = {}  # by the node that asks, and its number
@@ -115,15 +123,16 @@ class LogRelay:
             self._askers[number] = _Asker(node, asked.question)
         asker = self._askers[number]
         asker.stop()
-        asker.rank, asker.told, asker.asked_s = asked.rank, told, self._loop.time()
-        asker.home = self._home(asked.rank)
+        asker.told, asker.asked_s = told, self._loop.time()
+        if asked.node == NO_NODE:
+            asker.home = self._home(asked.rank)
+        else:
+            asker.home = self._nodes.get(asked.node)
         self._pass_on(asker, asked._replace(question=number))
 
     def _pass_on(self, asker: _Asker, asked: LogAsked) -> None:
         home = asker.home
-        if not 0 <= asked.rank < self._world:
-            ranks = f"its ranks are 0 to {self._world - 1}"
-            why = f"the job has no such rank: {ranks}"
+        if why := self._why_never(asked):
             self.hear(LogRead(asked.question, is_rest=True, why_not=why))
         elif home is None and self._own is not None:
             self._own.ask(asked, self.hear)
@@ -132,6 +141,16 @@ class LogRelay:
         else:
             asker.timer = self._loop.call_later(SILENT_S, self._give_up, asked.question)
             home.pass_on(asked)
+
+    def _why_never(self, asked: LogAsked) -> str:
+        """What is wrong with a question; empty: nothing."""
+        if asked.node != NO_NODE:
+            known = {*self._nodes, self._here}
+            is_known = asked.node in known
+            return "" if is_known else f"the job has no such node: its nodes are 0 to {max(known)}"
+        last = self._world - 1
+        is_known = 0 <= asked.rank <= last
+        return "" if is_known else f"the job has no such rank: its ranks are 0 to {last}"
 
     def hear(self, read: LogRead) -> None:
         """Hand an answer on, if somebody waits for it."""
@@ -154,7 +173,7 @@ class LogRelay:
     def _give_up(self, number: int) -> None:
         home = self._askers[number].home
         assert home is not None
-        self.hear(LogRead(number, why_not=f"it runs on {home.name}, which does not answer"))
+        self.hear(LogRead(number, why_not=f"it is on {home.name}, which does not answer"))
 
     def _forget(self) -> None:
         before_s = self._loop.time() - FORGET_S
@@ -166,4 +185,4 @@ class LogRelay:
 
 def _lost(home: RankHome | None) -> str:
     where = "a node" if home is None else home.name
-    return f"it ran on {where}, which is lost: its log is there"
+    return f"it is on {where}, which is lost"

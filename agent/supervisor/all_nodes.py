@@ -112,7 +112,8 @@ class AllNodes:
         self._by_rank = {node.facts.rank: node for node in others}
         self._node_of = Homes((node, node.ranks) for node in others)
         self._controller = controller
-        self.logs = LogRelay(self._node_of.get, met.prepared.spec.world_size, reader)
+        home, spec = self._node_of.get, met.prepared.spec
+        self.logs = LogRelay(home, spec.world_size, self._by_rank, spec.node_rank, reader)
         """Of ranks, for who asks on any node."""
         self._late: asyncio.TimerHandle | None = None
         self._held: list[tuple[Sequence[int], protocol.Message]] | None = None  # as one begins
@@ -123,7 +124,6 @@ class AllNodes:
         cluster = met.prepared.spec.cluster
         assert cluster is not None
         self._resize = Resize(cluster.least, cluster.nnodes, len(met.roster.nodes))
-        spec = met.prepared.spec
         tenure = tenure_of(met.asked, spec.saves_as, len(met.roster.nodes), met.held, say)
         self.going_on = GoingOn(self._places, tenure, self._door.seat, self._give_up_all)
         self.term_heard = self.going_on.knows

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 
-from agent.nodes.run_messages import NOW, LogAsked, LogRead
+from agent.nodes.run_messages import NO_NODE, NOW, LogAsked, LogRead
 from agent.rank_logs.question import ANSWER_S, LogLine, NoAnswerError
 from agent.records.run_record import records, successor
 from agent.spec.job_spec import UsageError
@@ -31,17 +31,32 @@ class UnansweredError(UsageError):
 
 
 def is_foreign(run: RunState, wanted: Wanted) -> bool:
-    """Whether one rank is meant, of another node."""
+    """Whether one rank is meant, of another node, or that node's msrun.
+
+    Raises:
+        UsageError: there is no other node.
+    """
+    if wanted.node is not None:
+        if wanted.node != run.record.node and not run.record.host:
+            raise UsageError(f"run {run.record.record_id} has one node: remove --node")
+        return wanted.node != run.record.node
     return wanted.rank is not None and not run.record.has_rank(wanted.rank)
 
 
-def seen_run(environ: Mapping[str, str], run: RunState, rank: int) -> RunState:
-    """The job's run on a rank's node, if its files are seen here, else that of this node.
+def name_of(run: RunState, wanted: Wanted) -> str:
+    """What is meant, of another node."""
+    what = f"rank {wanted.rank}" if wanted.node is None else f"msrun of node {wanted.node}"
+    return f"{what} of run {run.record.record_id}"
+
+
+def seen_run(environ: Mapping[str, str], run: RunState, wanted: Wanted) -> RunState:
+    """The job's run on the node that is meant, if its files are seen here, else that of this node.
 
     Nodes that share the folder of the records see each other's.
     """
     for other in records(environ):
-        if other.saves_as == run.record.saves_as and other.host and rank in other.ranks:
+        is_node = other.node == wanted.node if wanted.scheduler else wanted.rank in other.ranks
+        if other.saves_as == run.record.saves_as and other.host and is_node:
             found = look(other)
             if found.folder.is_dir():
                 return found
@@ -52,9 +67,9 @@ class _Log:
     """How far a rank's log was read."""
 
     def __init__(self, run: RunState, wanted: Wanted) -> None:
-        assert wanted.rank is not None
-        self._name = f"rank {wanted.rank} of run {run.record.record_id}"
-        self._rank = wanted.rank
+        self._name = name_of(run, wanted)
+        self._rank = NOW if wanted.rank is None else wanted.rank
+        self._node = NO_NODE if wanted.node is None else wanted.node
         self._is_one = wanted.attempt is not None
         self._begin(NOW if wanted.attempt is None else wanted.attempt)
         self.is_over = False
@@ -68,7 +83,8 @@ class _Log:
 
     def question(self, *, waits: bool) -> LogAsked:
         """What comes next."""
-        return LogAsked(0, self._rank, self._attempt, tuple(self._known), waits)
+        known = tuple(self._known)
+        return LogAsked(0, self._rank, self._attempt, known, waits, self._node)
 
     def show(self, read: LogRead) -> str:
         """Show an answer; why there is none, or an empty text.
@@ -151,7 +167,7 @@ def follow(
                 raise UnansweredError(_unanswered(run, error)) from error
         if has_ended(process, RETRY_S):
             if not log.is_whole:
-                say(f"the last lines of rank {wanted.rank} may be missing: its node has them")
+                say(f"the last lines of {name_of(run, wanted)} may be missing: its node has them")
             return None
         if (following := successor(environ, run.record)) is not None:
             run, log = look(following), _Log(look(following), wanted)

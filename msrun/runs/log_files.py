@@ -23,6 +23,7 @@ class Wanted:
     rank: int | None = None  # None: all ranks, each line with its rank
     attempt: int | None = None  # None: the current one
     scheduler: bool = False  # msrun's own log instead of the workers'
+    node: int | None = None  # of this node's msrun; None: of this one's
 
 
 def views(run: RunState, wanted: Wanted, attempt: int, *, is_new: bool = False) -> list[LogView]:
@@ -34,7 +35,9 @@ def views(run: RunState, wanted: Wanted, attempt: int, *, is_new: bool = False) 
         UsageError: there is no such rank.
     """
     if wanted.scheduler:
-        return [LogView(files(run.record, run.folder).scheduler_log, STDOUT, None)]
+        node = run.record.node if wanted.node is None else wanted.node
+        own = files(run.record._replace(node=node), run.folder)
+        return [LogView(own.scheduler_log, STDOUT, None)]
     return [
         LogView(
             path, STDOUT, _prefix(worker.rank) if wanted.rank is None else None, rank=worker.rank

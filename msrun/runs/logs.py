@@ -35,14 +35,13 @@ def show(environ: Mapping[str, str], run: RunState, wanted: Wanted) -> None:
         _show_here(run, wanted)
         _say_others(run, wanted)
         return
-    assert wanted.rank is not None
     checked_attempt(run, wanted)
     if run.alive:
         elsewhere.show(run, wanted)
         return
-    seen = elsewhere.seen_run(environ, run, wanted.rank)
+    seen = elsewhere.seen_run(environ, run, wanted)
     if not _has_file(seen, wanted):
-        name = f"rank {wanted.rank} of run {run.record.record_id}"
+        name = elsewhere.name_of(run, wanted)
         raise UnansweredError(
             f"{name} ran on another node, and its log is there: {run.state_words}"
         )
@@ -124,6 +123,9 @@ def _has_file(run: RunState, wanted: Wanted) -> bool:
     Raises:
         UsageError: there is no such rank or attempt.
     """
+    if wanted.scheduler:
+        is_seen = run.record.node == wanted.node or is_shared(run)
+        return is_seen and views(run, wanted, 0)[0].path.is_file()
     ranks = [each.rank for each in run.status.workers] if run.status else []
     if wanted.rank not in ranks and all(map(run.record.has_rank, ranks)):
         return False  # of very many ranks the status has those of this node alone

@@ -67,11 +67,14 @@ def test_who_cannot_be_asked_is_named(nodes: Nodes) -> None:
     unknown = job.head.command("logs", "--rank", 4)
     assert unknown.code == 2, unknown
     assert "the job has no such rank: its ranks are 0 to 3" in unknown.err
+    head = job.parts[1].command("logs", "--scheduler", "--node", 0)
+    assert head.code == 0, head
+    assert "WorkerStarted rank=3" in head.out
     job.parts[1].signal(signal.SIGSTOP)
     silent = job.head.command("logs", "--rank", 2)
     job.parts[1].signal(signal.SIGCONT)
     assert silent.code == 1, silent
-    assert "it runs on node 1 (node1), which does not answer" in silent.err
+    assert "it is on node 1 (node1), which does not answer" in silent.err
     (jobs.folder / "go").touch()
     job.succeed()
     ended = job.head.command("logs", "--rank", 2)
@@ -123,7 +126,7 @@ def test_a_log_can_be_asked_for_where_another_node_has_taken_the_part_of_node_0(
         assert (asked.code, asked.out) == (0, log_of(job.parts[rank], rank)), asked
     lost = job.parts[1].command("logs", "--rank", 0)
     assert lost.code == 1, lost
-    assert "it ran on node 0 (node0), which is lost: its log is there" in lost.err
+    assert "it is on node 0 (node0), which is lost" in lost.err
     stopped = job.parts[2].command("stop", "--now")
     assert stopped.code == 0, stopped
     assert reader.wait() == 0, reader.errors()

@@ -185,6 +185,16 @@ def test_no_other_ranks_are_read(node, rank):
     assert node.read(rank=rank) == LogRead(1, why_not=module.NOT_STARTED)
 
 
+def test_the_log_of_msrun_itself_never_ends_with_an_attempt(node):
+    node.write(b"decided\n", node.layout.scheduler_log)
+    asked = LogAsked(1, -1, NOW, (0, 0, 0), True, node=1)
+    node.reader.ask(asked, node._hear)
+    assert node.turn() == [LogRead(1, b"decided\n", began=0)]
+    node.write(b"Sweep\n", node.layout.scheduler_log)
+    node.reader.rest()
+    assert node.told == [LogRead(1, b"Sweep\n", at=8, began=0)]
+
+
 def test_a_node_without_files_says_so_once_and_for_all(node):
     node.reader._is_off = True
     assert node.read() == LogRead(1, why_not=module.NO_FILES, is_rest=True)

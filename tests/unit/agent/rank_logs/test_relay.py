@@ -30,7 +30,7 @@ class Job:
             attach=lambda _: None,
             ask=lambda *about: self.asked.append(about),
         )
-        self.relay = LogRelay(self._home, 6, own)
+        self.relay = LogRelay(self._home, 6, {1: self.nodes[1], 2: self.nodes[2]}, 0, own)
         self.relay.attach(self.loop)
 
     def _home(self, rank):
@@ -89,18 +89,29 @@ def test_a_rank_that_is_none_is_refused_for_good(job, rank):
     assert read.why_not == "the job has no such rank: its ranks are 0 to 5"
 
 
+def test_the_log_of_a_nodes_msrun_is_asked_for_by_the_nodes_rank(job):
+    for node in (2, 0, 3):
+        job.relay.ask(1, asked(-1, node)._replace(node=node), job.nodes[1].pass_on)
+    assert [each.node for each in job.nodes[2].said] == [2]
+    assert [question.node for question, _ in job.asked] == [0]
+    (read,) = job.nodes[1].said
+    assert read == LogRead(
+        3, is_rest=True, why_not="the job has no such node: its nodes are 0 to 2"
+    )
+
+
 def test_a_node_that_does_not_answer_is_named_and_nobody_waits_for_it(job, monkeypatch):
     monkeypatch.setattr(module, "SILENT_S", 0.0)
     job.ask(1, 4)
     job.loop.call_later(0.0, job.loop.stop)
     job.loop.run_forever()
     assert job.nodes[1].said == [
-        LogRead(7, why_not="it runs on node 2 (host), which does not answer")
+        LogRead(7, why_not="it is on node 2 (host), which does not answer")
     ]
 
 
 def test_a_node_that_is_lost_is_named_at_once(job):
-    why = "it ran on node 2 (host), which is lost: its log is there"
+    why = "it is on node 2 (host), which is lost"
     job.ask(1, 4)
     job.relay.lose(job.nodes[1])
     assert job.nodes[1].said == []

@@ -19,7 +19,7 @@ def test_who_asks_for_a_log_on_a_node_that_is_lost_hears_so(cluster):
     first.hear(LogAsked(7, 5, NOW, (0, 0, 0), True))
     second.lose(Loss(LossKind.PROOF, "closed the line"))
     told = [each for each in first.said if isinstance(each, LogRead)]
-    assert told == [LogRead(7, why_not="it ran on node 2 (c), which is lost: its log is there")]
+    assert told == [LogRead(7, why_not="it is on node 2 (c), which is lost")]
 
 
 def test_the_end_of_logs_here_is_told_once_the_sweep_is_done(cluster, monkeypatch):

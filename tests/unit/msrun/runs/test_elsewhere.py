@@ -148,7 +148,10 @@ def test_an_end_that_may_be_missing_is_said(run, msrun, capfd):
     follow(run)
     shown = capfd.readouterr()
     assert shown.out == "one\n"
-    assert shown.err == "msrun: the last lines of rank 0 may be missing: its node has them\n"
+    assert (
+        shown.err
+        == "msrun: the last lines of rank 0 of run node1 may be missing: its node has them\n"
+    )
 
 
 def test_the_next_process_is_followed_behind_the_last_one(run, msrun, capfd):
@@ -218,6 +221,26 @@ def test_records_that_nodes_share_lead_to_the_log_of_a_job_that_has_ended(run, t
     (tmp_path / "logs" / "node0" / "worker_0.log").write_text("of node 0\n")
     show(environ, dead, WANTED)
     assert capfd.readouterr().out == "of node 0\n"
+
+
+def test_the_log_of_another_nodes_msrun_is_asked_for_and_its_own_is_not(run, msrun, capfd):
+    msrun.answers = [LogRead(1, b"decided\n", began=0)]
+    wanted = Wanted(scheduler=True, node=0)
+    show({}, run, wanted)
+    (asked,) = msrun.asked
+    assert (asked.rank, asked.node) == (-1, 0)
+    (run.folder / "node_1.log").write_text("of this one\n")
+    show({}, run, Wanted(scheduler=True, node=1))
+    assert capfd.readouterr().out == "decided\nof this one\n"
+    dead = look(run.record._replace(pid=0, born=0))
+    with pytest.raises(UnansweredError, match="msrun of node 0 of run node1 ran on another node"):
+        show({}, dead, wanted)
+
+
+def test_a_job_on_one_node_has_no_other_one(run):
+    alone = look(run.record._replace(host="", ranks=(), job="", node=0))
+    with pytest.raises(UsageError, match="run node1 has one node: remove --node"):
+        show({}, alone, Wanted(scheduler=True, node=1))
 
 
 def test_a_scheduler_without_ranks_says_where_they_are(run):
