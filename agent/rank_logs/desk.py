@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 from agent.hooks.listener import listen
 from agent.hooks.rank_links import Loop, Timer
@@ -17,6 +18,7 @@ MOST_ASKERS = 16
 QUESTION_BYTES = 4 << 10
 PATIENCE_S = 8.0  # for an answer of the controller's node; behind its own for the rank's node
 RETRY_S = 1.0  # after descriptors ran out
+TOO_MANY = f"{MOST_ASKERS} others read logs on this node by the same msrun"
 SILENT = "the controller's node does not answer"
 
 
@@ -88,7 +90,11 @@ class LogDesk:
             self._loop.remove_reader(self._listener)
             self._loop.call_later(RETRY_S, self._watch)
             return
-        if len(self._askers) >= MOST_ASKERS or not may_ask(connection):
+        is_ours = may_ask(connection)
+        if not is_ours or len(self._askers) >= MOST_ASKERS:
+            if is_ours:
+                with suppress(OSError):
+                    connection.send(bytes_of(LogRead(0, why_not=TOO_MANY)))
             connection.close()
             return
         connection.setblocking(False)
