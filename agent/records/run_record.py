@@ -337,9 +337,11 @@ def find(environ: Mapping[str, str], name: str) -> Record:
     known = list(records(environ))
     if not known:
         raise UsageError("no run is recorded for this user on this host")
-    for exact in known:
-        if name in {exact.record_id, exact.run_id}:
-            return exact
+    # other nodes of a job that are on this machine have its first node's as their run id
+    exact = [record for record in known if record.record_id == name]
+    exact += [record for record in known if record.run_id == name]
+    if exact:
+        return exact[0]
     fitting = [record for record in known if record.record_id.startswith(name)]
     if len(fitting) == 1:
         return fitting[0]

@@ -323,6 +323,16 @@ def test_a_stop_may_take_grace_and_kill_time(tmp_path, changed, stop_s):
     assert run(tmp_path, **changed).status.stop_s == stop_s
 
 
+def test_a_record_id_means_its_run_though_other_nodes_of_the_job_here_have_it_as_their_run_id(
+    environ,
+):
+    written(
+        environ, record("scheduler"), record("worker", run_id="scheduler")._replace(started=2.0)
+    )
+    assert run_record.find(environ, "scheduler").record_id == "scheduler"
+    assert run_record.find(environ, "worker").record_id == "worker"
+
+
 def test_the_end_of_a_process_is_seen_even_before_it_is_reaped():
     pid = os.fork()
     if pid == 0:

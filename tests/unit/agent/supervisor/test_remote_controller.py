@@ -13,8 +13,8 @@ from agent.hooks.rank_processes import STALE_S
 from agent.nodes.codec import pack_action, unpack_event
 from agent.nodes.line import CLOSED, Loss, LossKind
 from agent.nodes.run_messages import (
-    CheckpointKnown,
     NOW,
+    CheckpointKnown,
     Ended,
     Fact,
     JobKnown,
