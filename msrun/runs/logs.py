@@ -108,8 +108,10 @@ def _say_others(run: RunState, wanted: Wanted) -> None:
     """Whose logs are not shown, though all are asked for."""
     if wanted.rank is not None or wanted.scheduler or run.status is None:
         return
-    foreign = (each for each in run.status.workers if not run.record.has_rank(each.rank))
-    missing = [each.rank for each in foreign if not _has_file(run, Wanted(each.rank))]
+    found = views(run, wanted, checked_attempt(run, wanted))
+    seen = {view.rank for view in found if os.path.isfile(view.path)}
+    foreign = (each.rank for each in run.status.workers if not run.record.has_rank(each.rank))
+    missing = [rank for rank in foreign if rank not in seen]
     if missing:
         is_one = len(missing) == 1
         where = "is on another node" if is_one else "are on other nodes"

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
+from support import hand_jobs
 from support.cluster import Cluster
 from support.jobs import PYTHON, poll
 from support.node_jobs import NodeJobs, NodeMsrun, check_nothing_left, static
@@ -67,6 +68,10 @@ def test_who_cannot_be_asked_is_named(nodes: Nodes) -> None:
     unknown = job.head.command("logs", "--rank", 4)
     assert unknown.code == 2, unknown
     assert "the job has no such rank: its ranks are 0 to 3" in unknown.err
+    with (job.parts[1].folder / "worker_3.log").open("ab") as log:
+        log.write(b"".join(b"line %d\n" % number for number in range(100_000)))
+    long = job.head.command("logs", "--rank", 3)
+    assert (long.code, long.out) == (0, log_of(job.parts[1], 3)), long.err
     head = job.parts[1].command("logs", "--scheduler", "--node", 0)
     assert head.code == 0, head
     assert "WorkerStarted rank=3" in head.out
@@ -131,3 +136,20 @@ def test_a_log_can_be_asked_for_where_another_node_has_taken_the_part_of_node_0(
     assert stopped.code == 0, stopped
     assert reader.wait() == 0, reader.errors()
     assert reader.output() == log_of(job.parts[1], 1)
+
+
+def test_a_scheduler_without_ranks_is_asked_for_those_of_its_workers(jobs: NodeJobs) -> None:
+    job = hand_jobs.start_all(jobs, PLACE, "err=here", "wait=go")
+    job.await_lines("here of rank", 4)
+    poll(lambda: all(part.status()["state"] == "running" for part in job.parts))
+    run = job.head.status()["record_id"]
+    bare = job.head.command("logs", run)
+    assert bare.code == 2, bare
+    assert f"the ranks of run {run} run on other nodes: --rank N shows the log of one" in bare.err
+    asked = job.head.command("logs", run, "--rank", 2)
+    assert (asked.code, asked.out.count("here of rank 2")) == (0, 1), asked
+    worker = job.parts[2].status()["record_id"]
+    other = job.parts[2].command("logs", worker, "--rank", 3)
+    assert (other.code, other.out.count("here of rank 3")) == (0, 1), other
+    (jobs.folder / "go").touch()
+    job.succeed()
