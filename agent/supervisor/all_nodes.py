@@ -39,6 +39,7 @@ from agent.nodes.run_messages import (
     CopyWritten,
     Ended,
     NodeFacts,
+    PagesLeft,
     PartKept,
     SaveFar,
     SaveHere,
@@ -55,7 +56,6 @@ from agent.supervisor.job_view import ControllersNode, Holders, JobView
 from agent.supervisor.nodes_memory import NodesMemory
 from agent.supervisor.remote_node import RemoteNode, replacement_order
 from agent.supervisor.status import MOST_SHOWN, ShownNodes
-from agent.supervisor.supervisor import Supervisor
 from agent.text.wording import duration
 from agent.workers.worker import Worker
 from worker_hooks.contract import protocol
@@ -383,7 +383,7 @@ class AllNodes:
         there = next(others, None)
         if there is not self._next:
             if self._next is not None:
-                self._next.leave_pages()  # what stands still there must not be saved
+                self._next.line.send(PagesLeft())  # what stands still there must not be saved
             self._next = there
             self._hooks.copy_pages(None if there is None else there.keep_page)
 
@@ -591,19 +591,3 @@ class AllNodes:
     def watch(self, path: str) -> None:
         """A graceful exit may be asked for in this file."""
         self._own.watch(path)
-
-
-def all_nodes(
-    met: Met,
-    own: Supervisor,
-    hooks: HooksBridge,
-    controller: JobController,
-    say: Callable[[str], None],
-    reader: LogReader,
-) -> AllNodes:
-    """The nodes that have met."""
-    others = [
-        RemoteNode(met.roster.nodes[rank], met.roster.ranks(rank), NodeLink(line), hooks)
-        for rank, line in sorted(met.lines.items())
-    ]
-    return AllNodes(own, others, hooks, controller, met, say, reader=reader)

@@ -39,7 +39,6 @@ from agent.nodes.run_messages import (
     PageNews,
     PageSeen,
     PagesKept,
-    PagesLeft,
     PartKept,
     RankUnlinked,
     ResumeFrom,
@@ -245,10 +244,6 @@ class RemoteNode:
     def is_in_doubt(self) -> bool:
         """Whether it may be lost, and does not count as that yet; something is said after this."""
         return not self.lost_why and (self._link.is_in_doubt() or is_mute(self, MUTE_S))
-
-    def leave_pages(self) -> None:
-        """Another node keeps these copies from now on."""
-        self._link.send(PagesLeft())
 
     def know_nodes(self, nodes: tuple[NodeFacts, ...]) -> None:
         """Tell it who takes part."""

@@ -73,10 +73,16 @@ def run(
     supervisor = parts.supervisor(hooks, console.say, lambda: notifier.pids)
     controller = parts.controller(spec, notifier, console, changed, evidence)
     if met is not None:
-        from agent.supervisor.all_nodes import all_nodes
+        from agent.nodes.link import NodeLink
+        from agent.supervisor.all_nodes import AllNodes
+        from agent.supervisor.remote_node import RemoteNode
 
         reader = parts.log_reader(supervisor)
-        nodes = all_nodes(met, supervisor, hooks, controller, console.say, reader)
+        others = [
+            RemoteNode(met.roster.nodes[rank], met.roster.ranks(rank), NodeLink(line), hooks)
+            for rank, line in sorted(met.lines.items())
+        ]
+        nodes = AllNodes(supervisor, others, hooks, controller, met, console.say, reader=reader)
         parts.kept.tell = nodes.know_checkpoint
         nodes.attach(supervisor.loop)
     controller.attach(supervisor.loop, nodes or supervisor)
