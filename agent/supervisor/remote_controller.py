@@ -282,7 +282,8 @@ class RemoteController:
             case NodesKnown():
                 self.nodes = message.nodes
             case CheckpointKnown(path, step):
-                self._complete(CompleteCheckpoint(path, step))
+                if not self.view.is_apart:  # else it is on another disk, and never was here
+                    self._complete(CompleteCheckpoint(path, step))
             case TermKnown():
                 self.term = message.term
                 self._link.send(TermHeard(message.number))

@@ -62,6 +62,9 @@ def test_what_happens_is_told(node):
 def test_a_checkpoint_that_is_complete_is_remembered(node):
     node.link.hear(CheckpointKnown("/ckpt/net-1_7", 7))
     assert node.complete == [CompleteCheckpoint("/ckpt/net-1_7", 7)]
+    node.link.hear(JobKnown("running", 1, True, is_apart=True))
+    node.link.hear(CheckpointKnown("/ckpt/net-1_9", 9))  # on a disk of another node
+    assert len(node.complete) == 1
 
 
 def test_orders_are_carried_out_and_the_job_is_known_first(node):
