@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,6 +73,7 @@ class HooksBridge:
         self._fallback = fallback
         self._journal = journal
         self._say = say
+        self._say_once = lru_cache(maxsize=None)(say)  # a new rank 0 warns of what the old one did
         self._record = kept
         self._links = RankLinks(listener, spec.ranks_here, journal)
         self._pages = StatusPages()
@@ -503,7 +504,7 @@ class HooksBridge:
         if message.is_refused:
             self._agent.post(ev.StartRefused(message.attempt, text, ()))
         else:
-            self._say(text)
+            self._say_once(text)
 
     def _register(self, message: protocol.Registered, fds: list[int]) -> None:
         rank = message.rank

@@ -218,7 +218,7 @@ class DataLoop:
                 self._variables.has_no_loop(frame)
             else:
                 self._variables.asked(frame)
-            self._say_lost()
+            self._say_unprotected(notice.sentences(self._variables.lost()))
             self._say_anew(frame)
         if is_due:
             if self._current is None:
@@ -403,7 +403,7 @@ class DataLoop:
             elif self.batch and not advance(each, self.batch):
                 log.warning(notice.COUNTS_ANEW, self.batch)
         self._variables.capture(is_last=True)
-        self._say_lost()
+        self._say_unprotected(notice.sentences(self._variables.lost()))
         if self._unkept is None and self._may_say:
             fed = {} if self._feed is None else {"loader": self._feed.saved_objects}
             state_of = partial(saved_state, self._committed.pieces)
@@ -422,10 +422,6 @@ class DataLoop:
         """Whether this rank says what is not protected: one for all does, and only once."""
         return self._guard.is_on and not self._guard.env.rank and not self._guard.env.attempt
 
-    def _say_lost(self) -> None:
-        """Say what nothing keeps."""
-        self._say_unprotected(notice.sentences(self._variables.lost()))
-
     def _say_anew(self, frame: FrameType) -> None:
         """Say what begins anew in a loop of the script's own."""
         if self._own_loop is not None:
@@ -434,8 +430,10 @@ class DataLoop:
     def _say_changes(self) -> None:
         """Say what has changed, and is saved nowhere."""
         script = self._committed.private.script
-        told = [] if self._feed is None else self._feed.unsaved(script.is_ignored)
-        told += script.changes_of_data(is_first=self.batch <= 1)
+        if self._feed is not None:  # a loop after the first death may be the first to show it
+            found = self._feed.unsaved(script.is_ignored)
+            self._say_unprotected(((each, True) for each in found), is_late=True)
+        told = script.changes_of_data(is_first=self.batch <= 1)
         self._say_unprotected((each, True) for each in told)
         while names := script.newly_large:  # the log has them
             self._report_anew(f"`{names.pop()}`")
@@ -446,18 +444,19 @@ class DataLoop:
             texts = notice.texts_of_anew(text)
             self._guard.report_fingerprint(self._committed.step, texts, True, text, "")
 
-    def _say_unprotected(self, sentences: Iterable[tuple[str, bool]]) -> None:
+    def _say_unprotected(self, told: Iterable[tuple[str, bool]], *, is_late: bool = False) -> None:
         """Have msrun say what cannot be restored.
 
-        ``sentences``: and whether weights may depend on it.
+        ``told``: sentences, and whether weights may depend on it. ``is_late``: also behind a death.
 
         Raises:
             SystemExit: the script is refused, because of --strict; not after the first commit.
         """
-        if not self._may_say:
+        env = self._guard.env
+        if not (self._may_say or (is_late and self._guard.is_on and not env.rank)):
             return
-        is_strict, refused = self._guard.env.is_strict and not self._has_committed, []
-        for text, is_steering in sentences:
+        is_strict, refused = env.is_strict and not (self._has_committed or env.attempt), []
+        for text, is_steering in told:
             if is_steering and is_strict:
                 refused.append(text)
             else:
@@ -588,7 +587,7 @@ class DataLoop:
             length = self.batches_per_epoch
             at_end = length is None or self.batch >= length or self._is_leaving
             self._variables.capture(is_last=at_end or not self._has_committed)
-            self._say_lost()
+            self._say_unprotected(notice.sentences(self._variables.lost()))
             self._say_changes()
 
     def _tell_committed(self) -> None:

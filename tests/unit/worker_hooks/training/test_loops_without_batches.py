@@ -8,6 +8,7 @@ from support.one_rank import Training
 from torch.utils.data import DataLoader
 
 from worker_hooks import ExitByRequest, GracefulExit, TrainState, run
+from worker_hooks.data.feed import Feed
 from worker_hooks.guard.guard import Guard
 from worker_hooks.training import own_loop
 
@@ -45,6 +46,24 @@ def told(monkeypatch):
         lambda _, text, *, is_refused: sentences.append((text, is_refused)),
     )
     return sentences
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_what_is_set_on_data_is_named_behind_a_death_as_well(told, monkeypatch, is_strict):
+    """A rank had died before the loop that showed it: nothing was said, and weights were others."""
+    training = Training()
+    guard = training.state._guard
+    guard.env = guard.env._replace(attempt=1, is_strict=is_strict)
+    found = ["`Order.kept` is set between loops"]
+    monkeypatch.setattr(Feed, "unsaved", lambda *_: [*found])
+    for _ in training.state.batches(DataLoader(torch.zeros(2, 1))):
+        training.update()
+    assert set(told) == {(found[0], False)}
+    guard.env = guard.env._replace(rank=1)
+    told.clear()
+    for _ in training.state.batches(DataLoader(torch.zeros(2, 1))):
+        training.update()
+    assert told == []  # one rank for all
 
 
 # --- the script's own loop -----------------------------------------------------------------------
