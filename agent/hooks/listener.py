@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 
 BACKLOG = 4096  # every rank may connect before the agent accepts
+_PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 def open_listener(record_id: str) -> socket.socket:
@@ -41,3 +43,10 @@ def listen(name: str) -> socket.socket:
 def name_of(listener: socket.socket) -> str:
     """What hooks connect to, without the leading NUL."""
     return bytes(listener.getsockname()).decode().removeprefix("\0")
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end."""
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    pid, uid, _ = _PEER.unpack(told)
+    return pid, uid

@@ -11,9 +11,9 @@ import asyncio
 import errno
 import os
 import socket
-import struct
 from collections.abc import Callable, Iterable, Sequence
 
+from agent.hooks.listener import peer_of
 from agent.records.journal import Journal
 from worker_hooks.contract import protocol, wire
 
@@ -22,7 +22,6 @@ RETRY_S = 1.0  # after descriptors ran out
 Loop = asyncio.AbstractEventLoop
 Timer = asyncio.TimerHandle
 
-_PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 Relay = Callable[[Sequence[int], protocol.Message], None]
 """Sends a message to ranks of other nodes."""
@@ -45,9 +44,7 @@ class _Link:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.pid, self.uid, _ = _PEER.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        )
+        self.pid, self.uid = peer_of(connection)
         self.rank = -1
 
 

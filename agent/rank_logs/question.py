@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 
+from agent.hooks.listener import peer_of
 from agent.nodes.frames import FrameError, FrameReader
 from agent.nodes.line import bytes_of, message_in
 from agent.nodes.run_messages import LogAsked, LogRead
@@ -17,7 +17,6 @@ from agent.nodes.vocabulary import CodecError
 
 ANSWER_S = 10.0  # longer than msrun waits for other nodes
 PACKET_BYTES = 200_000  # below Linux's default socket buffer
-_PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 ROOT = 0
 
 
@@ -28,13 +27,6 @@ class NoAnswerError(Exception):
 def name_of(record_id: str) -> str:
     """The name of a run's socket, without the leading NUL."""
     return f"msrun-{record_id}-logs"
-
-
-def peer(connection: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end."""
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    pid, uid, _ = _PEER.unpack(told)
-    return pid, uid
 
 
 class LogLine:
@@ -50,7 +42,7 @@ class LogLine:
         self._line.settimeout(ANSWER_S)
         try:
             self._line.connect(f"\0{name_of(record_id)}")
-            other, _ = peer(self._line)
+            other, _ = peer_of(self._line)
         except OSError as error:
             self._line.close()
             raise NoAnswerError(f"cannot be asked ({error.strerror or error})") from error
@@ -105,4 +97,4 @@ class LogLine:
 
 def may_ask(connection: socket.socket) -> bool:
     """Whether the other end may read what this user's ranks print: it may stop the job, too."""
-    return peer(connection)[1] in {os.geteuid(), ROOT}
+    return peer_of(connection)[1] in {os.geteuid(), ROOT}

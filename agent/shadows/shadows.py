@@ -10,19 +10,17 @@ import asyncio
 import contextlib
 import os
 import socket
-import struct
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from agent.controller import events as ev
-from agent.hooks.listener import listen
+from agent.hooks.listener import listen, peer_of
 from agent.records.journal import Journal
 from agent.shadows.cut_board import Cut, CutBoard
 from worker_hooks.contract import protocol, wire
 from worker_hooks.contract.env import rejoined, shadows_socket
 from worker_hooks.shadows.page import DuePage
 
-_PEER = struct.Struct("3i")  # pid, user, group: SO_PEERCRED
 GONE = "its shadow has ended"
 
 
@@ -31,8 +29,7 @@ class _Link:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        self.pid, self.user, _ = _PEER.unpack(credentials)
+        self.pid, self.user = peer_of(connection)
         self.made: protocol.ShadowMade | None = None
 
     @property

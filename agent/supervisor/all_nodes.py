@@ -287,7 +287,7 @@ class AllNodes:
         """A checkpoint is complete: no node begins from an older one."""
         self.complete = done
         for node in self._others:
-            node.line.send(CheckpointKnown(*done))
+            node.pass_on(CheckpointKnown(*done))
 
     def finish(self) -> None:
         """The job is over."""
@@ -383,7 +383,7 @@ class AllNodes:
         there = next(others, None)
         if there is not self._next:
             if self._next is not None:
-                self._next.line.send(PagesLeft())  # what stands still there must not be saved
+                self._next.pass_on(PagesLeft())  # what stands still there must not be saved
             self._next = there
             self._hooks.copy_pages(None if there is None else there.keep_page)
 
@@ -479,7 +479,7 @@ class AllNodes:
         if not self._memory.bring(node):
             node.go_on(self._controller.view)
         if self.complete is not None:
-            node.line.send(CheckpointKnown(*self.complete))
+            node.pass_on(CheckpointKnown(*self.complete))
 
     def _say_awaited(self) -> None:
         """Say for which lost nodes' places the job waits."""

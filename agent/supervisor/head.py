@@ -427,7 +427,8 @@ class Deputy:
             for each in search.nodes
         ]
         nodes = AllNodes(head_node, others, hooks, controller, met, console.say, guests)
-        nodes.complete, parts.kept.tell = parts.kept.present.complete, nodes.know_checkpoint
+        nodes.complete = parts.kept.present.complete
+        parts.kept.tell = nodes.know_checkpoint
         home = self._side.home
         places = self._relay.places()
         return Head(nodes, controller, hooks, notifier, search.lost, home, places, living.job)

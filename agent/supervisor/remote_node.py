@@ -21,6 +21,7 @@ from agent.nodes.checkpoint_copy import CheckpointPlace
 from agent.nodes.codec import pack_action, unpack_event
 from agent.nodes.line import Loss
 from agent.nodes.link import NodeLink
+from agent.nodes.messages import NodeMessage
 from agent.nodes.run_messages import (
     Beats,
     CopyProgressed,
@@ -55,7 +56,6 @@ from agent.nodes.run_messages import (
     UpdatesCleared,
     UpdatesReady,
     Wake,
-    WriteCopy,
     unpack_said,
 )
 from agent.seat.rights import TellTerm
@@ -339,7 +339,7 @@ class RemoteNode:
         self._memory = set()
         self._link.send(order)
 
-    def pass_on(self, message: WriteCopy | ForLogs) -> None:
+    def pass_on(self, message: NodeMessage) -> None:
         """Tell it what others have made for it."""
         self._link.send(message)
 
