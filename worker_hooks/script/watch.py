@@ -469,14 +469,33 @@ def local_modules() -> list[ModuleType]:
     main, folder = _script()
     if main is None:
         return []
-    found = [
-        (name, each) for name, each in [*sys.modules.items()] if _is_beside(name, each, folder)
-    ]
-    return [main, *(each for _, each in sorted(found, key=itemgetter(0)) if each is not main)]
+    loaded = [*sys.modules.items()]
+    before = _Looked.newest
+    if before is None or before.folder != folder or before.loaded != loaded:
+        beside = sorted(
+            ((name, each) for name, each in loaded if _is_beside(name, each, folder)),
+            key=itemgetter(0),
+        )
+        before = _Looked.newest = _Looked(folder, loaded, [each for _, each in beside])
+    return [main, *(each for each in before.beside if each is not main)]
+
+
+class _Looked:
+    """What was beside the script among these modules: to look through thousands takes milliseconds.
+
+    All of them are compared, each with itself as a rule.
+    """
+
+    newest: _Looked | None = None
+
+    def __init__(
+        self, folder: str, loaded: list[tuple[str, ModuleType]], beside: list[ModuleType]
+    ) -> None:
+        self.folder, self.loaded, self.beside = folder, loaded, beside
 
 
 def is_local(name: str) -> bool:
-    """Whether one of :func:`local_modules` has this name; looking through all takes 2 ms."""
+    """Whether one of :func:`local_modules` has this name."""
     main, folder = _script()
     module = sys.modules.get(name)
     if main is None or module is None or module.__name__ != name:

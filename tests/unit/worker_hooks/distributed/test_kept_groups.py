@@ -1,8 +1,12 @@
 """Groups that get new backends, in a process of their own: torch has one set of groups."""
 
 import json
+import os
 import subprocess
-import sys
+
+import pytest
+from support.jobs import ROOT
+from support.warm_python import DEADLINE_S
 
 KEPT = """
 import json, os
@@ -93,30 +97,37 @@ print(json.dumps(said))
 """
 
 
-def told(script):
-    found = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
-    )
-    return json.loads(found.stdout)
+@pytest.fixture
+def told(warm_python):
+    """What a script prints, in a process of its own."""
+
+    def run(script):
+        words, env = [*warm_python.words, "-c", script], {**os.environ, "PYTHONPATH": str(ROOT)}
+        found = subprocess.run(
+            words, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=True
+        )
+        return json.loads(found.stdout)
+
+    return run
 
 
-def test_a_new_ranks_groups_wait_as_long_as_its_peers_do():
+def test_a_new_ranks_groups_wait_as_long_as_its_peers_do(told):
     assert told(PRETENDED) == [77, 55, 1800]
 
 
-def test_a_group_has_its_names_after_it_got_new_backends():
+def test_a_group_has_its_names_after_it_got_new_backends(told):
     before, *later = told(KEPT)
     assert before[1] == "of my own"
     assert later == [before, before]
 
 
-def test_what_objects_would_have_told_is_not_guessed():
+def test_what_objects_would_have_told_is_not_guessed(told):
     found, where = told(OBJECTS)
     assert found == [True] * 10
     assert where.startswith("torch.")
 
 
-def test_whether_groups_take_new_backends_is_found_by_trial():
+def test_whether_groups_take_new_backends_is_found_by_trial(told):
     """Another torch may refuse them, keep the one that it has, or have no such name."""
     here, *elsewhere = told(TRIED)
     assert here == ""
