@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from accelerate.utils import DistributedType
 from support.framework_jobs import SAMPLES, alone, result, struck
 from support.jobs import Launcher
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from support.late import Late
 
-from worker_hooks.adapters import hf as adapter
-from worker_hooks.adapters.hf import TrainerProgress, _plain, protect, why_not
 from worker_hooks.drill.plan import Fault, Moment
 
+accelerate = Late("accelerate.utils")
+transformers = Late("transformers")
+adapter = Late("worker_hooks.adapters.hf")
 pytestmark = pytest.mark.torch
 WARM_IMPORTS = ("transformers.trainer",)
 PLAIN = SAMPLES / "hugging_face/plain.py"
@@ -114,15 +114,17 @@ def test_a_training_that_is_stopped_early_and_one_by_epochs_end_alike(launcher, 
 
 @pytest.fixture
 def trainer(tmp_path):
-    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
-    return Trainer(model=torch.nn.Linear(2, 2), args=args, train_dataset=[{"x": 1}] * 4)
+    args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    return transformers.Trainer(
+        model=torch.nn.Linear(2, 2), args=args, train_dataset=[{"x": 1}] * 4
+    )
 
 
 def test_what_is_not_protected_is_refused(trainer, monkeypatch):
-    assert why_not(trainer) == ""
-    for kind in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+    assert adapter.why_not(trainer) == ""
+    for kind in (accelerate.DistributedType.FSDP, accelerate.DistributedType.DEEPSPEED):
         monkeypatch.setattr(type(trainer.accelerator), "distributed_type", kind)
-        assert f"accelerate's {kind.value} is not supported" in why_not(trainer)
+        assert f"accelerate's {kind.value} is not supported" in adapter.why_not(trainer)
     monkeypatch.undo()
     for name, value in (
         ("auto_find_batch_size", True),
@@ -131,31 +133,31 @@ def test_what_is_not_protected_is_refused(trainer, monkeypatch):
         ("_n_gpu", 2),
     ):
         monkeypatch.setattr(trainer.args, name, value)
-        assert why_not(trainer), name
+        assert adapter.why_not(trainer), name
         monkeypatch.undo()
     monkeypatch.setattr(trainer.args, "auto_find_batch_size", True)
     with pytest.raises(ValueError, match="msrun cannot protect this training: auto_find_batch"):
-        protect(trainer)
+        adapter.protect(trainer)
 
 
 def test_another_version_and_another_object_are_refused(trainer, monkeypatch):
     with pytest.raises(TypeError, match=r"protect\(\) takes your Trainer, not int"):
-        protect(3)
-    monkeypatch.setattr(adapter, "__version__", "5.99.0")
+        adapter.protect(3)
+    monkeypatch.setattr("worker_hooks.adapters.hf.__version__", "5.99.0")
     with pytest.raises(ImportError, match=r"transformers 5.23 to 5.24, and 5.99.0 is installed"):
-        protect(trainer)
+        adapter.protect(trainer)
 
 
 def test_it_stays_the_trainer_that_it_was(trainer):
     kind = type(trainer)
-    assert protect(trainer) is trainer
+    assert adapter.protect(trainer) is trainer
     assert isinstance(trainer, kind)
     assert type(trainer).__name__ == "Trainer"
-    assert why_not(trainer) == "protect() was called before"
+    assert adapter.why_not(trainer) == "protect() was called before"
 
 
 def test_a_checkpoint_of_the_trainers_own_and_a_search_are_refused(trainer):
-    protect(trainer)
+    adapter.protect(trainer)
     with pytest.raises(ValueError, match="cannot protect a hyperparameter search"):
         trainer.protection.train(None, {"trial": 3})
     with pytest.raises(ValueError, match="call train\\(\\) without resume_from_checkpoint"):
@@ -166,28 +168,28 @@ def test_a_checkpoint_of_the_trainers_own_and_a_search_are_refused(trainer):
 
 def test_the_log_of_a_new_rank_lacks_times_alone(trainer):
     trainer.state.log_history += [{"loss": 0.1, "step": 1}, {"eval_loss": 2.0, "eval_runtime": 0.3}]
-    assert _plain(np.float32(0.5)) == 0.5  # what else is logged ends no training
-    assert _plain("x") == "x"
-    progress = TrainerProgress(trainer)
+    assert adapter._plain(np.float32(0.5)) == 0.5  # what else is logged ends no training
+    assert adapter._plain("x") == "x"
+    progress = adapter.TrainerProgress(trainer)
     saved = progress.state_dict()
     trainer.state.log_history.append({"loss": 0.2, "step": 2})
     assert progress.state_dict()["log_history"] != saved["log_history"]
     progress.load_state_dict(saved)
     progress.apply()
     assert [*trainer.state.log_history[1]] == ["eval_loss", "eval_runtime"]  # of a rank that lives
-    other = TrainerProgress(trainer)
+    other = adapter.TrainerProgress(trainer)
     other.load_state_dict(saved)
     other.apply()
     assert trainer.state.log_history == [{"loss": 0.1, "step": 1}, {"eval_loss": 2.0}]
 
 
 def test_a_callback_that_nothing_keeps_is_named(trainer, caplog):
-    class Counts(TrainerCallback):
+    class Counts(transformers.TrainerCallback):
         def __init__(self):
             self.count = 0
 
     trainer.add_callback(Counts())
-    protect(trainer)
+    adapter.protect(trainer)
     trainer.protection._say_unsaved()
     assert "callback Counts has values that begin anew" in caplog.text
     assert caplog.text.count("callback") == 1

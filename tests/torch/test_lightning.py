@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import lightning
+from functools import cache
+
 import pytest
 import torch
-from lightning.pytorch.callbacks import StochasticWeightAveraging
-from lightning.pytorch.strategies import FSDPStrategy
 from support.framework_jobs import SAMPLES, alone, result, struck
 from support.jobs import Launcher
+from support.late import Late
 from torch.utils.data import DataLoader, IterableDataset
 
-from worker_hooks.adapters.lightning import Protect, why_not
 from worker_hooks.drill.plan import Fault, Moment
 
+lightning = Late("lightning")
+adapter = Late("worker_hooks.adapters.lightning")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]  # Lightning's hints
 WARM_IMPORTS = ("lightning",)
 PLAIN = SAMPLES / "lightning/plain.py"
@@ -95,32 +96,39 @@ def test_accumulation_limits_and_early_stopping_end_alike(launcher, tmp_path):
     assert result(ended) == expected
 
 
-class Net(lightning.LightningModule):
-    """One layer."""
+@cache
+def one_layer():
+    """A module's class."""
 
-    def __init__(self):
-        super().__init__()
-        self.net = torch.nn.Linear(2, 2)
+    class Net(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(2, 2)
 
-    def training_step(self, batch, _):
-        return self.net(batch).sum()
+        def training_step(self, batch, _):
+            return self.net(batch).sum()
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    return Net
 
 
 def trainer(tmp_path, **options):
     given = {"accelerator": "cpu", "devices": 1, "logger": False, "max_epochs": 1} | options
     quiet = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     return lightning.Trainer(
-        default_root_dir=tmp_path, **given, **dict.fromkeys(quiet, False), callbacks=[Protect()]
+        default_root_dir=tmp_path,
+        **given,
+        **dict.fromkeys(quiet, False),
+        callbacks=[adapter.Protect()],
     )
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"strategy": FSDPStrategy()}, "FSDPStrategy is not supported, DDPStrategy is"),
+        ({"strategy": "FSDPStrategy"}, "FSDPStrategy is not supported, DDPStrategy is"),
         ({"strategy": "ddp_fork", "devices": 2}, "ddp_spawn and ddp_fork are not supported"),
         ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs is not"),
     ],
@@ -128,29 +136,29 @@ def trainer(tmp_path, **options):
 def test_what_is_not_protected_is_refused(tmp_path, options, why):
     made = trainer(tmp_path)
     for name, value in options.items():
-        if name == "strategy" and not isinstance(value, str):
-            made._accelerator_connector.strategy = value
+        if value == "FSDPStrategy":
+            made._accelerator_connector.strategy = lightning.pytorch.strategies.FSDPStrategy()
         elif name == "strategy":
             made = trainer(tmp_path, **options)
         elif name != "devices":
             setattr(made, name, value)
-    assert why in why_not(made, Net())
+    assert why in adapter.why_not(made, one_layer()())
 
 
 def test_what_a_module_does_itself_is_refused(tmp_path):
-    class Iterates(Net):
+    class Iterates(one_layer()):
         def training_step(self, dataloader_iter):
             raise NotImplementedError
 
-    class Manual(Net):
+    class Manual(one_layer()):
         automatic_optimization = False
 
     made = trainer(tmp_path)
-    assert why_not(made, Net()) == ""
-    assert "takes a dataloader_iter is not supported" in why_not(made, Iterates())
-    assert "automatic_optimization=False is not supported" in why_not(made, Manual())
-    made.callbacks.append(StochasticWeightAveraging(0.1))
-    assert "StochasticWeightAveraging is not supported" in why_not(made, Net())
+    assert adapter.why_not(made, one_layer()()) == ""
+    assert "takes a dataloader_iter is not supported" in adapter.why_not(made, Iterates())
+    assert "automatic_optimization=False is not supported" in adapter.why_not(made, Manual())
+    made.callbacks.append(lightning.pytorch.callbacks.StochasticWeightAveraging(0.1))
+    assert "StochasticWeightAveraging is not supported" in adapter.why_not(made, one_layer()())
 
 
 def test_a_loader_without_a_length_and_several_are_refused(tmp_path):
@@ -164,22 +172,22 @@ def test_a_loader_without_a_length_and_several_are_refused(tmp_path):
         ([loader, DataLoader(torch.ones(4, 2))], "it has several loaders"),
     ):
         with pytest.raises(ValueError, match=f"cannot protect this training: {why}"):
-            trainer(tmp_path).fit(Net(), loaders)
+            trainer(tmp_path).fit(one_layer()(), loaders)
 
 
 def test_a_checkpoint_of_lightnings_own_and_a_second_fit_are_refused(tmp_path):
     made = trainer(tmp_path)
     loader = DataLoader(torch.ones(4, 2))
-    made.fit(net := Net(), loader)
+    made.fit(net := one_layer()(), loader)
     assert made.global_step == 4
     with pytest.raises(ValueError, match="msrun protects one call of fit"):
         made.fit(net, loader)
     made.save_checkpoint(tmp_path / "own.ckpt")
     with pytest.raises(ValueError, match=r"fit\(ckpt_path=...\) is not supported"):
-        trainer(tmp_path).fit(Net(), loader, ckpt_path=tmp_path / "own.ckpt")
+        trainer(tmp_path).fit(one_layer()(), loader, ckpt_path=tmp_path / "own.ckpt")
 
 
 def test_another_version_is_refused(monkeypatch):
-    monkeypatch.setattr(lightning, "__version__", "2.99.0")
+    monkeypatch.setattr("lightning.__version__", "2.99.0")
     with pytest.raises(ImportError, match=r"with lightning 2.6, and 2.99.0 is installed"):
-        Protect()
+        adapter.Protect()
