@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Mapping
 
 from agent.launch.doors import Address
@@ -12,6 +13,7 @@ from agent.nodes.join import JoinedNode, join
 from agent.nodes.messages import LivingRanks
 from agent.nodes.tls import Security
 from agent.spec.job_spec import AdoptedJob, UsageError
+from agent.spec.spent_budget import ToldBudget, newer_of
 
 Opened = Callable[[socket.socket], object]
 """Takes a connection; who shuts it down ends the try to join."""
@@ -34,6 +36,12 @@ class LivingSide:
         self._environ = environ
         self._say = say
         self._first: OwnSide | None = None
+        self.spent = met.prepared.spec.spent
+        """What the job has used up of its budgets, as far as this node knows."""
+
+    def hear(self, told: ToldBudget) -> None:
+        """The controller, or a node that has lost it, says what the job has used up."""
+        self.spent = newer_of(self.spent, told.heard(time.monotonic()))
 
     def read(self) -> None:
         """Take in now what is read from files.
@@ -101,7 +109,7 @@ class LivingSide:
             if self._first is None:
                 raise
             side = self._first
-        own = side.own._replace(node_rank=living.node_rank, living=living)
+        own = side.own._replace(node_rank=living.node_rank, living=living, spent=self.spent)
 
         def dial(address: Address, opened: Opened) -> JoinedNode:
             return join(

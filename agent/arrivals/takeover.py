@@ -22,6 +22,7 @@ from agent.nodes.join import (
 )
 from agent.nodes.line import Line
 from agent.nodes.messages import AGAIN, Begin, Join, Refused, Spare
+from agent.spec.spent_budget import ToldBudget
 from worker_hooks.contract.left_pages import TAKEN, claim
 
 LOOK_S = 0.02  # between two looks at what came of knocking
@@ -141,6 +142,7 @@ class TakeoverDoor:
         loop: Loop,
         decides: Callable[[LateGuests, Mapping[int, Line]], object],
         gives_up: Callable[[], object],
+        spent: Callable[[ToldBudget], object] = lambda _: None,
     ) -> None:
         """Begin.
 
@@ -155,6 +157,7 @@ class TakeoverDoor:
             decides: this node decides from now on; takes those that wait, and the lines to the
                 nodes that have come, by their places.
             gives_up: it does not, and needs no more of what it was given for that.
+            spent: takes what each node knows that the job has used up of its budgets.
         """
         self._rule = rule
         self._guests = guests
@@ -164,6 +167,7 @@ class TakeoverDoor:
         self._loop = loop
         self._decides = decides
         self._gives_up = gives_up
+        self._spent = spent
         self._is_over = self._has_begun = False
         self._lines: dict[int, Line] = {}
         self._knocks = DoorWatch(doors)
@@ -186,6 +190,7 @@ class TakeoverDoor:
             return Spare(self._begin.nodes if join.survived is None else ())
         if not self._rule.is_member(join):
             return Refused(OTHER, AGAIN)
+        self._spent(join.spent)
         if not self._has_begun:
             return Spare(())  # it has its ranks, and no other place to go to
         return NodePlace(join.node_rank, self._begin)

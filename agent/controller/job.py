@@ -419,6 +419,11 @@ class Job(NamedTuple):
 def first_job(spec: JobSpec) -> Job:
     """The job before anything happened."""
     job, adopted, begun = Job(spec.policy, devices=spec.devices), spec.adopted, spec.dump
+    job = job._replace(
+        restarts=spec.spent.restarts,
+        replaced=len(spec.spent.replaced_at_s),
+        replaced_in_all=spec.spent.replaced,
+    )
     if adopted is not None:
         job = job._replace(attempt=adopted.attempt)
     if adopted is not None and adopted.resume is not None:

@@ -26,6 +26,7 @@ from agent.launch.prepare import (
     prepare,
     start_early,
 )
+from agent.machine.interfaces import interface_of
 from agent.nodes.checkpoint_copy import (
     SEEN_S,
     CheckpointPlace,
@@ -73,6 +74,7 @@ from agent.spec.job_spec import (
     StoppedEarlyError,
     UsageError,
 )
+from agent.spec.spent_budget import SpentBudget
 from agent.text.wording import duration, other_world
 from agent.workers.master_port import (
     is_loopback,
@@ -280,6 +282,7 @@ def own_side(
         name="" if cluster.by_hand is None else cluster.by_hand.name,
         resumes=cluster.resumes or spec.dump.resume is not None,
         size=AskedSize(cluster.world or 0, cluster.least, cluster.nnodes),
+        spent=spec.spent,
     )
     secured = _security(cluster, environ, say, is_server=is_first)
     token = JobToken(cluster, environ, known)
@@ -371,7 +374,7 @@ def gather_all(
         nonlocal spec
         spec = from_newer(spec, found, secured, say)
 
-    def settings(roster: Roster, past: Past) -> dict[str, object]:
+    def settings(roster: Roster, past: Past, spent: SpentBudget) -> dict[str, object]:
         """Prepare the run first: if that fails, no other node has begun."""
         nodes = tuple(node.nproc for node in roster.nodes)
         if isinstance(past, LivingRanks):
@@ -380,7 +383,7 @@ def gather_all(
             count = len(roster.nodes)
             why = f"it goes on with {count} node{'' if count == 1 else 's'}" if expected else LOST
             met = going_on(spec, past, say, why)
-        met = met._replace(nodes=nodes, node_rank=0)
+        met = met._replace(nodes=nodes, node_rank=0, spent=spent)
         met = _on_its_host(met, roster)
         prepared.append(prepare(met, environ, listen_for_nodes(spec.master_addr, 0)))
         dump = met.dump
@@ -448,7 +451,7 @@ def gather_all(
         token,
         secured,
         told,
-        _interface(here),
+        interface_of(here),
         spec,
         served[0] if served else None,
         early,
@@ -567,7 +570,7 @@ def join_one(
         token.read(),
         secured,
         joined.settings,
-        _interface(joined.line.connection.getsockname()[0]),
+        interface_of(joined.line.connection.getsockname()[0]),
         spec,
         early=early[-1] if early else None,
     )
@@ -587,14 +590,3 @@ def _moved(spec: JobSpec, host: str, port: int) -> JobSpec:
     assert cluster is not None
     cluster = cluster._replace(node_rank=-1, home=spec.home)
     return spec._replace(master_addr=host, master_port=port, cluster=cluster)
-
-
-def _interface(address: str) -> str:
-    """The network interface that has this address; empty: none is known to."""
-    import psutil  # only here: a job of one node starts without it
-
-    wanted = address.removeprefix("::ffff:").partition("%")[0]
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address.partition("%")[0] == wanted for each in addresses):
-            return str(name)
-    return ""

@@ -39,6 +39,7 @@ from agent.nodes.roster import (
 )
 from agent.nodes.tls import PLAIN, Security
 from agent.spec.job_spec import StoppedEarlyError, UsageError
+from agent.spec.spent_budget import SpentBudget, newer_of
 from agent.text.wording import duration
 
 FIRST_WORD_S = 2.0  # until people hear that nodes are missing
@@ -55,6 +56,8 @@ MISSING = 1  # the exit code of every node if some never came
 Progress = Callable[[str], object]
 Past = SurvivedStep | LivingRanks | None
 """Where the job goes on; ``None``: it begins."""
+
+Settings = Callable[[Roster, Past, SpentBudget], dict[str, object]]
 
 
 class MissingNodesError(Exception):
@@ -99,7 +102,7 @@ def gather(
     token: bytes,
     timeout_s: float | None,
     progress: Progress,
-    settings: Callable[[Roster, Past], dict[str, object]],
+    settings: Settings,
     limit_s: float = LIMIT_S,
     security: Security = PLAIN,
     succession: Succession | None = None,
@@ -118,7 +121,7 @@ def gather(
         timeout_s: how long to wait; ``None``: for ever.
         progress: takes a line for people now and then.
         settings: makes JSON for the other nodes of who is here, and of where the job goes on if
-            they were in it before.
+            they were in it before, with what it had used up.
         limit_s: of a line's silence.
         security: of the connections.
         succession: node 0 is lost, and this node takes its part; ``None``: this is node 0.
@@ -182,6 +185,7 @@ class _Door:
         self._limit_s = limit_s
         self._last_call_s = wanted.last_call_s
         self._newer: dict[Guest, Newer] = {}  # what those have said that were asked
+        self._spent = own.spent  # as far as anyone knows that has come
         self._guests: dict[Guest, None] = {}  # who has not joined, those that wait longest first
         self._joined: dict[NodeKey, Guest] = {}
         self._strangers = 0
@@ -247,12 +251,12 @@ class _Door:
             resuming.found(found)
         return asked == {*self._joined.values()}
 
-    def begin(self, settings: Callable[[Roster, Past], dict[str, object]]) -> GatheredNodes:
+    def begin(self, settings: Settings) -> GatheredNodes:
         """Tell every node who takes part; the connections are the caller's from now on."""
         reached_at = [guest.connection.getsockname()[0] for guest in self._joined.values()]
         roster = self._gathering.roster(plain_address(reached_at[0]) if reached_at else "")
         ranks = self._gathering.node_ranks()
-        about = settings(roster, self._gathering.past())
+        about = settings(roster, self._gathering.past(), self._spent)
         begin = bytes_of(Begin(roster.nodes, about), is_deflated=True)
         for key, guest in self._joined.items():
             guest.say(bytes_of(Admitted(ranks[key], guest.proof(self._token))) + begin)
@@ -362,6 +366,7 @@ class _Door:
         if why := self._gathering.add(join, guest.address):
             self._refuse(guest, Refused(why, WRONG))
             return
+        self._spent = newer_of(self._spent, join.spent.heard(time.monotonic()))
         key = key_of(join, guest.address)
         if earlier := self._joined.pop(key, None):
             self._forget(earlier)  # its process has lost that connection, and made this one

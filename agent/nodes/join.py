@@ -356,6 +356,7 @@ class _Dialling:
             own.living,
             own.resumes,
             own.size,
+            own.spent.told(time.monotonic()),
         )
         self._send(connection, bytes_of(wish))
         self._has_asked = True

@@ -17,6 +17,7 @@ from typing import NamedTuple, get_args
 
 from agent.nodes.run_messages import NodeFacts, RunMessage
 from agent.nodes.vocabulary import Vocabulary
+from agent.spec.spent_budget import ToldBudget
 
 AGAIN = 75  # exit code of who is refused, and comes again once its ranks have saved; EX_TEMPFAIL
 ANY_RANK = -1  # a node rank that was not given
@@ -87,6 +88,7 @@ class Join(NamedTuple):
     living: LivingRanks | None = None  # its ranks train
     resumes: bool = False  # it was told to go on from a checkpoint
     size: AskedSize | None = None  # of the job, as its line says; None: it does not matter
+    spent: ToldBudget = ToldBudget()  # of the job that the node was in
 
 
 class Refused(NamedTuple):

@@ -12,6 +12,7 @@ from agent.nodes.messages import ANY_RANK, AskedSize, Join, LivingRanks, Survive
 from agent.nodes.run_messages import NodeFacts
 from agent.seat.records import NO_TERM, NodeShare
 from agent.seat.rights import SuccessorRight
+from agent.spec.spent_budget import SpentBudget
 from agent.text.wording import LISTED
 
 _MOST_WORKERS = 1 << 16  # of one node: more is nonsense
@@ -39,6 +40,7 @@ class OwnNode(NamedTuple):
     living: LivingRanks | None = None  # its ranks train
     resumes: bool = False  # it was told to go on from a checkpoint
     size: AskedSize | None = None  # of the job, as its line says
+    spent: SpentBudget = SpentBudget()  # by the job that it was in
 
 
 class WantedNodes(NamedTuple):
@@ -558,6 +560,7 @@ def is_plausible(join: Join) -> bool:
         and 0 <= join.door <= _MOST_PORT
         and all(len(text) <= _MOST_CHARS and text.isprintable() for text in texts)
         and bool(join.host)
+        and join.spent.is_plausible
     )
 
 

@@ -3,9 +3,10 @@
 To the controller's node: Fact, FromRank, FromRanks, PageSeen, PageNews, UpdatesReady, RankUnlinked,
 FolderMarked, Beats, SweptNode, PartKept, MemoryTaken, CopyProgressed, CopyWritten, ToldAgain,
 TermHeard, LogAsked, LogRead; from the next one also PagesKept.
-To the others: JobKnown, NodesKnown, TermKnown, CheckpointKnown, Order, ToRank, ToRanks, SaveFar,
-SaveHere, UpdatesCleared, Wake, TakeMemory, WriteCopy, ShownStatus, LogAsked, LogRead, Ended; to the
-next one also WordKept, PageSeen, PageNews, PagesTold and, if it is the next one no more, PagesLeft.
+To the others: JobKnown, NodesKnown, TermKnown, CheckpointKnown, BudgetKnown, Order, ToRank,
+ToRanks, SaveFar, SaveHere, UpdatesCleared, Wake, TakeMemory, WriteCopy, ShownStatus, LogAsked,
+LogRead, Ended; to the next one also WordKept, PageSeen, PageNews, PagesTold and, if it is the next
+one no more, PagesLeft.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple, get_args
 
 from agent.machine.process_use import NEWS_BYTES
 from agent.nodes.vocabulary import CodecError, Vocabulary
+from agent.spec.spent_budget import ToldBudget
 from worker_hooks.contract import protocol
 
 _WHOSE = struct.Struct("<II")  # rank, attempt
@@ -430,6 +432,12 @@ class CheckpointKnown(NamedTuple):
     step: int
 
 
+class BudgetKnown(NamedTuple):
+    """What the job has used up by now: whoever decides next goes on from there."""
+
+    spent: ToldBudget
+
+
 class ShownStatus(NamedTuple):
     """The state of the whole job, for those who ask on another node.
 
@@ -484,7 +492,7 @@ RunMessage = (
     | UpdatesReady | UpdatesCleared | RankUnlinked | FolderMarked | Beats | SweptNode | PartKept
     | MemoryTaken | JobKnown | NodesKnown | Order | ToRank | ToRanks | SaveFar | SaveHere | Wake
     | TakeMemory | WriteCopy | CopyProgressed | CopyWritten | ShownStatus | Ended | ToldAgain
-    | ResumeFrom | TermKnown | TermHeard | CheckpointKnown | LogAsked | LogRead
+    | ResumeFrom | TermKnown | TermHeard | CheckpointKnown | BudgetKnown | LogAsked | LogRead
 )
 ForLogs = LogAsked | LogRead
 ForCopies = PageSeen | PageNews | WordKept

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.spec.device_plan import DevicePlan
+from agent.spec.spent_budget import SpentBudget
 from worker_hooks.contract.env import AUDIT_SHARE
 
 
@@ -235,7 +236,6 @@ class ClusterSpec(NamedTuple):
     said: tuple[str, ...] = ()  # sentences for the first line, as what several nodes do without
     lost_at: tuple[int, ...] = ()  # the steps after which the job has lost node 0
     seeks_newer: bool = False  # another node may have a later step of the run that is resumed
-    set_back: int = 0  # how often steps were lost with it, as they were not saved
     home: tuple[str, int] | None = None  # where its nodes met first, if that was elsewhere
     by_hand: HandSpec | None = None
     resumes: bool = False  # --resume was given here, and node 0 is to find the checkpoint
@@ -268,6 +268,7 @@ class JobSpec(NamedTuple):
     cluster: ClusterSpec | None = None  # who takes part; None: this node alone
     nodes: tuple[int, ...] = ()  # the workers of each node, once all have joined
     node_rank: int = 0
+    spent: SpentBudget = SpentBudget()  # of its budgets, before this run of it began
     local_first: int = 0  # the first local rank here, if other nodes are on the same machine
     local_world: int = 0  # workers on this machine; 0: those of this node
     role: str = "default"

@@ -17,6 +17,7 @@ from agent.arrivals.going_on import GoingOn
 from agent.arrivals.late import LateGuests, NodePlace
 from agent.arrivals.places import LostPlaces
 from agent.arrivals.resize import Resize
+from agent.arrivals.spent_teller import SpentTeller
 from agent.arrivals.store_relay import Store
 from agent.arrivals.successors import swapped
 from agent.arrivals.withheld import WithheldFailures
@@ -136,6 +137,7 @@ class AllNodes:
         call_soon = until_closed(own.loop.call_soon_threadsafe)
         about = call_soon, met.security, say, spec.world_size
         self._memory = NodesMemory(self._others, hooks, controller, *about)
+        self._spent = SpentTeller(lambda: controller.spent, self._others, own.loop.time)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen to the others on ``loop``."""
@@ -192,6 +194,7 @@ class AllNodes:
                 self._own.act(action)
 
     def _order_all(self, action: do.Action) -> None:
+        self._spent.tell()
         if self._adopts and isinstance(action, do.StartAttempt):
             self._adopts = False
             there = [node for node in self._others if node.is_there]
@@ -232,6 +235,7 @@ class AllNodes:
     def _replace(self, action: do.ReplaceRanks) -> None:
         """Each node begins the attempt before its ranks are told to rejoin."""
         self._held = []
+        self._spent.tell()
         self._own.act(action)
         old, new = (self._node_of.split(each)[1] for each in (action.survivors, action.newcomers))
         view, told = self._controller.view, replacement_order(action, self._own.starter.port)
@@ -478,6 +482,7 @@ class AllNodes:
         self._door.tell_spares(Spare(swapped(facts, self.rank)))
         if not self._memory.bring(node):
             node.go_on(self._controller.view)
+        self._spent.came(node)
         if self.complete is not None:
             node.pass_on(CheckpointKnown(*self.complete))
 

@@ -380,6 +380,7 @@ class Deputy:
             loop,
             decides,
             gives_up,
+            self._side.hear,
         )
 
     def _head(
@@ -398,6 +399,7 @@ class Deputy:
             job_id="",
             run_id=told.asked.given_id or prepared.spec.record_id,
             adopted=self._side.adopted(living)._replace(near=ranks),
+            spent=self._side.spent,
         )
         met = told._replace(prepared=prepared._replace(spec=spec, store_port=0), lines=lines)
         hooks = parts.bridge(spec, hooks_listener, console)

@@ -33,6 +33,7 @@ from agent.notify.notifier import Notifier
 from agent.ranks.parts import Parts
 from agent.records.journal import Journal
 from agent.spec.job_spec import JobSpec
+from agent.spec.spent_budget import SpentBudget
 from agent.supervisor.job_view import Holders, JobView
 from agent.supervisor.status import StatusPublisher
 from agent.text.tone import Tone
@@ -116,6 +117,8 @@ class JobController:
         self._gone: tuple[JobState, tuple[Worker, ...]] | None = None  # not examined yet
         self._deadline: asyncio.TimerHandle | None = None
         self._reminders: list[asyncio.TimerHandle] = []
+        self._period_s = spec.policy.replace.period_s
+        self._replaced_at_s = deque(spec.spent.replaced_at_s)  # of those that still count
         self._ending: RunEnding | None = None
 
     def attach(self, loop: asyncio.AbstractEventLoop, node: NodePort) -> None:
@@ -124,6 +127,8 @@ class JobController:
         self._node = node
         self._publisher = StatusPublisher(loop, self._publish, self._publish_state)
         self._step_times = StepTimes(self._journal, loop.time())
+        for at_s in self._replaced_at_s:  # under another controller
+            self._reminders.append(loop.call_at(at_s + self._period_s, self._age))
 
     def begin(self) -> None:
         """Start every rank."""
@@ -151,6 +156,12 @@ class JobController:
             is_asked=bool(job.stop.why),
             is_apart=bool(job.apart),
         )
+
+    @property
+    def spent(self) -> SpentBudget:
+        """What the job has used up of its budgets, under earlier controllers as well."""
+        job = self._job
+        return SpentBudget(job.restarts, job.replaced_in_all, tuple(self._replaced_at_s))
 
     @property
     def why_never_replaced(self) -> str:
@@ -280,6 +291,9 @@ class JobController:
         """Decide on an event and act; a step of it ends where nodes may have to be awaited."""
         before, decision = self._job, decide(self._job, event)
         self._job = decision.job
+        # as of before it is ordered: nodes are told of both, and the order may be the last word
+        counted = [each for each in decision.actions if isinstance(each, do.RemindReplaced)]
+        self._replaced_at_s.extend(self._loop.time() for _ in counted)
         known = self._account
         over = self._take_account(before, event, decision)
         for rank, state in self._job.ranks.since(before.ranks):
@@ -333,8 +347,7 @@ class JobController:
             case do.SetDeadline():
                 self._set_deadline(action)
             case do.RemindReplaced():
-                aged = ev.ReplacementAged()
-                self._reminders.append(self._loop.call_later(action.after_s, self.post, aged))
+                self._reminders.append(self._loop.call_later(action.after_s, self._age))
             case do.GiveUpDevices():
                 self._give_up(action)
             case do.Finish():
@@ -351,6 +364,10 @@ class JobController:
                 self._node.act(action)
             case _:
                 self._node.act(action)
+
+    def _age(self) -> None:
+        self._replaced_at_s.popleft()
+        self.post(ev.ReplacementAged())
 
     def _set_deadline(self, action: do.SetDeadline) -> None:
         self._cancel_deadline()

@@ -23,6 +23,7 @@ from agent.nodes.join import JoinedNode
 from agent.nodes.line import Loss, LossKind, plain_address
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import (
+    BudgetKnown,
     CheckpointKnown,
     Ended,
     Fact,
@@ -49,6 +50,7 @@ from agent.nodes.tls import PLAIN, Security
 from agent.rank_logs.node_logs import NodeLogs
 from agent.records.complete_checkpoint import CompleteCheckpoint
 from agent.seat.records import NO_TERM
+from agent.spec.spent_budget import ToldBudget
 from agent.spread.keeper import MemoryKeeper
 from agent.supervisor.head import Deputy
 from agent.supervisor.hooks_relay import HooksRelay
@@ -110,6 +112,7 @@ class RemoteController:
         security: Security = PLAIN,
         keep: int = 0,
         complete: Callable[[CompleteCheckpoint], object] = lambda _: None,
+        spent: Callable[[ToldBudget], object] = lambda _: None,
     ) -> None:
         """Take the parts; nothing is heard before :meth:`begin`.
 
@@ -131,6 +134,7 @@ class RemoteController:
             security: of connections to it.
             keep: how many checkpoints stay beside one that was copied; 0: all.
             complete: takes each checkpoint of the job that is complete.
+            spent: takes what the job has used up of its budgets, as that becomes more.
         """
         self._look = look
         self._successors = successors
@@ -142,6 +146,7 @@ class RemoteController:
         self._security = security
         self._keep = keep
         self._complete = complete
+        self._spent = spent
         self._link = link
         self._hooks = hooks
         self._logs = logs
@@ -284,6 +289,8 @@ class RemoteController:
             case CheckpointKnown(path, step):
                 if not self.view.is_apart:  # else it is on another disk, and never was here
                     self._complete(CompleteCheckpoint(path, step))
+            case BudgetKnown():
+                self._spent(message.spent)
             case TermKnown():
                 self.term = message.term
                 self._link.send(TermHeard(message.number))

@@ -13,6 +13,7 @@ from agent.launch.prepare import Prepared, StartedForkserver
 from agent.notify.notifier import Notifier
 from agent.spec.console import Console
 from agent.spec.run_facts import RunFacts
+from agent.spec.spent_budget import SpentBudget
 from agent.supervisor.run_parts import RunParts, make_parts, report, take_apart
 from agent.supervisor.status import StatusFile
 from agent.text.tone import Tone
@@ -98,7 +99,9 @@ def run(
     journal.log(f"exit {ending.exit_code}: {ending.reason}")
     journal.close()
     take_apart(prepared, ignited)
-    following = _following(nodes, parts, ignited, environ, console) if nodes and goes_on else None
+    following = None
+    if nodes is not None and goes_on:
+        following = _following(nodes, parts, ignited, environ, console, controller.spent)
     return RunResult(ending.exit_code, following, is_stopped=ending.state is JobState.STOPPED)
 
 
@@ -121,11 +124,12 @@ def _following(
     ignited: StartedForkserver,
     environ: Mapping[str, str],
     console: Console,
+    spent: SpentBudget,
 ) -> Continuation | None:
     """What this node, node 0, takes part in next; ``None``: what it saved is not found."""
     from agent.supervisor.run_controlled import NextJob
 
-    following = NextJob(nodes.met, environ, console, parts.starter, ignited)
+    following = NextJob(nodes.met, environ, console, parts.starter, ignited, lambda: spent)
     following.follow(nodes.nodes)
     found = following.lost(parts, 0, 0.0)
     if found is None:

@@ -26,6 +26,7 @@ from agent.nodes.run_messages import Ended, NodeFacts
 from agent.rank_logs.node_logs import NodeLogs
 from agent.spec.console import Console
 from agent.spec.job_spec import JobSpec, UsageError
+from agent.spec.spent_budget import SpentBudget
 from agent.spread.node_writes import NodeWrites
 from agent.supervisor.head import Deputy
 from agent.supervisor.hooks_relay import HooksRelay
@@ -52,7 +53,8 @@ def run_controlled(
     """
     spec = prepared.spec
     parts = make_parts(prepared, ignited, environ, console)
-    nexts = NextJob(met, environ, console, parts.starter, ignited)
+    side = LivingSide(met, environ, console.say)
+    nexts = NextJob(met, environ, console, parts.starter, ignited, lambda: side.spent)
     host = met.lines[0].connection.getpeername()[0]
     link = NodeLink(met.lines[0], met.prepared.spec.ranks_here)
     writes = NodeWrites(host, link.send, met.security)
@@ -64,7 +66,6 @@ def run_controlled(
     shown = _ShownStatus(parts)
     place = int(str(met.settings.get(HEAD, 0)))
     head = met.roster.nodes[place]
-    side = LivingSide(met, environ, console.say)
     deputy = Deputy(met, side, parts, console, hooks)
     if not head.nproc:
         side.read()
@@ -96,6 +97,7 @@ def run_controlled(
         security=met.security,
         keep=spec.dump.keep,
         complete=parts.kept.know,
+        spent=side.hear,
     )
     node_0 = f"node {place} ({head.host})" if head.nproc else f"the scheduler ({head.host})"
     console.say(_introduced(prepared, met.roster.nodes[spec.node_rank].name, node_0))
@@ -211,8 +213,11 @@ class NextJob:
         console: Console,
         starter: Starter,
         ignited: StartedForkserver,
+        spent: Callable[[], SpentBudget] = SpentBudget,
     ) -> None:
+        """Nothing is lost yet; ``spent``: what the job has used up of its budgets."""
         self._starter = starter
+        self._spent = spent
         self._ignited = ignited
         self._met = met
         self._environ = environ
@@ -252,7 +257,7 @@ class NextJob:
         self._spec = spec = spec._replace(node_rank=places.get(spec.node_rank, spec.node_rank))
         self._is_silent = loss.kind is not LossKind.PROOF
         # as with any other node; what a lost one has on a disk of its own nobody else sees
-        is_allowed = self._set_back < self._met.prepared.spec.max_restarts
+        is_allowed = self._spent().restarts < self._met.prepared.spec.max_restarts
         self._may_be_set_back = is_allowed and not controller.view.is_apart
         self._best = controller.best_step
         if why := why_over(spec, self._nodes, loss, reached, term):
@@ -300,12 +305,6 @@ class NextJob:
         cluster = self._met.asked.cluster
         return cluster is not None and bool(cluster.lost_at)
 
-    @property
-    def _set_back(self) -> int:
-        """How often steps were lost with node 0 so far."""
-        cluster = self._met.asked.cluster
-        return 0 if cluster is None else cluster.set_back
-
     def pids(self) -> frozenset[int]:
         """Processes that do not end with the ranks."""
         early = () if self._early is None else (self._early.forkserver.pid,)
@@ -344,8 +343,9 @@ class NextJob:
         cluster = self._job.cluster
         at = reached if is_set_back else saved.step
         lost_at = cluster.lost_at if self._head_lives else (*cluster.lost_at, at)
-        set_back = self._set_back + is_set_back
-        job = self._job._replace(cluster=cluster._replace(lost_at=lost_at, set_back=set_back))
+        spent = self._spent()
+        spent = spent._replace(restarts=spent.restarts + is_set_back)
+        job = self._job._replace(cluster=cluster._replace(lost_at=lost_at), spent=spent)
         met = self._met
         if (kept := self._starter.kept()) is not None:
             try:

@@ -160,7 +160,7 @@ def controlled_node():
     loop = asyncio.new_event_loop()
     link, hooks, here = FakeLink(), FakeHooks(), FakeNode(loop)
     logs = FakeLogs()
-    shown, said, losses, complete = [], [], [], []
+    shown, said, losses, complete, spent = [], [], [], [], []
     controller = RemoteController(
         link,
         hooks,
@@ -172,6 +172,7 @@ def controlled_node():
         host="127.0.0.1",
         lost=lambda *about: losses.append(about) or True,
         complete=complete.append,
+        spent=spent.append,
     )
     controller.attach(loop, here)
     controller.begin()
@@ -186,5 +187,6 @@ def controlled_node():
         said=said,
         losses=losses,
         complete=complete,
+        spent=spent,
     )
     loop.close()

@@ -13,6 +13,7 @@ from agent.nodes.messages import ANY_RANK, Join
 from agent.nodes.run_messages import Fact, NodeFacts, Order
 from agent.nodes.tls import PLAIN
 from agent.spec.job_spec import ClusterSpec, DumpSpec, JobSpec, Program, ProgramKind, ReplaceSpec
+from agent.spec.spent_budget import SpentBudget
 from agent.supervisor.all_nodes import AllNodes
 from agent.supervisor.job_view import JobView
 from agent.supervisor.remote_node import RemoteNode
@@ -171,6 +172,7 @@ class Cluster:
         )
         self.controller = SimpleNamespace(
             view=JobView(JobState.STARTING, 0),
+            spent=SpentBudget(),
             post=self._post,
             post_soon=self._post,
             decide_now=lambda: None,

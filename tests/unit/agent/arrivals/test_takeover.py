@@ -17,6 +17,7 @@ from agent.nodes.join import JoinedNode, join
 from agent.nodes.messages import Begin, LivingRanks
 from agent.nodes.roster import OwnNode
 from agent.nodes.run_messages import NodeFacts
+from agent.spec.spent_budget import SpentBudget
 from agent.workers.master_port import listen_in_reserve
 from worker_hooks.contract.left_pages import ALONE, claim
 
@@ -38,7 +39,7 @@ class Place:
             NodeFacts(r, f"mn{r}", "127.0.0.1", 2, 9, door=p) for r, p in enumerate(self.ports)
         ]
         self.begin = Begin(tuple(facts), {HEAD: 1, "store_port": 4321})
-        self.lines, self.ended, self.gave_up = None, [], []
+        self.lines, self.ended, self.gave_up, self.spent = None, [], [], []
 
     def lead(self):
         self.guests = LateGuests(self.listeners[1], "1.0", b"")
@@ -52,6 +53,7 @@ class Place:
             self.loop,
             self._decides,
             lambda: self.gave_up.append(1),
+            self.spent.append,
         )
         return self.door
 
@@ -65,6 +67,7 @@ class Place:
         """As the msrun of node ``rank`` does."""
         living = LIVING._replace(node_rank=rank, **other)
         own = OwnNode(rank, 2, f"mn{rank}", 100 + rank, "", f"r{rank}", "1.0", living=living)
+        own = own._replace(spent=SpentBudget(replaced=rank))
 
         def go(address, opened):
             return join(*address, own, bytes, None, lambda _: None, is_once=True, opened=opened)
@@ -130,6 +133,7 @@ def test_all_come_to_the_first_that_is_left(place, monkeypatch):
     assert [rank for rank, _ in found] == [1, 2]
     assert {*place.lines} == {1, 2}
     assert place.gave_up == []
+    assert {each.replaced for each in place.spent} == {1, 2}  # as each of them knows
     for rank, joined in found:
         assert (joined.node_rank, joined.settings[HEAD]) == (rank, 1)
 

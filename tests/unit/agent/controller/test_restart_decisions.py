@@ -43,6 +43,7 @@ from agent.controller.job import Job, first_job
 from agent.controller.states import JobState
 from agent.spec.device_plan import DevicePlan
 from agent.spec.job_spec import AdoptedJob
+from agent.spec.spent_budget import SpentBudget
 
 TERM_ALL = ("TERM 0,1,3; deadline stopping 30", "rank 2 is lost")
 
@@ -222,6 +223,7 @@ def test_ids_of_dumps_are_never_used_again():
 def test_a_job_that_was_told_where_to_resume_knows_the_step():
     dump = SimpleNamespace(resume=Path("/old"), resume_step=7)
     spec = SimpleNamespace(dump=dump, policy=TWO, devices=DevicePlan(), adopted=None)
+    spec.spent = SpentBudget()
     job = first_job(spec)
     assert (job.resume, job.saved_step, job.policy) == ("/old", 7, TWO)
 
@@ -229,8 +231,9 @@ def test_a_job_that_was_told_where_to_resume_knows_the_step():
 def test_a_job_whose_ranks_train_knows_their_attempt_and_what_that_resumed_from():
     dump = SimpleNamespace(resume=Path("/old"), resume_step=7)
     spec = SimpleNamespace(dump=dump, policy=TWO, devices=DevicePlan())
-    spec.adopted = AdoptedJob("job", 3)
+    spec.adopted, spec.spent = AdoptedJob("job", 3), SpentBudget(1, 8, (4.0, 5.0))
     job = first_job(spec)
+    assert (job.restarts, job.replaced_in_all, job.replaced) == (1, 8, 2)
     assert (job.attempt, job.resume, job.saved_step) == (3, "/old", 7)
     spec.adopted = AdoptedJob("job", 3, Path("/newer"), 50)
     job = first_job(spec)

@@ -1,5 +1,6 @@
 """Nodes that have lost node 0 meet at another one: who is enough, and who else gets a place."""
 
+import time
 from itertools import chain, combinations
 
 import pytest
@@ -13,6 +14,7 @@ from agent.nodes.roster import Doors, NodeZeroBackError, Survivors
 from agent.seat.records import HeldSeat
 from agent.seat.rights import SuccessorRight
 from agent.spec.job_spec import NotStartedError
+from agent.spec.spent_budget import SpentBudget
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +43,9 @@ def survived(rank, step=5, job="lost", **more):
     return SurvivedStep(job, rank, path, step, lineage, "train.py", **more)
 
 
-def one(rank, **more):
-    return node(f"mn{rank}", survived=survived(rank, **more))
+def one(rank, spent=None, **more):
+    found = node(f"mn{rank}", survived=survived(rank, **more))
+    return found._replace(spent=spent or found.spent)
 
 
 def lead(job, knocks, nodes=3, **more):
@@ -58,12 +61,34 @@ def hosts(controller):
 
 def test_all_that_live_and_a_new_node_are_enough(job):
     knocks, told = Knocks(), []
-    controller = lead(job, knocks, settings=lambda _, saved: told.append(saved) or {"port": 1})
+    controller = lead(
+        job, knocks, settings=lambda _, saved, _spent: told.append(saved) or {"port": 1}
+    )
     others = [job.join(one(2, step=6)), job.join(node("mn7", is_spare=True))]
     assert hosts(controller)[0] == "mn1"
     assert sorted(hosts(controller)) == ["mn1", "mn2", "mn7"]
     assert [each.result(LONG_S).settings for each in others] == [{"port": 1}] * 2
     assert told == [survived(2, step=6)]  # the newest that one of them knows
+
+
+def test_what_the_job_has_used_up_is_what_the_node_says_that_knows_most(job):
+    """Node 0 may have been lost while it told them."""
+    told = []
+    own = one(1, spent=SpentBudget(0, 2, (5.0, 5.0)))._replace(node_rank=0)
+    succession = Succession(Survivors(3, "lost"), Knocks())
+    controller = job.gather(
+        nnodes=3,
+        own=own,
+        succession=succession,
+        settings=lambda _, _saved, spent: told.append(spent) or {"port": 1},
+    )
+    began_s = time.monotonic()
+    more = SpentBudget(1, 3, (began_s - 9.0, began_s - 9.0, began_s - 2.0))
+    others = [job.join(one(2, spent=more)), job.join(node("mn7", is_spare=True))]
+    assert len(hosts(controller)) == len(others) + 1
+    (spent,) = told
+    assert (spent.restarts, spent.replaced) == (1, 3)
+    assert spent.replaced_at_s == pytest.approx(more.replaced_at_s, abs=time.monotonic() - began_s)
 
 
 @pytest.mark.parametrize("more", [{"is_spare": True}, {}], ids=str)
@@ -101,7 +126,7 @@ def test_half_of_the_nodes_do_not_begin(job):
 
 
 def test_what_is_wrong_with_the_checkpoint_is_told_to_all(job):
-    def settings(_roster, _saved):
+    def settings(_roster, _saved, _spent):
         raise NotStartedError("the checkpoint /c is damaged: file 1")
 
     controller = lead(job, Knocks(), nodes=2, settings=settings)
@@ -193,7 +218,7 @@ def test_a_node_0_that_is_started_again_hears_where_the_job_goes_on(job):
     controller = job.gather(
         nnodes=3,
         own=node("mn0", program="train.py"),
-        settings=lambda _, saved: told.append(saved) or {"port": 1},
+        settings=lambda _, saved, _spent: told.append(saved) or {"port": 1},
     )
     others = [job.join(one(rank, step=4 + rank)) for rank in (1, 2)]
     assert len(hosts(controller)) == 3

@@ -14,20 +14,22 @@ from agent.nodes.run_messages import NodeFacts
 from agent.records import complete_checkpoint
 from agent.records.run_record import Record
 from agent.spec.job_spec import ClusterSpec, DumpSpec, JobSpec, Program, ProgramKind, ReplaceSpec
+from agent.spec.spent_budget import SpentBudget
 from agent.supervisor.job_view import JobView
 from agent.supervisor.run_controlled import NextJob
 
 NODES = tuple(NodeFacts(rank, "", f"10.0.0.{rank}", 2, 9, door=70 + rank) for rank in range(3))
+NOTHING = SpentBudget()
 
 
-def following_of(say, restarts=0, resume=None, set_back=0):
+def following_of(say, restarts=0, resume=None, spent=NOTHING):
     """What follows on a node, in a job that may restart so often."""
     asked = JobSpec(
         Program("train.py", (), ProgramKind.SCRIPT, "python"),
         2,
         "r",
         "r",
-        cluster=ClusterSpec(3, set_back=set_back),
+        cluster=ClusterSpec(3),
         nodes=(2, 2, 2),
         node_rank=0,
         master_addr="node0",
@@ -45,7 +47,7 @@ def following_of(say, restarts=0, resume=None, set_back=0):
         settings={},
     )
     starter = SimpleNamespace(keep=lambda: True, kept=lambda: None)
-    return NextJob(met, {}, SimpleNamespace(say=say), starter, None)
+    return NextJob(met, {}, SimpleNamespace(say=say), starter, None, lambda: spent)
 
 
 def test_of_a_job_that_does_not_follow_no_process_is_left():
@@ -104,7 +106,16 @@ def test_a_job_of_which_nothing_is_saved_begins_anew_and_says_what_is_lost(tmp_p
     assert (found.saved.path, found.saved.step, found.saved.reached) == ("", 0, 6)
     assert (found.saved.node_rank, found.saved.nodes, found.saved.lineage) == (0, 3, ())
     assert said == ["nothing of run r is saved: the job begins anew, 6 steps are lost"]
-    assert (found.job.cluster.lost_at, found.job.cluster.set_back) == ((6,), 1)
+    assert (found.job.cluster.lost_at, found.job.spent.restarts) == ((6,), 1)
+
+
+def test_what_the_job_has_used_up_counts_where_it_goes_on(tmp_path):
+    spent = SpentBudget(1, 5, (3.0, 4.0))
+    folder = saved(tmp_path, step=6, run="lost")
+    found, _ = after_a_loss(tmp_path, restarts=2, spent=spent)
+    assert (found.saved.path, found.job.spent) == (str(folder), spent)
+    found, _ = after_a_loss(tmp_path, reached=7, best=7, restarts=2, spent=spent)
+    assert found.job.spent == spent._replace(restarts=2)  # it is a restart, from an older step
 
 
 def test_steps_of_an_attempt_before_are_lost_as_well(tmp_path):
@@ -173,9 +184,10 @@ def test_where_it_began_must_be_there(tmp_path):
     assert said[0] == "the checkpoint /gone/step_4, from which the job began, is not found"
 
 
-@pytest.mark.parametrize(
-    "how", [{"restarts": 0}, {"restarts": 2, "set_back": 2}, {"restarts": 3, "is_apart": True}]
-)
+SPENT = {"restarts": 2, "spent": SpentBudget(restarts=2)}
+
+
+@pytest.mark.parametrize("how", [{"restarts": 0}, SPENT, {"restarts": 3, "is_apart": True}])
 def test_no_step_is_given_up_that_the_job_was_not_told_it_may(tmp_path, how):
     """Without a restart that is left; or other nodes do not see what node 0 has saved."""
     found, said = after_a_loss(tmp_path, **how)
