@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from agent.accounting.incident import Incident
 from agent.controller.job import NEVER
+from agent.spec.spent_budget import SpentBudget
 
 RECENT = 5  # incidents that are shown
 
@@ -30,6 +31,7 @@ class Account(NamedTuple):
     lost_s: float | None = 0.0  # by those; None: not known of one of them
     lost_steps: int | None = 0
     unresumed: int = NEVER  # the step that the last incident interrupted, if none followed it yet
+    before: SpentBudget = SpentBudget()  # by the same job under another controller
 
     @property
     def shown(self) -> tuple[Incident, ...]:

@@ -16,9 +16,10 @@ def percent(share: float) -> str:
 
 def summary(account: Account, job: Job) -> str:
     """What to say at the end of a job; empty: nothing happened, or the report says all of it."""
+    before = account.before
     answers = [
-        _counted(job.replaced_in_all, "rank", "replaced"),
-        _counted(job.restarts, "restart", ""),
+        _counted(job.replaced_in_all, "rank", "replaced", before.replaced),
+        _counted(job.restarts, "restart", "", before.restarts),
     ]
     done = ", ".join(filter(None, answers))
     share = account.goodput
@@ -39,5 +40,8 @@ def lost(seconds: float | None, steps: int | None) -> str:
     return f"{steps} step{'' if steps == 1 else 's'} and {known_s} lost"
 
 
-def _counted(count: int, noun: str, done: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'} {done}".rstrip() if count else ""
+def _counted(count: int, noun: str, done: str, before: int) -> str:
+    """``before``: how many of them were earlier than the time that is told of."""
+    earlier = f" ({before} before that)" if before else ""
+    said = f"{count} {noun}{'' if count == 1 else 's'} {done}".rstrip()
+    return f"{said}{earlier}" if count else ""

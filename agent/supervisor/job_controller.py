@@ -106,7 +106,7 @@ class JobController:
         self._attempt_ended = attempt_ended
         self._give_up_devices = give_up_devices
         self._job = first_job(spec)
-        self._account = Account()
+        self._account = Account(before=spec.spent)
         self._events: deque[ev.Event] = deque()
         self._deciding = False
         self.is_retired = False

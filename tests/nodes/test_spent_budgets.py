@@ -9,7 +9,7 @@ import pytest
 from support.cluster import Cluster
 from support.hand_jobs import SCHEDULER, start, start_all
 from support.jobs import poll
-from support.node_jobs import PORT, NodeJobs, NodeMsrun, check_nothing_left
+from support.node_jobs import PORT, NodeJobs, NodeMsrun, check_nothing_left, job_of
 from support.node_trainings import PATIENT, SCRIPT, go, saved
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
@@ -70,6 +70,7 @@ def test_two_replacements_are_two_though_node_0_is_lost_again_and_again(nodes: N
     for part in (there, waits):
         assert part.wait().code == 1, part.errors
     assert f"not replaced: {SPENT}" in there.errors
+    assert "2 ranks replaced (2 before that)" in there.errors
     assert [each.step for each in saved(jobs)] == [8]
     check_nothing_left(*jobs.cluster.nodes)
 
@@ -97,4 +98,32 @@ def test_a_scheduler_that_is_started_again_knows_what_the_last_one_had_used_up(
     assert job.head.wait().code == 1, job.told()
     assert "not replaced: all 1 replacements within 3600 s are spent" in job.head.errors
     assert [each.step for each in saved(jobs)] == [4]
+    check_nothing_left(*jobs.cluster.nodes)
+
+
+def test_a_job_that_grows_and_one_whose_nodes_meet_again_count_on(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(3))
+    meet = ("--nnodes=2:3", "--master-addr=node0", f"--master-port={PORT}")
+    words = (*meet, "--rdzv-conf=last_call_timeout=1", "--max-replacements=1", SCRIPT, PATIENT)
+    words = (*words, "--wait=3:1", "--pause=0.1", "--epochs=60")
+    first, second = (jobs.start_one(node, *words) for node in jobs.cluster.nodes[:2])
+    job = job_of(first, second)
+    job.await_lines("waits in step 3")
+    first.await_error("protected")
+    job.kill_rank(1)
+    first.await_error("; replacing it")
+    go(jobs)
+    first.await_error("rank 1 is back")
+    jobs.start_one(jobs.cluster.nodes[2], *words)
+    first.await_error("it goes on with 3 nodes")
+    poll(lambda: first.errors.count("msrun: protected") == 2)
+    assert (first.status()["replaced"], len(first.status()["workers"])) == (1, 3)
+    jobs.cluster.nodes[0].kill()
+    second.await_error("its node 0 was lost")
+    job = job_of(second)  # with the first rank
+    second.await_error("msrun: protected")
+    assert (second.status()["replaced"], len(second.status()["workers"])) == (1, 2)
+    job.kill_rank(0)
+    assert second.wait().code == 1, second.errors
+    assert "not replaced: all 1 replacements within 3600 s are spent" in second.errors
     check_nothing_left(*jobs.cluster.nodes)

@@ -6,6 +6,7 @@ from support.histories.plain import rules
 from agent.accounting.account import Account
 from agent.accounting.summary import percent, summary
 from agent.controller.job import Job
+from agent.spec.spent_budget import SpentBudget
 
 KNOWN = Account(
     now_s=733.0, started_s=10.0, trained_s=713.9, is_known=True, over=3, lost_s=2.94, lost_steps=0
@@ -22,6 +23,8 @@ def said(account, **job):
         (KNOWN._replace(over=0), {}, ""),
         (KNOWN, {"replaced_in_all": 3}, "training was 98.7 % of 12 min 3 s: 3 ranks replaced, 0 steps and 2.9 s lost"),
         (KNOWN._replace(lost_steps=1), {"replaced_in_all": 1, "restarts": 2}, "training was 98.7 % of 12 min 3 s: 1 rank replaced, 2 restarts, 1 step and 2.9 s lost"),
+        # what was before node 0 was lost is in no time and no loss that is told of
+        (KNOWN._replace(before=SpentBudget(2, 2)), {"replaced_in_all": 3, "restarts": 2}, "training was 98.7 % of 12 min 3 s: 3 ranks replaced (2 before that), 2 restarts (2 before that), 0 steps and 2.9 s lost"),
         (KNOWN._replace(lost_steps=None, lost_s=None), {"restarts": 1}, "training was 98.7 % of 12 min 3 s: 1 restart, unknown time lost, and steps that are not saved"),
         (KNOWN._replace(is_known=False), {"restarts": 1}, "1 restart in 12 min 3 s; what was lost is not known without a TrainState in every rank"),
         (KNOWN._replace(is_known=False), {}, ""),  # the failure report says it all
