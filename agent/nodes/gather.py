@@ -38,7 +38,7 @@ from agent.nodes.roster import (
     named,
 )
 from agent.nodes.tls import PLAIN, Security
-from agent.spec.job_spec import StoppedEarlyError, UsageError
+from agent.spec.job_spec import LeftEarlyError, StoppedEarlyError, UsageError
 from agent.text.wording import duration
 
 FIRST_WORD_S = 2.0  # until people hear that nodes are missing
@@ -139,7 +139,7 @@ def gather(
     except MissingNodesError as error:
         door.turn_away(Refused(str(error), MISSING))
         raise
-    except NodeZeroBackError:  # those that have joined see the line end, and knock there first
+    except (LeftEarlyError, NodeZeroBackError):  # those that have joined see the line end
         raise
     except BaseException as error:
         who, code = named(own.host, own.address), MISSING

@@ -148,9 +148,14 @@ class JobController:
             job.state,
             job.attempt,
             has_hooks=job.has_hooks,
-            is_asked=bool(job.stop.why),
+            is_asked=bool(job.stop.why) and not job.stop.is_resize,
             is_apart=bool(job.apart),
         )
+
+    @property
+    def is_to_end(self) -> bool:
+        """Whether somebody has asked for the end of the job, by a signal or a file."""
+        return self._job.stop.is_to_end
 
     @property
     def why_never_replaced(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.accounting.account import Account
+from agent.arrivals.leaving import has_left
 from agent.controller.job import Job
 from agent.controller.protection import Level, Protection
 from agent.controller.states import JobState
@@ -30,6 +31,7 @@ class RunResult(NamedTuple):
     exit_code: int
     next: Continuation | None = None  # the job goes on as another one
     is_stopped: bool = False  # because of a request; known on the controller's node
+    has_left: bool = False  # the job goes on without this node, which was the controller's
 
 
 def run(
@@ -90,14 +92,20 @@ def run(
     parts.finish_output(console.say)
     ending = controller.ending
     goes_on = nodes is not None and nodes.goes_on_with > 0
+    code, leaves = ending.exit_code, nodes is not None and nodes.has_left
     if goes_on:
         console.say(ending.reason)
     else:
         report(ending, prepared, parts, environ, console)
     notifier.close()
-    journal.log(f"exit {ending.exit_code}: {ending.reason}")
+    if nodes is not None and leaves:
+        code = 0
+        console.say(has_left(nodes.goes_on_with, ending.saved or ""))
+    journal.log(f"exit {code}: {ending.reason}")
     journal.close()
     take_apart(prepared, ignited)
+    if leaves:
+        return RunResult(code, has_left=True)
     following = _following(nodes, parts, ignited, environ, console) if nodes and goes_on else None
     return RunResult(ending.exit_code, following, is_stopped=ending.state is JobState.STOPPED)
 
@@ -126,12 +134,13 @@ def _following(
     from agent.supervisor.run_controlled import NextJob
 
     following = NextJob(nodes.met, environ, console, parts.starter, ignited)
-    following.follow(nodes.nodes)
+    expected = nodes.goes_on_with
+    following.follow(nodes.nodes, stay=expected)
     found = following.lost(parts, 0, 0.0)
     if found is None:
         following.call_off()
         return None
-    return found._replace(expected=nodes.goes_on_with, past=parts.kept, held=nodes.going_on.held)
+    return found._replace(expected=expected, past=parts.kept, held=nodes.going_on.held)
 
 
 def _say_unprotected(facts: RunFacts, console: Console) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from signal import SIGTERM
 
 import pytest
 from support.cluster import Cluster
@@ -67,3 +68,49 @@ def test_a_job_of_one_node_grows_and_goes_back_to_one(nodes: Nodes) -> None:
     first.await_error("likewise a node, once another takes its place")
     jobs.cluster.nodes[1].kill()
     check_gone_on(jobs, [first], 1)
+
+
+# --- a node is asked to end: --on-leave=shrink ----------------------------------------------------
+
+LEAVES = (*WORDS, "--on-leave=shrink")
+LONG = ("--wait=3:1", "--pause=0.1", "--epochs=4")
+
+
+def started(jobs: NodeJobs, count: int = 3, options: Sequence[str] = LEAVES) -> list[NodeMsrun]:
+    """Their ranks train; rank 1 waits in step 3."""
+    nodes = jobs.cluster.nodes[:count]
+    parts = [jobs.start_one(node, *options, SCRIPT, *LONG, nproc=1) for node in nodes]
+    job_of(*parts).await_lines("waits in step 3")
+    parts[0].await_error("protected")
+    return parts
+
+
+def check_left(part: NodeMsrun, nodes: int) -> None:
+    """The node has left with its step saved, and nothing of the job is there."""
+    ended = part.wait()
+    assert ended.code == 0, ended.err
+    many = f"{nodes} node{'s' if nodes > 1 else ''}"
+    assert f"this node has left: the job goes on with {many}, from " in ended.err
+    assert "Root Cause" not in ended.err
+    check_nothing_left(part.node)
+
+
+def test_a_node_that_is_asked_to_end_leaves(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(3))
+    parts = started(jobs)
+    parts[2].signal(SIGTERM)
+    parts[0].await_error("node 2 (node2) leaves: the job goes on with 2 nodes")
+    go(jobs)
+    check_left(parts[2], 2)
+    check_gone_on(jobs, parts[:2], 2)
+
+
+def test_node_0_leaves_as_any_other(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(3))
+    parts = started(jobs)
+    parts[0].signal(SIGTERM)
+    parts[0].await_error("node 0 (node0) leaves: the job goes on with 2 nodes")
+    go(jobs)
+    check_left(parts[0], 2)
+    parts[1].await_error("this node takes the part of node 0, which has left")
+    check_gone_on(jobs, parts[1:], 2)
