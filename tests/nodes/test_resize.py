@@ -178,3 +178,16 @@ def test_a_second_signal_is_not_waited_for_the_end_of_the_step(nodes: Nodes) -> 
     assert [each.step for each in saved(jobs)] == [2]
     go(jobs)
     check_gone_on(jobs, parts[:2], 2)
+
+
+def test_msrun_stop_means_the_whole_job_wherever_it_is_typed(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(3))
+    parts = started(jobs)
+    go(jobs)
+    told = parts[2].command("stop")
+    assert (told.code, told.err) == (0, "")
+    ended = [part.wait() for part in parts]
+    assert [each.code for each in ended] == [0] * 3, ended[0].err
+    assert "graceful exit: msrun stop, every rank exited with 0" in ended[0].err
+    assert "has left" not in "".join(each.err for each in ended)
+    check_nothing_left(*jobs.cluster.nodes)
