@@ -324,6 +324,8 @@ class Job(NamedTuple):
             goes_on: the job does behind it, with another size.
         """
         stop = self.stop
+        if stop.is_resize and not goes_on:  # else the exit code would tell of it
+            stop = stop._replace(signum=None)
         if stop.is_resize or not stop.why or (goes_on and not stop.is_to_end):
             stop = stop._replace(why=why, is_resize=goes_on)
         stop = stop._replace(is_to_end=stop.is_to_end or not goes_on)

@@ -1,7 +1,7 @@
 """Requests behind which the job goes on, with another size: they are none for its end."""
 
 from dataclasses import replace
-from signal import SIGTERM
+from signal import SIGINT, SIGTERM
 
 import pytest
 from support.histories.dumps import events_of, running
@@ -17,6 +17,7 @@ LEAVES = "node 2 (c) leaves: the job goes on with 2 nodes"
 LEAVE = ev.StopRequested(SIGTERM, LEAVES, node=2, leaves=True)
 COMES = ev.ExitRequestedByFile(0, "d has come: the job goes on with 4 nodes", goes_on=True)
 STOP = ev.StopRequested(SIGTERM)
+INTERRUPT = ev.StopRequested(SIGINT)
 FILE = ev.ExitRequestedByFile(0, "a file asks for it")
 RANK = protocol.ExitRequested(1, 0, "rank 1 received SIGTERM")
 
@@ -85,3 +86,15 @@ def test_a_node_may_leave_while_the_state_is_saved_for_another_reason():
     job = asked(died)
     assert job.state is JobState.FREEZING
     assert decide(job, LEAVE).say == f"{LEAVES}, once the state is saved"
+
+
+@pytest.mark.parametrize(
+    "events", [[LEAVE, INTERRUPT], [INTERRUPT, LEAVE], [LEAVE, FILE, INTERRUPT]]
+)
+def test_ctrl_c_is_what_the_exit_code_tells_though_a_node_was_to_leave_before(events):
+    assert asked(*events).stop.signum == SIGINT
+
+
+def test_a_signal_that_was_for_a_node_is_none_for_the_job():
+    assert asked(LEAVE, FILE).stop.signum is None
+    assert asked(LEAVE).stop.signum == SIGTERM
