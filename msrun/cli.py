@@ -262,13 +262,14 @@ def _run_to_its_end(
     from agent.supervisor.run import run  # while the forkserver starts
     from msrun.terminal.console import CONSOLE, MESSAGES
 
-    record_id = request.job.record_id
+    record_id, has_left = request.job.record_id, False
     try:
         result = run(prepared, started, os.environ, CONSOLE, met)
         while result.next is not None:
             prepared, started, met = _next(result.next, CONSOLE.say)
             record_id = prepared.spec.record_id
             result = run(prepared, started, os.environ, CONSOLE, met)
+        has_left = result.has_left
         if result.is_stopped and result.exit_code != INTERRUPTED:  # not by a person
             _requeue(request)
         if request.report is not None:
@@ -277,5 +278,6 @@ def _run_to_its_end(
             report_at_end(os.environ, record_id, request.report, CONSOLE)
         return result.exit_code
     finally:
-        _forget_token(prepared.spec)
+        if not has_left:  # else others go on with it
+            _forget_token(prepared.spec)
         MESSAGES.close(LAST_MESSAGES_S)

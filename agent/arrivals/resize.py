@@ -7,7 +7,11 @@ from __future__ import annotations
 
 
 class Resize:
-    """Plans at most one change of a job's size; the present run ends with it."""
+    """Plans one change of a job's size; the present run ends with it.
+
+    That nodes come, or that nobody takes a lost one's place, begins at most one; while it is under
+    way any number of nodes may leave.
+    """
 
     def __init__(self, least: int, most: int, nodes: int) -> None:
         """A job of so many nodes now; ``least``: 0: it keeps them."""
@@ -15,9 +19,11 @@ class Resize:
         self._most = most
         self._nodes = nodes
         self.request = ""
-        """Why ranks were asked to exit: nodes have come; empty: they were not."""
+        """Why ranks were asked to exit: nodes have come, or leave; empty: they were not."""
         self.expected = 0
         """The nodes with which it is to go on; 0: it does not."""
+        self.leaving: set[int] = set()
+        """The nodes without which it is to go on, as they were asked to end; by their places."""
 
     @property
     def is_elastic(self) -> bool:
@@ -40,7 +46,7 @@ class Resize:
         self.expected = self._nodes + len(taken)
         who = " and ".join((", ".join(taken[:-1]), taken[-1])) if taken[1:] else taken[0]
         have = "have" if taken[1:] else "has"
-        self.request = f"{who} {have} come: the job goes on with {self.expected} nodes"
+        self.request = f"{who} {have} come: {goes_on_with(self.expected)}"
         return self.request
 
     def shrink(self, left: int, why_not: str = "") -> str:
@@ -48,22 +54,50 @@ class Resize:
 
         ``why_not``: why the job keeps its size in any case; empty: it does not.
         """
-        if not 0 < self._least <= left:
-            return ""
+        if self.leaving or not 0 < self._least <= left:
+            return ""  # the run ends already
         if why_not:
             return f"the job keeps its size, as {why_not}"
         self.expected = left
-        return f"the job goes on with {left} node{'' if left == 1 else 's'}"
+        return goes_on_with(left)
 
-    def goes_on(
-        self, *, is_done: bool, is_saved: bool, asked: str, is_stopped_by_signal: bool
-    ) -> bool:
+    def leave(self, node: int, name: str, there: int) -> str:
+        """A node is asked to end: why the job does not go on without it, as a clause.
+
+        Empty: it does, and :attr:`request` says so.
+
+        Args:
+            node: its place.
+            name: the same for people.
+            there: how many nodes are there, this one and others that leave included.
+        """
+        if node in self.leaving:
+            return ""
+        if not self.is_elastic:
+            return "it has a fixed number of nodes"
+        left = (self.expected or there) - 1
+        if not left:
+            return "no other node would be left"
+        if left < self._least:
+            nodes = f"{left} node{'' if left == 1 else 's'}"
+            return f"{nodes} would be left, and it needs {self._least} at least"
+        as_well = " as well" if self.leaving else ""
+        self.leaving.add(node)
+        self.expected = left
+        self.request = f"{name} leaves{as_well}: {goes_on_with(left)}"
+        return ""
+
+    def goes_on(self, *, is_done: bool, is_saved: bool, is_to_end: bool) -> bool:
         """Whether the run that has ended is gone on with.
 
         Args:
             is_done: it has come to its end.
-            asked: the first reason why it was asked to exit; empty: it was not.
+            is_saved: its newest step is.
+            is_to_end: somebody has asked for its end.
         """
-        is_ours = asked in {"", self.request}
-        is_to_end = is_done or is_stopped_by_signal
-        return bool(self.expected) and is_saved and is_ours and not is_to_end
+        return bool(self.expected) and is_saved and not (is_done or is_to_end)
+
+
+def goes_on_with(nodes: int) -> str:
+    """A clause."""
+    return f"the job goes on with {nodes} node{'' if nodes == 1 else 's'}"

@@ -72,7 +72,8 @@ class StopRequested:
     """Somebody asked msrun to stop, by a signal that msrun handles.
 
     ``grace_s``: how long a graceful exit may take; ``None``: as the policy says. ``node``: whose
-    msrun it was; the first signal at one node repeats none at another.
+    msrun it was; the first signal at one node repeats none at another. ``leaves``: that node alone
+    is to end, and the job goes on without it.
     """
 
     signum: int
@@ -81,17 +82,20 @@ class StopRequested:
     passes: bool = True  # unguarded scripts get this same signal; otherwise SIGTERM
     is_now: bool = False  # no grace for anything
     node: int = 0
+    leaves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ExitRequestedByFile:
     """A JSON file asks for a graceful exit. A rank asks with ``protocol.ExitRequested``.
 
-    A repeated request changes nothing.
+    A repeated request changes nothing. ``goes_on``: no file but nodes that have come are why, and
+    the job goes on with them.
     """
 
     attempt: int
     why: str
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,10 @@ class Shadowed(NamedTuple):
 class StopRequests(NamedTuple):
     """Who asked the job to stop, and how often."""
 
-    why: str = ""  # the first request; empty: there was none
+    why: str = ""  # the first request for its end, else the newest; empty: there was none
+    is_resize: bool = False  # that is: the job goes on behind it, with another size
+    is_to_end: bool = False  # somebody wants it to end, by a signal or a file
+    ranks: RankSet = RankSet()  # that have asked, which is for its end unless their node leaves
     signals: int = 0  # requests by a signal, each less patient; at one node, the most of all
     signum: int | None = None  # the first of those signals
     nodes: tuple[int, ...] = ()  # where each of them came
@@ -307,17 +310,36 @@ class Job(NamedTuple):
         """The job once its replacement has come so far; ``None``: there is none any more."""
         return self._replace(since_restart=self.since_restart._replace(replacement=replacement))
 
-    def requested(self, why: str, signum: int | None = None, node: int = 0) -> Job:
+    def requested(
+        self, why: str, signum: int | None = None, node: int = 0, *, goes_on: bool = False
+    ) -> Job:
         """The job after one more request to stop; only those by a signal are counted.
 
         A batch system sends its signal to all nodes: that is one request.
+
+        Args:
+            why: it is asked for, as text.
+            signum: by which; ``None``: by none.
+            node: whose msrun got it.
+            goes_on: the job does behind it, with another size.
         """
         stop = self.stop
-        if signum is None:
-            return self._replace(stop=stop._replace(why=stop.why or why))
-        first = signum if stop.signum is None else stop.signum
-        count = stop.signals + (stop.nodes.count(node) >= stop.signals)
-        return self._replace(stop=StopRequests(stop.why or why, count, first, (*stop.nodes, node)))
+        if stop.is_resize and not goes_on:  # else the exit code would tell of it
+            stop = stop._replace(signum=None)
+        if stop.is_resize or not stop.why or (goes_on and not stop.is_to_end):
+            stop = stop._replace(why=why, is_resize=goes_on)
+        stop = stop._replace(is_to_end=stop.is_to_end or not goes_on)
+        if signum is not None:
+            first = signum if stop.signum is None else stop.signum
+            count = stop.signals + (stop.nodes.count(node) >= stop.signals)
+            stop = stop._replace(signals=count, signum=first, nodes=(*stop.nodes, node))
+        return self._replace(stop=stop)
+
+    def requested_by(self, rank: int, why: str) -> Job:
+        """The job after a rank has asked for its end; all may do so at once."""
+        stop = self.stop
+        stop = stop._replace(why=stop.why or why, ranks=stop.ranks | {rank})
+        return self._replace(stop=stop)
 
     def resuming(self, path: str, step: int) -> Job:
         """The job once a checkpoint that holds ``step`` is known: only newer ones are progress."""

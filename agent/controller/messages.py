@@ -89,7 +89,8 @@ def _of_stop(before: Job, after: Job) -> str:
         if after.state not in DRAINING:
             follows = "the job ends at once"
         return f"no graceful exit, {exit_.interrupted}: {follows}{_more_signals(after)}"
-    if stop == before.stop:
+    was = before.stop
+    if stop._replace(is_to_end=was.is_to_end, ranks=was.ranks) == was:
         return ""
     if after.state is JobState.HOLDING and exit_ is not None:
         within_s = exit_budget.hold_s(exit_.grace_s, after.policy.dump.answer_s)
@@ -98,6 +99,8 @@ def _of_stop(before: Job, after: Job) -> str:
             f"graceful exit: {stop.why}; all ranks finish one step, which is then saved (at most "
             f"{bound}); one more signal saves at once"
         )
+    if after.state in DRAINING and stop.is_resize:
+        return f"{stop.why}, once the state is saved"
     if after.state in DRAINING:
         return f"the state is saved before the stop{_more_signals(after)}"
     if after.state is JobState.STOPPING and exit_ is not None:
@@ -107,7 +110,7 @@ def _of_stop(before: Job, after: Job) -> str:
 
 def _more_signals(job: Job) -> str:
     """How many signals it takes to end the job at once."""
-    if job.state in {JobState.KILLING, JobState.STOPPED}:
+    if job.state in {JobState.KILLING, JobState.STOPPED} or job.stop.is_resize:
         return ""
     count = (2 if job.now.exit is None else 3) - job.stop.signals
     more = "one more signal ends" if count == 1 else f"{count} more signals end"

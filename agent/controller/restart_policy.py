@@ -81,6 +81,8 @@ def _describe_stop(job: Job) -> str:
     stop, exit_ = job.stop, job.now.exit
     if job.left_well():
         return f"graceful exit: {stop.why}, every rank exited with 0"
+    if stop.is_resize:
+        return f"{stop.why} ({job.now.failure})" if job.now.failure else stop.why
     by = stop.why if stop.signum is None else f"stopped by {signal_name(stop.signum)}"
     if exit_ is None:
         return by

@@ -29,7 +29,7 @@ HURRIED = 2  # the signal that cuts a graceful exit short; without one it means 
 def stop_requested(job: Job, event: ev.StopRequested) -> Decision:
     """Somebody asks by a signal; each signal is less patient than the one before."""
     why = event.why or f"msrun received {signal_name(event.signum)}"
-    job = job.requested(why, event.signum, event.node)
+    job = job.requested(why, event.signum, event.node, goes_on=event.leaves)
     timeouts, count = job.policy.timeouts, job.stop.signals
     grace_s = timeouts.exit_s if event.grace_s is None else event.grace_s
     match job.state:
@@ -41,7 +41,7 @@ def stop_requested(job: Job, event: ev.StopRequested) -> Decision:
             signum = event.signum if event.passes else signals.SIGTERM
             return _begin_stop(job, event, signum, grace_s)
         case JobState.HOLDING if count == HURRIED:
-            return interrupt_hold(job, event, f"{why} again")
+            return interrupt_hold(job, event, why if event.leaves else f"{why} again")
         case JobState.HOLDING:  # the first signal: a file or a rank asked before, less urgently
             return apply(event, graceful_exit.shorten(job, grace_s))
         case JobState.REPLACING:  # a replacement loses only time
@@ -59,7 +59,10 @@ def exit_requested(job: Job, event: ev.ExitRequestedByFile | protocol.ExitReques
         moved = move(job, event, Condition.ALWAYS)
         why = f"rank {event.rank} caught the signal, but the job is {job.state.value}"
         return Decision(moved, (do.Tell((event.rank,), protocol.Dismiss(why), why),))
-    job = job.requested(event.why)
+    if isinstance(event, protocol.ExitRequested):
+        job = job.requested_by(event.rank, event.why)
+    else:
+        job = job.requested(event.why, goes_on=event.goes_on)
     if job.state in {JobState.STARTING, JobState.RUNNING}:
         return _begin_stop(job, event, signals.SIGTERM, job.policy.timeouts.asked_exit_s)
     if job.state is JobState.REPLACING:

@@ -26,8 +26,8 @@ class RunEnding:
     not_replaced: str = ""  # why no rank was replaced although replacing is on
     cost: str = ""  # what its failures cost, in one sentence
     lost_node: str = ""  # why a node is lost
-    asked: str = ""  # why it was asked to exit first; empty: it was not
-    signals: int = 0  # how often it was asked by a signal
+    is_to_end: bool = False  # somebody has asked for that, not only for another size of the job
+    asking: frozenset[int] = frozenset()  # ranks that have asked to exit
 
     @staticmethod
     def of(action: do.Finish, job: Job, account: Account) -> RunEnding:
@@ -44,6 +44,6 @@ class RunEnding:
             not_replaced=job.now.not_replaced if was_to_replace else "",
             cost=summary(account, job),
             lost_node=job.lost_node,
-            asked=job.stop.why,
-            signals=job.stop.signals,
+            is_to_end=job.stop.is_to_end,
+            asking=frozenset(job.stop.ranks),
         )

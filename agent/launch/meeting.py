@@ -127,6 +127,7 @@ class Continuation(NamedTuple):
     past: KeptRecord | None = None  # of the run that is over: shown as alive until all have met
     term: str = ""  # of the controller's seat that is known to count; empty: none
     held: HeldSeat | None = None  # that seat, on node 0
+    without_first: int = 0  # node 0 has left: so many others begin, one of them in its place
 
 
 class LostControllerError(Exception):
@@ -376,13 +377,13 @@ def gather_all(
 
     def settings(roster: Roster, past: Past, spent: SpentBudget) -> dict[str, object]:
         """Prepare the run first: if that fails, no other node has begun."""
-        nodes = tuple(node.nproc for node in roster.nodes)
         if isinstance(past, LivingRanks):
             met = adopting(spec, past, say)
         else:
             count = len(roster.nodes)
             why = f"it goes on with {count} node{'' if count == 1 else 's'}" if expected else LOST
             met = going_on(spec, past, say, why)
+        nodes = tuple(node.nproc for node in roster.nodes)
         met = met._replace(nodes=nodes, node_rank=0, spent=spent)
         met = _on_its_host(met, roster)
         prepared.append(prepare(met, environ, listen_for_nodes(spec.master_addr, 0)))

@@ -62,8 +62,18 @@ def is_asked_late() -> bool:
     return bool(_LATE)
 
 
-def take_back(spec: JobSpec) -> None:
+def for_node(spec: JobSpec) -> frozenset[int]:
+    """Signals that may be meant for one node: those of a batch system, none of a keyboard."""
+    return (stops(spec) & {signal.SIGTERM}) | graceful(spec)
+
+
+def take_back(spec: JobSpec, leaves: Callable[[int], Exception] | None = None) -> None:
     """Between two jobs of one msrun each signal means what it does to any program.
+
+    Args:
+        spec: the job.
+        leaves: makes what the first one that may be meant for this node raises. ``None``: none
+            means that it leaves the job.
 
     Raises:
         KeyboardInterrupt: Ctrl-C came before this.
@@ -71,6 +81,15 @@ def take_back(spec: JobSpec) -> None:
     for signum in all_of(spec) | {signal.SIGHUP}:
         signal.signal(signum, signal.SIG_IGN if _is_ignored(signum) else signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def on_signal(signum: int, _: object) -> None:
+        assert leaves is not None
+        for each in for_node(spec):
+            signal.signal(each, signal.SIG_DFL)
+        raise leaves(signum)
+
+    for signum in for_node(spec) if leaves is not None else ():
+        signal.signal(signum, on_signal)
     late = [signum for signum in _LATE if signum not in passed_on(spec)]
     _LATE.clear()
     for signum in late[:1]:

@@ -43,7 +43,7 @@ from agent.records.run_record import Record, new_record_id
 from agent.seat.job_seat import claim_of
 from agent.seat.records import NodeShare
 from agent.seat.rights import SuccessorRight
-from agent.spec.job_spec import JobSpec, NotStartedError
+from agent.spec.job_spec import JobSpec, LeftEarlyError, NotStartedError
 from agent.text.wording import duration
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ SAVED_LOOK_S = 0.5  # between two looks at what others save
 LOOK_S = 0.1  # between two looks at who is there, and two dials
 FIRST_LOOK_S = 0.02  # the same as it begins: those that are there answer at once
 FIRST_LOOKS = 25
+LEFT = "this node has left while the nodes meet again, which go on if they are enough"
 FRUITLESS = 3  # losses in a row at one step: the step itself may be what kills the node
 
 Say = Callable[[str], None]
@@ -205,8 +206,14 @@ def meet_again(lost: Continuation, environ: Mapping[str, str], version: str, say
     Raises:
         UsageError: the request is wrong on this node.
         NotStartedError: not all nodes came.
+        LeftEarlyError: this node was asked to end.
     """
-    take_back(lost.job)
+    cluster, path = lost.job.cluster, "" if lost.saved is None else lost.saved.path
+
+    def left(_: int) -> LeftEarlyError:
+        return LeftEarlyError(f"{LEFT}, from {path}" if path else LEFT)
+
+    take_back(lost.job, left if cluster is not None and cluster.leaves else None)
     if lost.expected:
         return _regathered(lost, environ, version, say)
     while True:
@@ -214,7 +221,7 @@ def meet_again(lost: Continuation, environ: Mapping[str, str], version: str, say
         watch = DoorWatch(_addresses(lost), silent, lost.job.silence_s)
         try:
             return _Meeting(lost, environ, version, say, watch).met()
-        except JobOverError:  # others have gone on from what this node has saved
+        except (JobOverError, LeftEarlyError):  # others go on from what this node has saved
             raise
         except NotStartedError as error:
             if lost.saved is None or not lost.saved.path:
@@ -274,6 +281,8 @@ class _Meeting:
         self._watch = watch
         self._addresses = _addresses(lost)
         self._wait_s = lost.job.replace.node_wait_s
+        if lost.without_first:
+            self._wait_s = max(self._wait_s, REGATHER_S)
         self._deadline_s = time.monotonic() + self._wait_s
         self._said: set[str] = set()
         self._search = Search(
@@ -323,7 +332,7 @@ class _Meeting:
         except NobodyThereError:
             self._search.unanswered(node)
             return None
-        except JobOverError:
+        except (JobOverError, LeftEarlyError):
             raise
         except NotStartedError as error:
             if not self._search.refused(node, time.monotonic()):
@@ -342,8 +351,9 @@ class _Meeting:
         if job.cluster.by_hand is not None:
             how = f"MS_SCHED_HOST={node.address} MS_SCHED_PORT={node.door} MS_ROLE=MS_WORKER"
         kept = f"step {lost.saved.step} is saved" if lost.saved.path else "no step is saved"
+        what = "has left" if lost.without_first else "is lost"
         self._say_once(
-            f"this node takes the part of node 0, which is lost; {kept}. "
+            f"this node takes the part of node 0, which {what}; {kept}. "
             f"To give a node to the job, start msrun there with {how}"
         )
         side = self._side(job, is_first=True)
@@ -362,7 +372,8 @@ class _Meeting:
 
         wait_s = self._deadline_s - time.monotonic()
         try:
-            met = gather_all(side, wait_s, Succession(survivors, knock), lost.early)
+            succession = Succession(survivors, knock)
+            met = gather_all(side, wait_s, succession, lost.early, lost.without_first)
         except BaseException:
             claim.close(is_given_back=True)
             self._term = self._term if right.held is None else right.held.term

@@ -38,7 +38,7 @@ from agent.nodes.roster import (
     named,
 )
 from agent.nodes.tls import PLAIN, Security
-from agent.spec.job_spec import StoppedEarlyError, UsageError
+from agent.spec.job_spec import LeftEarlyError, StoppedEarlyError, UsageError
 from agent.spec.spent_budget import SpentBudget, newer_of
 from agent.text.wording import duration
 
@@ -142,7 +142,7 @@ def gather(
     except MissingNodesError as error:
         door.turn_away(Refused(str(error), MISSING))
         raise
-    except NodeZeroBackError:  # those that have joined see the line end, and knock there first
+    except (LeftEarlyError, NodeZeroBackError):  # those that have joined see the line end
         raise
     except BaseException as error:
         who, code = named(own.host, own.address), MISSING

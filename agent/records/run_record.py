@@ -48,6 +48,7 @@ class Record(NamedTuple):
     ranks: tuple[int, ...] = ()  # of this node, if the job has others
     complete_path: str = ""  # the newest checkpoint that the run completed, or began from
     complete_step: int = 0  # that it holds
+    may_leave: bool = False  # its node alone is meant by a signal (--on-leave=shrink)
 
     @property
     def saves_as(self) -> str:
@@ -110,6 +111,7 @@ def record_of(
         ranks=spec.ranks_here if has_others else (),
         complete_path="" if resume is None else str(resume),
         complete_step=spec.dump.resume_step,
+        may_leave=spec.cluster is not None and spec.cluster.leaves,
     )
 
 

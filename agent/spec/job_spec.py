@@ -39,6 +39,13 @@ class StoppedEarlyError(NotStartedError):
         self.signum, self.is_for_all = signum, is_for_all
 
 
+class LeftEarlyError(NotStartedError):
+    """The msrun of a node was asked to end while nodes meet again, which do so without it."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, 0)
+
+
 class Std(IntFlag):
     """Which of a worker's streams, with torchrun's numbers for ``--redirects`` and ``--tee``."""
 
@@ -241,6 +248,7 @@ class ClusterSpec(NamedTuple):
     resumes: bool = False  # --resume was given here, and node 0 is to find the checkpoint
     store: tuple[tuple[str, int], ...] = ()  # --controller-store: members; none: there is none
     silence_s: float = 10.0  # --node-timeout: after which a node counts as lost
+    leaves: bool = False  # --on-leave=shrink: whoever ends this node's msrun means this node alone
 
 
 class AdoptedJob(NamedTuple):

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from agent.arrivals.doorkeeper import Doorkeeper, RunningJob
 from agent.arrivals.going_on import GoingOn
+from agent.arrivals.job_size import SizeJudge
 from agent.arrivals.late import LateGuests, NodePlace
 from agent.arrivals.places import LostPlaces
 from agent.arrivals.resize import Resize
@@ -31,19 +32,14 @@ from agent.health.unheard import UnheardNodes
 from agent.launch.meeting import Met, program_digest
 from agent.machine.loop_calls import until_closed
 from agent.nodes.alike import Once
-from agent.nodes.checkpoint_copy import SEEN_S, CheckpointPlace
+from agent.nodes.checkpoint_copy import SEEN_S
 from agent.nodes.line import CLOSED, Line, Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.messages import Join, Refused, Spare
 from agent.nodes.run_messages import (
     CheckpointKnown,
-    CopyWritten,
-    Ended,
     NodeFacts,
     PagesLeft,
-    PartKept,
-    SaveFar,
-    SaveHere,
     pack_said,
 )
 from agent.rank_logs.reading import LogReader
@@ -124,7 +120,8 @@ class AllNodes:
             hooks.clear_over(of, self._others)
         cluster = met.prepared.spec.cluster
         assert cluster is not None
-        self._resize = Resize(cluster.least, cluster.nnodes, len(met.roster.nodes))
+        resize = Resize(cluster.least, cluster.nnodes, len(met.roster.nodes))
+        self._size = SizeJudge(resize, self._places, say, resumes=spec.dump.resume is not None)
         tenure = tenure_of(met.asked, spec.saves_as, len(met.roster.nodes), met.held, say)
         self.going_on = GoingOn(self._places, tenure, self._door.seat, self._give_up_all)
         self.term_heard = self.going_on.knows
@@ -132,12 +129,24 @@ class AllNodes:
         job = RunningJob(
             spec, program_digest(spec), met.settings, hooks.newest_step, self._end, say
         )
-        self._doorkeeper = Doorkeeper(job, met.roster.nodes, self._places, self._resize)
+        self._doorkeeper = Doorkeeper(job, met.roster.nodes, self._places, resize)
         self._view, self._holders = JobView(), Holders()
-        call_soon = until_closed(own.loop.call_soon_threadsafe)
-        about = call_soon, met.security, say, spec.world_size
-        self._memory = NodesMemory(self._others, hooks, controller, *about)
         self._spent = SpentTeller(lambda: controller.spent, self._others, own.loop.time)
+        call_soon = until_closed(own.loop.call_soon_threadsafe)
+        memory = self._memory = NodesMemory(
+            self._others, hooks, controller, call_soon, met.security, say, spec.world_size
+        )
+        # what nodes say of their memory, and how their ranks write to it; see JobPort
+        self.far_order, self.here_order, self.offer = (
+            memory.far_order,
+            memory.here_order,
+            memory.offer,
+        )
+        self.part_kept, self.memory_taken, self.copy_written = (
+            memory.kept,
+            memory.taken,
+            memory.copy_written,
+        )
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen to the others on ``loop``."""
@@ -295,11 +304,15 @@ class AllNodes:
 
     def finish(self) -> None:
         """The job is over."""
-        ending, goes_on = self._controller.ending, bool(self.goes_on_with)
+        ending, goes_on = self._controller.ending, self.goes_on_with
+        self._size.say_ended(ending, goes_on)
         farewell = Refused(f"the job is over: {ending.reason}", ending.exit_code)
         self._door.close(None if goes_on else farewell)
+        if self.has_left and self.met.door is not None:
+            self.met.door.close()  # before the others knock there
         is_done, saved = ending.state is JobState.SUCCEEDED, ending.saved or ""
-        self.going_on.close(goes_on=goes_on, is_done=is_done, saved=saved)
+        goes_on_here = bool(goes_on) and not self.has_left
+        self.going_on.close(goes_on=goes_on_here, is_done=is_done, saved=saved)
         for timer in self._waits.values():
             timer.cancel()
         self._unheard.close()
@@ -311,8 +324,7 @@ class AllNodes:
         end_s = self._loop.time() + CLOSE_S
         for node in self._others:
             left_s = max(0.0, end_s - self._loop.time())
-            ended = Ended(ending.exit_code, ending.reason, ending.state.value, goes_on)
-            node.end(ended, left_s)
+            node.end(self._size.ended(ending, node.facts.rank, goes_on), left_s)
         self._own.finish()
 
     # --- what the others say --------------------------------------------------------------------
@@ -391,30 +403,6 @@ class AllNodes:
             self._next = there
             self._hooks.copy_pages(None if there is None else there.keep_page)
 
-    def far_order(self, rank: int, save: protocol.Save) -> SaveFar:
-        """How a rank of another node writes to this node's memory; may raise OSError."""
-        return self._memory.far_order(rank, save)
-
-    def here_order(self, node: int, ranks: tuple[int, ...], save: protocol.Save) -> SaveHere | None:
-        """How ranks of another node write to that node's memory, if they are to."""
-        return self._memory.here_order(node, ranks, save)
-
-    def offer(self, path: str, told: Callable[[CheckpointPlace | None], object]) -> None:
-        """``told`` takes where a checkpoint on this node's disk is to be had."""
-        self._memory.offer(path, told)
-
-    def part_kept(self, node: int, kept: PartKept) -> None:
-        """A node has a file of a state, which others may fetch."""
-        self._memory.kept(node, kept)
-
-    def memory_taken(self, node: int, path: str, why_not: str) -> None:
-        """A node has the checkpoint in memory, or has not because of ``why_not``."""
-        self._memory.taken(node, path, why_not)
-
-    def copy_written(self, node: int, answer: CopyWritten) -> None:
-        """A node has written what its ranks had copied, or has not."""
-        self._memory.copy_written(node, answer)
-
     @property
     def seen_s(self) -> float:
         """How long what was saved here may be invisible on other nodes, if they share it."""
@@ -435,29 +423,34 @@ class AllNodes:
 
     def _grow(self) -> None:
         """Have the step saved, with which the job goes on with the nodes that wait, if it can."""
-        comers = [join.host for join in self._door.waiting if not join.is_spare]
-        is_known = not self._holders.why_none or self._holders.is_cut
-        is_calm = self._view.state is JobState.RUNNING and not self._view.is_asked
-        if (
-            not (comers and is_calm and is_known and self._hooks.newest_step())
-            or self._places.vacant
-            or self._holders.apart  # nodes that meet again look for the step on their own disks
-        ):
+        about = self._view, self._holders, self._hooks.newest_step
+        if (request := self._size.grown(self._door.waiting, *about)) is not None:
+            self._controller.post(request)
+
+    def _leave(self, request: ev.StopRequested) -> None:
+        """A node is asked to end: it leaves, or the whole job stops."""
+        there = {self.rank, *(node.facts.rank for node in self._others if node.is_there)}
+        about = self.nodes, there, self._controller.view, self._holders
+        is_to_end = self._controller.is_to_end
+        if (judged := self._size.judged(request, *about, is_to_end=is_to_end)) is not None:
+            self._controller.post(judged)
             return
-        if why := self._resize.grow(comers):
-            self._controller.post(ev.ExitRequestedByFile(self._view.attempt, why))
+        ranks, why = tuple(self.met.roster.ranks(request.node)), "its node leaves at once"
+        self.act(do.SignalRanks(ranks, signal.SIGKILL, why))
 
     @property
     def goes_on_with(self) -> int:
         """The nodes with which the job goes on as another one; 0: it does not."""
-        ending = self._controller.ending
-        goes_on = self._resize.goes_on(
-            is_done=ending.state is JobState.SUCCEEDED,
-            is_saved=ending.saved is not None and not ending.lost,
-            asked=ending.asked,
-            is_stopped_by_signal=bool(ending.signals),
-        )
-        return self._resize.expected if goes_on else 0
+        return self._size.goes_on_with(self._controller.ending, self._place_of)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it goes on without this node."""
+        return bool(self.goes_on_with) and self.rank in self._size.resize.leaving
+
+    def _place_of(self, rank: int) -> int:
+        node = self._node_of.get(rank)
+        return self.rank if node is None else node.facts.rank
 
     @property
     def nodes(self) -> tuple[NodeFacts, ...]:
@@ -513,7 +506,7 @@ class AllNodes:
             why = f"no node came in the place of {node.name} within {duration(self._wait_s)}"
             left = 1 + sum(other.is_there for other in self._others)
             may_shrink = self._view.has_hooks and not self._places.is_in_doubt
-            if may_shrink and (said := self._resize.shrink(left, self._holders.apart)):
+            if may_shrink and (said := self._size.resize.shrink(left, self._holders.apart)):
                 why = f"{why}: {said}"
         for event in node.give_up(why, is_lost=True):
             self._controller.post(event)
@@ -528,7 +521,9 @@ class AllNodes:
     # --- an agent, for the hooks ----------------------------------------------------------------
 
     def _decide_on(self, event: ev.Event) -> None:
-        if isinstance(event, Answer) and event.rank in self._node_of:
+        if isinstance(event, ev.StopRequested) and event.leaves:
+            self._leave(event)
+        elif isinstance(event, Answer) and event.rank in self._node_of:
             self._controller.post_soon(event)
         else:
             self._controller.post(event)

@@ -153,7 +153,7 @@ class JobController:
             job.state,
             job.attempt,
             has_hooks=job.has_hooks,
-            is_asked=bool(job.stop.why),
+            is_asked=bool(job.stop.why) and not job.stop.is_resize,
             is_apart=bool(job.apart),
         )
 
@@ -162,6 +162,11 @@ class JobController:
         """What the job has used up of its budgets, under earlier controllers as well."""
         job = self._job
         return SpentBudget(job.restarts, job.replaced_in_all, tuple(self._replaced_at_s))
+
+    @property
+    def is_to_end(self) -> bool:
+        """Whether somebody has asked for the end of the job, by a signal or a file."""
+        return self._job.stop.is_to_end
 
     @property
     def why_never_replaced(self) -> str:

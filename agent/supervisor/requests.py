@@ -73,7 +73,9 @@ class Requests:
 
     def _on_stop(self, signum: int) -> None:
         note = stop_note.take_note(self._notes) if signum == signal.SIGTERM else None
-        is_graceful = signum in signals.graceful(self._spec)
+        is_graceful, cluster = signum in signals.graceful(self._spec), self._spec.cluster
+        # Ctrl-C and `msrun stop` come from somebody who means the job
+        is_of_node = note is None and signum in signals.for_node(self._spec)
         is_patient = is_graceful and signum not in SHORT
         grace_s, why = None, ""
         if note is not None:
@@ -89,6 +91,7 @@ class Requests:
                 passes=not is_graceful,
                 is_now=note is not None and note.is_now,
                 node=self._spec.node_rank,
+                leaves=is_of_node and cluster is not None and cluster.leaves,
             )
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.accounting.account import Account
+from agent.arrivals.leaving import has_left
 from agent.controller.job import Job
 from agent.controller.protection import Level, Protection
 from agent.controller.states import JobState
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from agent.failure.evidence import Evidence
     from agent.launch.meeting import Continuation, Met
     from agent.supervisor.all_nodes import AllNodes
+    from agent.supervisor.hooks_bridge import HooksBridge
+    from agent.supervisor.job_controller import JobController
+    from agent.supervisor.supervisor import Supervisor
 
 
 class RunResult(NamedTuple):
@@ -31,6 +35,7 @@ class RunResult(NamedTuple):
     exit_code: int
     next: Continuation | None = None  # the job goes on as another one
     is_stopped: bool = False  # because of a request; known on the controller's node
+    has_left: bool = False  # the job goes on without this node, which was the controller's
 
 
 def run(
@@ -74,35 +79,52 @@ def run(
     supervisor = parts.supervisor(hooks, console.say, lambda: notifier.pids)
     controller = parts.controller(spec, notifier, console, changed, evidence)
     if met is not None:
-        from agent.nodes.link import NodeLink
-        from agent.supervisor.all_nodes import AllNodes
-        from agent.supervisor.remote_node import RemoteNode
-
-        reader = parts.log_reader(supervisor)
-        others = [
-            RemoteNode(met.roster.nodes[rank], met.roster.ranks(rank), NodeLink(line), hooks)
-            for rank, line in sorted(met.lines.items())
-        ]
-        nodes = AllNodes(supervisor, others, hooks, controller, met, console.say, reader=reader)
-        parts.kept.tell = nodes.know_checkpoint
-        nodes.attach(supervisor.loop)
+        nodes = _with_others(met, parts, supervisor, hooks, controller, console)
     controller.attach(supervisor.loop, nodes or supervisor)
     supervisor.run(controller, nodes)
     parts.finish_output(console.say)
     ending = controller.ending
     goes_on = nodes is not None and nodes.goes_on_with > 0
+    code, leaves = ending.exit_code, nodes is not None and nodes.has_left
     if goes_on:
         console.say(ending.reason)
     else:
         report(ending, prepared, parts, environ, console)
     notifier.close()
-    journal.log(f"exit {ending.exit_code}: {ending.reason}")
+    if nodes is not None and leaves:
+        code = 0
+        console.say(has_left(nodes.goes_on_with, ending.saved or ""))
+    journal.log(f"exit {code}: {ending.reason}")
     journal.close()
     take_apart(prepared, ignited)
-    following = None
-    if nodes is not None and goes_on:
-        following = _following(nodes, parts, ignited, environ, console, controller.spent)
+    if leaves:
+        return RunResult(code, has_left=True)
+    following = _following(nodes, parts, ignited, environ, console, controller.spent)
     return RunResult(ending.exit_code, following, is_stopped=ending.state is JobState.STOPPED)
+
+
+def _with_others(
+    met: Met,
+    parts: RunParts,
+    supervisor: Supervisor,
+    hooks: HooksBridge,
+    controller: JobController,
+    console: Console,
+) -> AllNodes:
+    """All nodes, of which this one is node 0."""
+    from agent.nodes.link import NodeLink
+    from agent.supervisor.all_nodes import AllNodes
+    from agent.supervisor.remote_node import RemoteNode
+
+    reader = parts.log_reader(supervisor)
+    others = [
+        RemoteNode(met.roster.nodes[rank], met.roster.ranks(rank), NodeLink(line), hooks)
+        for rank, line in sorted(met.lines.items())
+    ]
+    nodes = AllNodes(supervisor, others, hooks, controller, met, console.say, reader=reader)
+    parts.kept.tell = nodes.know_checkpoint
+    nodes.attach(supervisor.loop)
+    return nodes
 
 
 def import_as_spare() -> None:
@@ -119,23 +141,25 @@ def import_as_spare() -> None:
 
 
 def _following(
-    nodes: AllNodes,
+    nodes: AllNodes | None,
     parts: RunParts,
     ignited: StartedForkserver,
     environ: Mapping[str, str],
     console: Console,
     spent: SpentBudget,
 ) -> Continuation | None:
-    """What this node, node 0, takes part in next; ``None``: what it saved is not found."""
+    """What this node, node 0, takes part in next; ``None``: in nothing, as far as it finds."""
+    if nodes is None or not (expected := nodes.goes_on_with):
+        return None
     from agent.supervisor.run_controlled import NextJob
 
     following = NextJob(nodes.met, environ, console, parts.starter, ignited, lambda: spent)
-    following.follow(nodes.nodes)
+    following.follow(nodes.nodes, stay=expected)
     found = following.lost(parts, 0, 0.0)
     if found is None:
         following.call_off()
         return None
-    return found._replace(expected=nodes.goes_on_with, past=parts.kept, held=nodes.going_on.held)
+    return found._replace(expected=expected, past=parts.kept, held=nodes.going_on.held)
 
 
 def _say_unprotected(facts: RunFacts, console: Console) -> None:

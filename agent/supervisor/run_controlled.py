@@ -115,14 +115,12 @@ def run_controlled(
     ending = controller.ending
     lost = nexts.behind(controller, parts, hooks.newest_step())
     hooks.forget_pages()
-    code = FAILED_EXIT if ending is None else ending.exit_code
-    reason = (
-        "the controller's node did not say how the job ended" if ending is None else ending.reason
-    )
+    untold = "the controller's node did not say how the job ended"
+    code, reason = (FAILED_EXIT, untold) if ending is None else ending[:2]
     if controller.head != place:  # another node has taken its part
         node_0 = f"node {controller.head} ({controller.nodes[controller.head].host})"
-    if code and lost is None:
-        console.say(f"the job {_what_befell(ending)}, see the report of {node_0}: {reason}")
+    if lost is None:
+        _say_ended(ending, code, reason, node_0, console)
     parts.journal.log(f"exit {code}: {reason}")
     if lost is not None:
         shown.show_meeting(reason)
@@ -132,6 +130,14 @@ def run_controlled(
         nexts.call_off()
         return code, None
     return code, lost._replace(past=parts.kept)
+
+
+def _say_ended(ending: Ended | None, code: int, reason: str, node_0: str, console: Console) -> None:
+    """The run is over, and nothing follows here."""
+    if ending is not None and ending.is_left:
+        console.say(reason)
+    elif code:
+        console.say(f"the job {_what_befell(ending)}, see the report of {node_0}: {reason}")
 
 
 def _what_befell(ending: Ended | None) -> str:
@@ -229,7 +235,8 @@ class NextJob:
         self._job: JobSpec | None = None
         self._early: StartedForkserver | None = None
         self._is_silent = self._is_spare = False
-        self._head_lives = False  # it gathers the others
+        self._is_loss = True  # of node 0: else it gathers the others, or has left
+        self._without_first = self._stay = 0
         self._term = ""
         self._begun_s = time.monotonic()
 
@@ -286,12 +293,20 @@ class NextJob:
             met = self._met
             return Continuation(self._job, self._nodes, None, met.door, None, token=met.token)
         if controller.ending is not None and controller.ending.goes_on:
-            self.follow(controller.nodes)
+            self.follow(controller.nodes, controller.ending.without_first)
         return self.lost(parts, newest, controller.patience_s)
 
-    def follow(self, nodes: tuple[NodeFacts, ...]) -> None:
-        """The job goes on with more or with fewer nodes, which meet at node 0."""
-        self._nodes, self._head_lives = nodes or self._nodes, True
+    def follow(self, nodes: tuple[NodeFacts, ...], without_first: int = 0, stay: int = 0) -> None:
+        """The job goes on with more or with fewer nodes, which meet at node 0.
+
+        Args:
+            nodes: those that took part.
+            without_first: node 0 has left: so many meet at the first of the others.
+            stay: on node 0: with so many; none of those that are not among them goes on elsewhere.
+        """
+        self._nodes, self._without_first = nodes or self._nodes, without_first
+        self._stay = stay
+        self._is_loss = False
         self._job = next_job(self._met.asked)
         self._start(self._job)
 
@@ -340,9 +355,10 @@ class NextJob:
         is_recent = time.monotonic() < self._begun_s + spec.replace.node_wait_s + SURE_S
         is_haunted = is_recent and self._met.settings.get("is_haunted") is True
         saved = saved._replace(attempt=self._attempt, is_haunted=is_haunted)
+        saved = saved._replace(nodes=min(saved.nodes, self._stay or saved.nodes))
         cluster = self._job.cluster
         at = reached if is_set_back else saved.step
-        lost_at = cluster.lost_at if self._head_lives else (*cluster.lost_at, at)
+        lost_at = (*cluster.lost_at, at) if self._is_loss else cluster.lost_at
         spent = self._spent()
         spent = spent._replace(restarts=spent.restarts + is_set_back)
         job = self._job._replace(cluster=cluster._replace(lost_at=lost_at), spent=spent)
@@ -361,6 +377,7 @@ class NextJob:
             self._is_silent,
             met.token,
             term=self._term,
+            without_first=self._without_first,
         )
 
     def call_off(self) -> None:

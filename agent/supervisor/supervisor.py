@@ -109,8 +109,9 @@ class Supervisor:
         """
         loop, self._controller = self.loop, controller
         loop.add_signal_handler(signal.SIGCHLD, self.settle)
-        self._requests.attach(loop, self.post, lambda: controller.view.attempt)
-        self._hooks.attach(loop, agent or self)
+        listener = agent or self
+        self._requests.attach(loop, listener.post, lambda: controller.view.attempt)
+        self._hooks.attach(loop, listener)
         try:
             self.starter.attach(loop, self._on_answer, self._refuse_start)
             if self._shadows is not None:

@@ -87,6 +87,10 @@ def cluster(
         UsageError: the rank of this node is no rank of so many nodes.
     """
     spare, store = settings.of("spare_node"), _store(settings.of("controller_store"))
+    leaves = settings.text("on_leave") == "shrink"
+    if leaves and not found.least:
+        shown, what = settings.of("on_leave").shown, "a job that may go on with fewer nodes"
+        raise UsageError(f"{shown} is for {what}: give --nnodes=MIN:MAX")
     is_spare = truth(spare)
     if found.nnodes == 1 and by_hand is None:
         if is_spare:
@@ -115,6 +119,7 @@ def cluster(
         by_hand=by_hand,
         store=store,
         silence_s=settings.number("node_timeout"),
+        leaves=leaves,
     )
 
 

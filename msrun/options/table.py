@@ -164,6 +164,11 @@ OPTIONS: tuple[Option, ...] = (
     _flag("spare-node", _S.RENDEZVOUS,
           "This node joins a job that runs on --nnodes other ones: it waits, with its imports "
           "done, and takes the place of the first one that is lost.", origin=_OUR),
+    Option("on-leave", _S.RENDEZVOUS,
+           "What SIGTERM to the msrun of one node means: stop stops the whole job; with shrink "
+           "that node leaves, and the job goes on if MIN nodes are left, see --nnodes. msrun stop "
+           "stops the whole job.",
+           default="stop", metavar="RULE", choices=("stop", "shrink"), origin=_OUR),
     Option("token-file", _S.RENDEZVOUS,
            "A file with the job's token, the same on all nodes: only who has it may join; "
            "also MSRUN_TOKEN.",

@@ -101,7 +101,7 @@ def _stop(run: RunState, process: int, bound_s: float | None, note: StopNote, fo
     # its folder may have the files of a run before
     is_repeated = not is_gathering and _has_request(files(record, run.folder).events)
     if now or not is_repeated:
-        _write_note(record, folder, note, is_needed=is_gathering)
+        _write_note(record, folder, note, is_gathering=is_gathering)
         _terminate(record, process)
     doing = "killing" if now else "still stopping" if is_repeated else "stopping"
     how = ", gracefully" if note.is_graceful and not is_repeated else ""
@@ -117,19 +117,25 @@ def _stop(run: RunState, process: int, bound_s: float | None, note: StopNote, fo
     return FAILED_EXIT
 
 
-def _write_note(record: Record, folder: Path, note: StopNote, *, is_needed: bool) -> None:
+def _write_note(record: Record, folder: Path, note: StopNote, *, is_gathering: bool) -> None:
     """Write the note, unless the signal alone says the same: the run's own options then count.
 
-    ``is_needed``: the nodes of the job still gather, where a signal ends one of them alone.
+    A signal alone would end one node if the nodes of the job still gather, or may leave it.
     """
-    if note == StopNote() and not is_needed:
+    is_plain = note == StopNote()
+    if is_plain and not (is_gathering or record.may_leave):
         return
     try:
         write_note(folder, note)
     except OSError as error:
+        what = f"{folder} cannot be written ({error.strerror}), so the run cannot learn"
+        if is_plain or record.may_leave:
+            raise UsageError(
+                f"{what} that the whole job is meant: SIGTERM to its msrun (pid {record.pid}) "
+                "would end one node alone"
+            ) from error
         raise UsageError(
-            f"{folder} cannot be written ({error.strerror}), so the run cannot learn how patient "
-            f"to be: msrun stop {record.record_id} without options needs no note"
+            f"{what} how patient to be: msrun stop {record.record_id} without options needs no note"
         ) from error
 
 
@@ -155,8 +161,10 @@ def _has_request(events: Path) -> bool:
 
 def _is_request(line: bytes) -> bool:
     try:
-        return bool(json.loads(line)["event"] == "StopRequested")
-    except (ValueError, KeyError, TypeError):
+        event = json.loads(line)
+        # as long as only a node leaves the job goes on
+        return bool(event["event"] == "StopRequested" and not event.get("leaves"))
+    except (ValueError, KeyError, TypeError, AttributeError):
         return False
 
 

@@ -48,7 +48,7 @@ USUAL = re.compile(
     "|is_missing|comes_late|strangers|printed_once.1|told_of_all.1|own_disks.*all_ranks_restart.all"
     "|succession.py.*spare_node_takes|place_of_the_first|killed_is_started_again"
     "|test_sample.*every_block|test_large_state.*they hold"
-    "|test_drill.py.*\\[node"
+    "|test_drill.py.*\\[node|node_0_leaves"
 )
 """Each part once. All of them take minutes; `scripts/test nodes` and `all` run them."""
 

@@ -177,6 +177,7 @@ class Cluster:
             post_soon=self._post,
             decide_now=lambda: None,
             why_never_replaced="",
+            is_to_end=False,
             retire=lambda: self.told.append("retired"),
             go_on=lambda: self.told.append("go on"),
             ending=SimpleNamespace(
@@ -185,8 +186,8 @@ class Cluster:
                 state=JobState.FAILED,
                 saved=None,
                 lost="",
-                asked="",
-                signals=0,
+                is_to_end=False,
+                asking=frozenset(),
             ),
         )
         facts = (NodeFacts(0, "a", "10.0.0.1", 2, 9), *(node.facts for node in self.others))
@@ -219,7 +220,8 @@ class Cluster:
 
     def size(self, resize):
         """The job may have so many nodes."""
-        self.all._resize = self.all._doorkeeper._resize = resize
+        self.all._size.resize = self.all._doorkeeper._resize = resize
+        self.all._size._leaving._resize = resize
 
     def _post(self, event):
         self.decide(event)

@@ -40,8 +40,50 @@ def test_it_goes_on_with_fewer_down_to_the_least():
     assert Resize(0, 4, 4).shrink(3) == ""
 
 
-ALONE = {"is_done": False, "is_saved": True, "asked": "", "is_stopped_by_signal": False}
-OURS = {"is_done": False, "is_saved": True, "asked": "c has come: the job goes on with 3 nodes"}
+def test_a_node_that_leaves_is_done_without_down_to_the_least():
+    resize = Resize(2, 4, 4)
+    assert resize.leave(3, "node 3 (d)", there=4) == ""
+    assert resize.request == "node 3 (d) leaves: the job goes on with 3 nodes"
+    assert resize.leave(3, "node 3 (d)", there=4) == ""  # a second signal
+    assert (resize.expected, resize.leaving) == (3, {3})
+    assert resize.leave(0, "node 0 (a)", there=4) == ""  # one more, meanwhile
+    assert resize.request == "node 0 (a) leaves as well: the job goes on with 2 nodes"
+    assert resize.leave(1, "node 1 (b)", there=4) == (
+        "1 node would be left, and it needs 2 at least"
+    )
+    assert (resize.expected, resize.leaving) == (2, {0, 3})
+
+
+def test_who_is_lost_already_is_not_left():
+    assert Resize(2, 4, 4).leave(3, "node 3 (d)", there=3) == ""
+    assert Resize(3, 4, 4).leave(3, "node 3 (d)", there=3) != ""
+
+
+def test_the_last_node_does_not_leave():
+    assert Resize(1, 4, 1).leave(0, "node 0 (a)", there=1) == "no other node would be left"
+
+
+def test_a_job_of_a_fixed_number_of_nodes_keeps_all():
+    assert Resize(0, 4, 4).leave(3, "node 3 (d)", there=4) == "it has a fixed number of nodes"
+
+
+def test_a_node_may_leave_as_others_come_or_are_done_without():
+    grown = Resize(2, 4, 2)
+    grown.grow(["c"])
+    assert grown.leave(1, "node 1 (b)", there=2) == ""
+    assert grown.request == "node 1 (b) leaves: the job goes on with 2 nodes"
+    assert grown.expected == 2
+    assert Resize(1, 4, 2).leave(1, "node 1 (b)", there=2) == ""
+    shrunk = Resize(1, 4, 3)
+    shrunk.shrink(2)
+    assert shrunk.leave(1, "node 1 (b)", there=2) == ""
+    assert shrunk.expected == 1
+    assert shrunk.shrink(2) == ""  # of these one leaves
+    assert shrunk.expected == 1
+    assert shrunk.grow(["e"]) == ""  # it meets the others once they have met again
+
+
+ENDED = {"is_done": False, "is_saved": True, "is_to_end": False}
 
 
 @pytest.mark.parametrize(
@@ -50,22 +92,20 @@ OURS = {"is_done": False, "is_saved": True, "asked": "c has come: the job goes o
         ({}, True),
         ({"is_saved": False}, False),
         ({"is_done": True}, False),  # as the node came
-        ({"asked": "msrun received SIGTERM"}, False),  # before the node came
-        ({"is_stopped_by_signal": True}, False),
+        ({"is_to_end": True}, False),
     ],
 )
 def test_it_goes_on_unless_somebody_stops_it_or_it_is_not_saved(changed, goes_on):
     resize = Resize(2, 4, 2)
     resize.grow(["c"])
-    told = {**OURS, "is_stopped_by_signal": False, **changed}
-    assert resize.goes_on(**told) is goes_on
+    assert resize.goes_on(**{**ENDED, **changed}) is goes_on
 
 
 def test_a_job_of_its_size_ends_as_it_does():
-    assert not Resize(2, 4, 2).goes_on(**ALONE)
+    assert not Resize(2, 4, 2).goes_on(**ENDED)
 
 
 def test_a_lost_node_was_nobodys_request():
     resize = Resize(2, 4, 3)
     resize.shrink(2)
-    assert resize.goes_on(**ALONE)
+    assert resize.goes_on(**ENDED)

@@ -37,6 +37,46 @@ def test_a_request_after_a_jobs_end_ends_the_one_that_would_follow(name, code, s
     assert (done.stdout, done.returncode) == (said, code), done.stderr
 
 
+LEAVES = """
+import os, signal, sys
+from types import SimpleNamespace
+from agent.launch import signals
+
+class Left(Exception):
+    pass
+
+spec = SimpleNamespace(signals=("SIGTERM", "SIGINT"), graceful_signals=(signal.SIGUSR1,))
+signals.note_late(spec)
+name, when = signal.Signals[sys.argv[1]], sys.argv[2]
+if when == "before":
+    os.kill(os.getpid(), name)
+try:
+    signals.take_back(spec, lambda number: Left(number))
+    if when == "after":
+        os.kill(os.getpid(), name)
+except Left as left:
+    print("left by", *left.args, flush=True)
+os.kill(os.getpid(), name)
+print("lives", flush=True)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_node_that_may_leave_does_so_between_two_jobs_and_the_next_signal_kills(name, when):
+    command = [sys.executable, "-c", LEAVES, name, when]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    signum = signal.Signals[name]
+    assert (done.stdout, done.returncode) == (f"left by {signum:d}\n", -signum), done.stderr
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_person_at_the_keyboard_means_the_job(when):
+    command = [sys.executable, "-c", LEAVES, "SIGINT", when]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("", -signal.SIGINT), done.stderr
+
+
 def test_under_nohup_a_hangup_stays_ignored():
     command = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-c", CODE, "SIGHUP"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)

@@ -1,5 +1,7 @@
 """Who is met once node 0 is lost: which doors are tried, when this node leads, when it gives up."""
 
+import signal
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +23,7 @@ from agent.records.run_record import Record
 from agent.spec.job_spec import (
     ClusterSpec,
     JobSpec,
+    LeftEarlyError,
     NotStartedError,
     Program,
     ProgramKind,
@@ -89,9 +92,10 @@ def meeting(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
 
-    def made(watch, own=3, is_silent=False, job=None, answers=(), leads=(MET,)):
+    def made(watch, own=3, is_silent=False, job=None, answers=(), leads=(MET,), left=0):
         saved = None if own is None else SurvivedStep("lost", own, "/c", 5, (), "")
         lost = Continuation(job or next_job(JOB), NODES, saved, object(), None, is_silent)
+        lost = lost._replace(without_first=left)
         said = []
         one = module._Meeting(lost, {}, "1", said.append, watch)
         one.clock, one.said, one.tried = clock, said, []
@@ -104,8 +108,9 @@ def meeting(monkeypatch):
                 raise answer
             return answer
 
-        def gathered(side, *_):
+        def gathered(side, wait_s, _, __, expected):
             answer = next(leads)
+            one.gathers = wait_s, expected
             if isinstance(answer, Exception):
                 raise answer
             one.led = side.spec.master_addr, side.spec.master_port
@@ -163,6 +168,34 @@ def test_a_node_leads_when_all_before_it_are_gone_or_silent(meeting):
     assert one.met() is MET
     assert one.led == ("10.0.0.3", 103)
     assert "start msrun there with --master-addr=10.0.0.3 --master-port=103" in one.said[0]
+
+
+def test_a_node_that_is_asked_to_end_as_they_meet_again_leaves(meeting, monkeypatch):
+    job = next_job(JOB)
+    job = job._replace(cluster=job.cluster._replace(least=1, leaves=True))
+    one = meeting(Watch(doors(open={1})), job=job)
+    kill = partial(signal.raise_signal, signal.SIGTERM)
+    monkeypatch.setattr(module, "join_one", lambda *_, **__: kill())
+    monkeypatch.setattr(
+        module, "DoorWatch", lambda *_: SimpleNamespace(look=one._watch.look, close=print)
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(LeftEarlyError, match="this node has left") as found:
+            module.meet_again(one._lost, {}, "1", print)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert found.value.exit_code == 0
+    assert "/c" in str(found.value)  # where what is saved is found
+
+
+def test_where_node_0_has_left_so_many_begin_without_another_in_its_place(meeting):
+    """None is awaited; but those that come need some time."""
+    job = next_job(JOB._replace(replace=ReplaceSpec(node_wait_s=1.0)))
+    one = meeting(Watch(doors(gone={0})), own=1, job=job, left=2)
+    assert one.met() is MET
+    assert one.gathers == (pytest.approx(module.REGATHER_S), 2)
+    assert "takes the part of node 0, which has left" in one.said[0]
 
 
 def test_nobody_leads_while_one_before_it_may_come(meeting):

@@ -408,7 +408,7 @@ def test_a_node_that_comes_is_taken_in_once_the_step_can_be_saved(
     waiting.hooks.newest = newest
     monkeypatch.setattr(type(waiting.all._door), "waiting", (late, wish(is_spare=True)))
     waiting.all.decided(view, holders)
-    assert waiting.events == [ev.ExitRequestedByFile(1, GROWS)] * grows
+    assert waiting.events == [ev.ExitRequestedByFile(1, GROWS, goes_on=True)] * grows
     waiting.all.decided(view, holders)  # it is asked for once
     assert len(waiting.events) == grows
 
@@ -428,7 +428,7 @@ def test_a_spare_node_and_a_vacant_place_make_no_job_grow(waiting, monkeypatch):
 
 def ended(**about):
     known = {"exit_code": 0, "reason": "all left", "state": JobState.STOPPED, "saved": "/d/step_5"}
-    return SimpleNamespace(**{**known, "lost": "", "asked": "", "signals": 0, **about})
+    return SimpleNamespace(**{**known, "lost": "", "is_to_end": False, **about}, asking=frozenset())
 
 
 def test_the_nodes_of_a_job_that_goes_on_are_told_and_no_spare_one_is_sent_away(
@@ -437,13 +437,13 @@ def test_the_nodes_of_a_job_that_goes_on_are_told_and_no_spare_one_is_sent_away(
     farewells = []
     monkeypatch.setattr(waiting.all._door, "close", farewells.append)
     waiting.size(Resize(2, 4, 3))
-    waiting.all._resize.grow(["d"])
-    waiting.controller.ending = ended(asked=GROWS)
+    waiting.all._size.resize.grow(["d"])
+    waiting.controller.ending = ended()
     assert waiting.all.goes_on_with == 4
     waiting.all.finish()
     assert farewells == [None]
     assert waiting.links[0].said[-1] == Ended(0, "all left", "stopped", goes_on=True)
-    waiting.controller.ending = ended(asked=GROWS, lost="no rank holds it")
+    waiting.controller.ending = ended(lost="no rank holds it")
     assert waiting.all.goes_on_with == 0
 
 

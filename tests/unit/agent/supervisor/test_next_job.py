@@ -202,3 +202,25 @@ def test_a_job_that_changes_its_size_saves_its_step_or_ends(tmp_path):
     following._start = lambda _: None
     following.follow(NODES)
     assert following.lost(parts_of(tmp_path), 6, 0.0) is None
+
+
+def test_node_0_that_has_left_is_not_lost(tmp_path):
+    saved(tmp_path, step=6, run="lost")
+    following = following_of(print, restarts=3)
+    following._start = lambda _: None
+    following.follow(NODES, without_first=2)
+    parts = parts_of(tmp_path)
+    found = following.lost(parts, 6, 0.0)
+    assert (found.saved.step, found.without_first, found.expected) == (6, 2, 0)
+    assert (found.job.cluster.lost_at, found.is_silent) == ((), False)
+
+
+@pytest.mark.parametrize(("stay", "nodes"), [(2, 2), (4, 3)])
+def test_nodes_that_have_left_are_not_missed_as_the_others_meet(tmp_path, stay, nodes):
+    """Node 0 begins with more than half of those that may go on elsewhere: they do not."""
+    saved(tmp_path, step=6, run="lost")
+    following = following_of(print)
+    following._start = lambda _: None
+    following.follow(NODES, stay=stay)
+    found = following.lost(parts_of(tmp_path), 6, 0.0)
+    assert found.saved.nodes == nodes

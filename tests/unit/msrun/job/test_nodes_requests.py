@@ -141,6 +141,27 @@ def test_another_node_is_awaited_in_the_place_of_a_lost_one(line, wait_s):
 
 
 @pytest.mark.parametrize(
+    ("line", "leaves"),
+    [
+        ("--nnodes 2:3", False),
+        ("--nnodes 2:3 --on-leave stop", False),
+        ("--nnodes 2:3 --on-leave shrink", True),
+        ("--nnodes 1:2 --on_leave=shrink", True),
+        ("--nnodes 2 --on-leave stop", False),
+    ],
+)
+def test_a_node_may_leave_a_job_that_may_have_fewer(line, leaves):
+    assert job_of(line).cluster.leaves is leaves
+
+
+@pytest.mark.parametrize("line", ["--nnodes 2", "", "--worker_num 8 --local_worker_num 4"])
+def test_no_node_leaves_a_job_of_a_fixed_size(line):
+    why = "--on-leave=shrink is for a job that may go on with fewer nodes: give --nnodes=MIN:MAX"
+    with pytest.raises(UsageError, match=why):
+        job_of(f"{line} --on-leave=shrink")
+
+
+@pytest.mark.parametrize(
     "line", ["--master-port 0", "--rdzv-endpoint h:0", "--rdzv-backend c10d --rdzv-endpoint h:0"]
 )
 def test_several_nodes_must_name_the_port_at_which_they_meet(line):
