@@ -7,6 +7,7 @@ import select
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -68,6 +69,7 @@ class NodeLink:
         self._early = line.heard
         self._unsent = bytearray(line.unsent)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._turn: _Turn | None = None  # of that loop
         self._is_open = True
         self._failure: Loss | None = None  # of sending; the kernel tells an error only once
         self._is_writing = False  # the loop says when the kernel takes more
@@ -117,6 +119,7 @@ class NodeLink:
             lost: takes why the line ended, once, after its last message; not after :meth:`close`.
         """
         self._loop, self._heard, self._lost = loop, heard, lost
+        self._turn = _turn_of(loop)
         loop.add_reader(self._connection, self._read)
         loop.call_soon(self._take_early)  # not before the caller is ready for it
         if self._limit_s:
@@ -129,16 +132,17 @@ class NodeLink:
         Raises:
             FrameError: the message is too large to travel.
         """
-        if self._loop is not None and not self._is_due:
-            self._is_due = True
-            self._loop.call_soon(self._end_turn)
-        if self._loop is not None and self._merger.add(message):
-            return
+        if self._turn is not None:
+            if not self._is_due:
+                self._is_due = True
+                self._turn.add(self)
+            if self._merger.add(message):
+                return
         if self._merger and not isinstance(message, ANYTIME):
             self._take_merged()
         self._add(message)
 
-    def _end_turn(self) -> None:
+    def end_turn(self) -> None:
         """One call of the kernel for all that was said: with thousands of nodes it counts."""
         self._is_due = False
         if self._merger:
@@ -188,7 +192,7 @@ class NodeLink:
         """Close the line; of what was said this turn goes what the kernel takes at once."""
         if self._is_open:
             if self._is_due:
-                self._end_turn()
+                self.end_turn()
             self._detach()
             self._is_open = False
             self._connection.close()
@@ -222,7 +226,7 @@ class NodeLink:
         if self._loop is not None:
             self._loop.remove_reader(self._connection)
             self._loop.remove_writer(self._connection)
-            self._loop = None
+            self._loop = self._turn = None
 
     def catch_up(self) -> None:
         """Hear what lies unread: somebody is about to be judged for not having said it."""
@@ -327,3 +331,31 @@ class NodeLink:
         poll = select.poll()  # select() takes no descriptor above 1,023
         poll.register(self._connection, event)
         return bool(poll.poll(max(0.0, end - time.monotonic()) * 1000))
+
+
+class _Turn:
+    """A turn of a loop: at its end all links send to which something was said.
+
+    Each of thousands by a call of the loop would take longer than what it says.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._due = deque[NodeLink]()
+
+    def add(self, link: NodeLink) -> None:
+        """Something was said to it."""
+        if not self._due:
+            self._loop.call_soon(self._end)
+        self._due.append(link)
+
+    def _end(self) -> None:
+        try:
+            while self._due:
+                self._due.popleft().end_turn()
+        finally:  # what is too large for one stops no other
+            if self._due:
+                self._loop.call_soon(self._end)
+
+
+_turn_of = Once(_Turn)

@@ -185,7 +185,7 @@ def test_a_failure_of_sending_is_told_though_reading_then_only_sees_an_end(end):
     end.link._connection = Unplugged(fileno=end.link._connection.detach())
     end.peer.close()
     end.link.send(noted(1))
-    end.link._end_turn()
+    end.link.end_turn()
     end.link._read()
     assert end.losses == [Loss(LossKind.SILENCE, "is lost (Connection timed out)")]
 
