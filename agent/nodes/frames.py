@@ -7,6 +7,7 @@ A ``SOCK_SEQPACKET`` keeps the borders of ``worker_hooks.contract.wire``; TCP do
 from __future__ import annotations
 
 import json
+import struct
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
@@ -20,6 +21,7 @@ STRANGER_BYTES = 64 << 10  # of a message before the peer has proved that it bel
 OCTETS = "octets"
 """The bytes beside a JSON object, in the order in which it has their lengths; no JSON has bytes."""
 _LENGTH = 4
+_unpack_length = struct.Struct(">I").unpack_from
 _DEFLATED, _BESIDE = 1 << 31, 1 << 30  # in the length; the latter: that of the JSON object follows
 _MOST = _BESIDE - 1
 _decode = json.JSONDecoder().raw_decode  # without white space around it, as we write it
@@ -103,26 +105,28 @@ class FrameReader(Generic[M]):
         Raises:
             FrameError: this is no frame.
         """
-        start = self._at + _LENGTH
-        if len(self._bytes) < start:
+        octets, start = self._bytes, self._at + _LENGTH
+        size = len(octets)
+        if size < start:
             return None
-        length = int.from_bytes(self._bytes[self._at : start], "big")
+        (length,) = _unpack_length(octets, self._at)
         flag, length = length & ~_MOST, length & _MOST
         if length > self.limit or flag == _DEFLATED | _BESIDE:
             raise FrameError(f"a message of {length} bytes is over {self.limit}")
         end = start + length
-        if len(self._bytes) < end:
+        if size < end:
             return None
-        body = bytes(self._bytes[start:end])
-        self._at = end
-        if end == len(self._bytes):
-            self._bytes, self._at = b"", 0
+        split = end
         if flag == _BESIDE:
-            split = _LENGTH + int.from_bytes(body[:_LENGTH], "big")
-            if split > length:
+            start, at = start + _LENGTH, start
+            split = start + (_unpack_length(octets, at)[0] if start <= end else 0)
+            if split > end:
                 raise FrameError(f"a message of {length} bytes is cut short")
-            return self._made(body[_LENGTH:split], body[split:])
-        return self._made(_inflated(body, self.limit) if flag else body, b"")
+        body, beside = bytes(octets[start:split]), bytes(octets[split:end])
+        self._at = end
+        if end == size:
+            self._bytes, self._at = b"", 0
+        return self._made(_inflated(body, self.limit) if flag == _DEFLATED else body, beside)
 
     def rest(self) -> bytes:
         """The bytes that no message was made of, for another reader."""

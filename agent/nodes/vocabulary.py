@@ -78,8 +78,11 @@ class Vocabulary(Generic[T]):
         return value
 
     def _fields(self, kind: type, value: object) -> dict[str, object]:
-        forms = self._learnt(kind)
-        return {name: form.pack(getattr(value, name)) for name, form in forms.items()}
+        fields = {}
+        for name, form in self._learnt(kind).items():
+            field = getattr(value, name)
+            fields[name] = field if form.pack is _same else form.pack(field)
+        return fields
 
     def _value(self, message: object, room: _Room, kinds: dict[str, type], besides: int = 1) -> Any:
         name = message.get("kind") if isinstance(message, dict) else None
@@ -218,7 +221,9 @@ def _unpack_octets(value: object, room: _Room) -> bytes:
 
 
 def _pack_numbers(numbers: tuple[int, ...]) -> str | list[int]:
-    if numbers and not (numbers[0] >= 0 and numbers[-1] <= MAX_NUMBER):
+    if not numbers:  # as most often
+        return ""
+    if not (numbers[0] >= 0 and numbers[-1] <= MAX_NUMBER):
         return list(numbers)
     if any(number >= after for number, after in pairwise(numbers)):
         return list(numbers)

@@ -37,6 +37,13 @@ def test_bytes_travel_beside_the_object(size):
     assert heard == [told, MESSAGES[0]]
 
 
+@pytest.mark.parametrize("body", [b"", b"\x00", b"\x00\x00\x00"])
+def test_a_frame_without_room_for_the_size_of_its_object_is_refused(body):
+    stream = (1 << 30 | len(body)).to_bytes(4, "big") + body + frame(MESSAGES[0])
+    with pytest.raises(FrameError, match="cut short"):
+        FrameReader(message_of).feed(stream)
+
+
 def test_an_object_that_ends_behind_its_frame_is_refused():
     body = (13).to_bytes(4, "big") + b'{"kind":"A"}'
     with pytest.raises(FrameError, match="cut short"):
