@@ -1,4 +1,4 @@
-"""What threads have the event loop of a job call, which may be over by then."""
+"""What the event loop of a job is to call: from threads, when it may be over, or not too often."""
 
 from __future__ import annotations
 
@@ -17,3 +17,24 @@ def until_closed(call_soon: CallSoon) -> CallSoon:
             call_soon(what, *args)
 
     return call
+
+
+class OnceATurn:
+    """Calls something, but once in a turn of the loop: thousands ask for it in one."""
+
+    def __init__(self, call_soon: CallSoon, call: Callable[[], object]) -> None:
+        """``call_soon``: the loop's."""
+        self._call_soon = call_soon
+        self._call = call
+        self._was_called = False  # in this turn
+
+    def __call__(self, *, is_sure: bool) -> None:
+        """``is_sure``: even if it was called in this turn already."""
+        if is_sure or not self._was_called:
+            if not self._was_called:
+                self._was_called = True
+                self._call_soon(self._end_turn)
+            self._call()
+
+    def _end_turn(self) -> None:
+        self._was_called = False

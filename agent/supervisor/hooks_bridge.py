@@ -28,6 +28,7 @@ from agent.hooks.status_pages import StatusPages
 from agent.hooks.update_clearances import ClearedNode, UpdateClearances
 from agent.hooks.update_votes import UpdateVotes
 from agent.machine.file_thread import FileThread
+from agent.machine.loop_calls import OnceATurn
 from agent.records.journal import Journal
 from agent.records.run_record import KeptRecord
 from agent.spec.job_spec import CopyMode, JobSpec
@@ -105,6 +106,7 @@ class HooksBridge:
     def attach(self, loop: Loop, agent: AgentPort) -> None:
         """Listen on ``loop``."""
         self._agent = agent
+        self._settle = OnceATurn(loop.call_soon, agent.settle)
         self._services = Services(
             loop=loop,
             post=agent.post,
@@ -471,7 +473,7 @@ class HooksBridge:
                 self._agent.settle()
                 self._agent.post(message._replace(why=encodable(message.why)))
             case protocol.Raised():
-                self._agent.settle()
+                self._settle(is_sure=message.rank in self._here)
                 self._raised.add(message.rank)
                 if (error := encodable(message.error)) != message.error:
                     message = message._replace(error=error)
@@ -481,7 +483,7 @@ class HooksBridge:
             case protocol.Rejoining():
                 self._raised.discard(message.rank)
                 self._exiting.take_back(message.rank)
-                self._agent.settle()
+                self._settle(is_sure=message.rank in self._here)
                 self._agent.post(message)
             case protocol.Leaving(rank, _, is_done):
                 self._leave(rank, is_done=is_done)
@@ -518,23 +520,21 @@ class HooksBridge:
             return
         if not self._spec.dump.ttp:
             return
-        self._agent.announce()  # the start comes before this message, the death after it
-        known, self._steps[rank] = self._steps.get(rank), message.step
-        self._training.add(rank)
         if rank in self._here:
+            self._agent.announce()  # the start comes before this message, the death after it
             self._agent.protect(self._links.pid(rank))
             self._copies.show(rank)
             message = self._kept(message)
+        known, self._steps[rank] = self._steps.get(rank), message.step
+        self._training.add(rank)
         self._shared.share(self._attempt, self._services.loop)
         if why := message.not_replaceable_why:
             message = message._replace(not_replaceable_why=encodable(why))
         self._agent.post(message)
-        told: tuple[protocol.Message, ...] = (
-            self.replicated(rank),
-            *self._not_shared.values(),
-        )
-        for each in told if known is None else ():  # who lives on knows it
-            self._links.send(rank, each)
+        if known is None:  # who lives on knows it
+            self._links.send(rank, self.replicated(rank))
+            for folder in self._not_shared.values():
+                self._links.send(rank, folder)
         if len(self._steps) == self._world:
             self._load().dumps.beside.all_joined()
 
