@@ -267,13 +267,11 @@ class StatusPages:
         found = {}
         for rank in ranks:
             if (page := self._pages.get(rank)) is not None:
+                clock = self._clocks.get(rank)
                 try:
-                    beat = page.heartbeat()
+                    found[rank] = page.heartbeat(0 if clock is None else clock.behind_ns)
                 except UNSOUND:
                     continue
-                if clock := self._clocks.get(rank):
-                    beat = beat._replace(at_ns=beat.at_ns + clock.behind_ns)
-                found[rank] = beat
         return found
 
     def paces(self, ranks: Iterable[int]) -> dict[int, list[Pace]]:

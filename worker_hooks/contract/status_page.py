@@ -370,10 +370,11 @@ class Page:
         self._map[_BEAT_AT:_TEXT_AT] = old._map[_BEAT_AT:_TEXT_AT]
         self._step, self._phase = old._step, old._phase
 
-    def heartbeat(self) -> Heartbeat:
-        """The rank's progress."""
-        step, epoch, batch, at_ns, phase = _BEAT.unpack(self._at(_BEAT_AT, _BEAT))
-        return Heartbeat(step, epoch, batch, at_ns, Phase(phase))
+    def heartbeat(self, behind_ns: int = 0) -> Heartbeat:
+        """The rank's progress; ``behind_ns``: so much its clock is behind that of the reader."""
+        octets = self._map[_BEAT_AT : _BEAT_AT + _BEAT.size]
+        step, epoch, batch, at_ns, phase = _BEAT.unpack(octets)
+        return Heartbeat(step, epoch, batch, at_ns + behind_ns, Phase(phase))
 
     def write(
         self,
