@@ -16,6 +16,7 @@ from agent.arrivals.doorkeeper import Doorkeeper, RunningJob
 from agent.arrivals.going_on import GoingOn
 from agent.arrivals.job_size import SizeJudge
 from agent.arrivals.late import LateGuests, NodePlace
+from agent.arrivals.leaving import has_left
 from agent.arrivals.places import LostPlaces
 from agent.arrivals.resize import Resize
 from agent.arrivals.spent_teller import SpentTeller
@@ -444,9 +445,10 @@ class AllNodes:
         return self._size.goes_on_with(self._controller.ending, self._place_of)
 
     @property
-    def has_left(self) -> bool:
-        """Whether it goes on without this node."""
-        return bool(self.goes_on_with) and self.rank in self._size.resize.leaving
+    def has_left(self) -> str:
+        """What this node says if the job goes on without it; empty: it does not."""
+        leaves = self.rank in self._size.resize.leaving and self.goes_on_with
+        return has_left(leaves, self._controller.ending.saved or "") if leaves else ""
 
     def _place_of(self, rank: int) -> int:
         node = self._node_of.get(rank)

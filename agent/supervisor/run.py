@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.accounting.account import Account
-from agent.arrivals.leaving import has_left
 from agent.controller.job import Job
 from agent.controller.protection import Level, Protection
 from agent.controller.states import JobState
@@ -85,19 +84,19 @@ def run(
     parts.finish_output(console.say)
     ending = controller.ending
     goes_on = nodes is not None and nodes.goes_on_with > 0
-    code, leaves = ending.exit_code, nodes is not None and nodes.has_left
+    code, has_left = ending.exit_code, "" if nodes is None else nodes.has_left
     if goes_on:
         console.say(ending.reason)
     else:
         report(ending, prepared, parts, environ, console)
     notifier.close()
-    if nodes is not None and leaves:
+    if has_left:
         code = 0
-        console.say(has_left(nodes.goes_on_with, ending.saved or ""))
+        console.say(has_left)
     journal.log(f"exit {code}: {ending.reason}")
     journal.close()
     take_apart(prepared, ignited)
-    if leaves:
+    if has_left:
         return RunResult(code, has_left=True)
     following = _following(nodes, parts, ignited, environ, console, controller.spent)
     return RunResult(ending.exit_code, following, is_stopped=ending.state is JobState.STOPPED)

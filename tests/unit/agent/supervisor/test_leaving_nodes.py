@@ -47,7 +47,7 @@ def test_all_ranks_save_their_step_and_only_that_node_ends(job):
     job.hear(LEAVES)
     assert job.events == [replace(LEAVES, why="node 1 (b) leaves: the job goes on with 2 nodes")]
     job.controller.ending = ended()
-    assert (job.all.goes_on_with, job.all.has_left) == (2, False)
+    assert (job.all.goes_on_with, job.all.has_left) == (2, "")
     job.all.finish()
     assert job.links[0].said[-1] == Ended(0, LEFT, "stopped", is_left=True)
     assert job.links[1].said[-1] == Ended(0, "all left", "stopped", goes_on=True)
@@ -58,7 +58,7 @@ def test_node_0_leaves_and_is_found_no_more_as_the_others_hear_of_it(job):
     assert job.events[0].leaves
     assert job.events[0].why == "node 0 (a) leaves: the job goes on with 2 nodes"
     job.controller.ending = ended()
-    assert (job.all.goes_on_with, job.all.has_left) == (2, True)
+    assert (job.all.goes_on_with, job.all.has_left) == (2, LEFT)
     job.all.finish()
     assert job.door.fileno() == -1
     for link in job.links:
