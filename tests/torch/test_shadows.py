@@ -41,7 +41,7 @@ def expected(launcher: Launcher) -> list[str]:
 
 def test_ranks_die_in_all_parts_of_a_step_and_all_go_on_from_a_common_one(launcher, expected):
     deaths = ("1:2:stepped", "0:5:forward", "2:5:backward", "0:7:validated", "1:9:data")
-    words = ("--protect=shadow", "--protect-every=2", "--die", *deaths)
+    words = ("--protect=shadow", "--protect-every=2", "--shadowed", "--die", *deaths)
     ended = run(launcher, "killed", *words)
     assert results(ended) == expected
     assert len([*(launcher.tmp / "killed").glob("died-*")]) == len(deaths)
@@ -53,7 +53,7 @@ def test_threads_of_openmp_and_a_lock_that_the_dead_rank_held(launcher):
     words = ("--threads=2", "--odd=lock")
     plain = run(launcher, "threads", *words, ranks=2)
     deaths = ("0:3:forward", "1:6:forward")
-    told = ("--protect=auto", *words, "--die", *deaths)  # as often as is cheap
+    told = ("--protect=auto", *words, "--shadowed", "--die", *deaths)  # as often as is cheap
     ended = run(launcher, "locked", *told, ranks=2)
     assert results(ended) == results(plain)
     assert ended.err.count("go on from their shadows") == len(deaths), ended.err
@@ -63,7 +63,7 @@ def test_threads_of_openmp_and_a_lock_that_the_dead_rank_held(launcher):
 def test_workers_of_a_loader_are_started_anew_and_make_the_same_batches(launcher, words):
     plain = run(launcher, f"{len(words)} plain", *words, ranks=2)
     deaths = ("1:5:backward", "0:10:validated", "1:12:data", "0:17:stepped")
-    told = ("--protect=shadow", "--protect-every=3", *words, "--die", *deaths)
+    told = ("--protect=shadow", "--protect-every=3", *words, "--shadowed", "--die", *deaths)
     ended = run(launcher, f"{len(words)} killed", *told, ranks=2)
     assert results(ended) == results(plain)
     assert ended.err.count("go on from their shadows") == len(deaths), ended.err

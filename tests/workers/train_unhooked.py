@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Te
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--die", nargs="*", default=[])
+parser.add_argument("--shadowed", action="store_true", help="die once all ranks have a shadow")
 parser.add_argument("--threads", type=int, default=1)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--persistent", action="store_true")
@@ -104,6 +105,8 @@ def die(step: int, moment: str) -> None:
     mark = Path(f"died-{rank}-{step}-{moment}")
     if f"{rank}:{step}:{moment}" in options.die and not mark.exists():
         mark.touch()
+        while options.shadowed and "ShadowsChanged" not in Path("logs/scheduler.log").read_text():
+            time.sleep(0.01)  # msrun does not know yet that each rank has one
         os.kill(os.getpid(), signal.SIGKILL)
 
 
