@@ -119,6 +119,7 @@ def test_what_comes_too_late_is_closed(worker):
     there = line()
 
     def dial(_opened):
+        poll(lambda: worker.watch is not None, LONG_S)  # it may be dialled before it is returned
         worker.watch.close()
         return there
 
