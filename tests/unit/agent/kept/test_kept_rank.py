@@ -7,6 +7,7 @@ import random
 import select
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,9 @@ def two_keepers():
     ranks.close()
     agent.kill()
     agent.wait()
+    for keeper in keepers:
+        with suppress(ChildProcessError):  # the test has waited for it
+            os.waitpid(keeper, WALL)
 
 
 def is_there(keeper):
