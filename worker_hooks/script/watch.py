@@ -469,29 +469,41 @@ def local_modules() -> list[ModuleType]:
     main, folder = _script()
     if main is None:
         return []
-    loaded = [*sys.modules.items()]
+    names, modules = zip(*[*sys.modules.items()], strict=True)
     before = _Looked.newest
-    if before is None or before.folder != folder or before.loaded != loaded:
+    if before is None or not before.is_of(folder, names, modules):
+        loaded = zip(names, modules, strict=True)
         beside = sorted(
             ((name, each) for name, each in loaded if _is_beside(name, each, folder)),
             key=itemgetter(0),
         )
-        before = _Looked.newest = _Looked(folder, loaded, [each for _, each in beside])
+        found = [each for _, each in beside]
+        before = _Looked.newest = _Looked(folder, names, modules, found)
     return [main, *(each for each in before.beside if each is not main)]
 
 
 class _Looked:
     """What was beside the script among these modules: to look through thousands takes milliseconds.
 
-    All of them are compared, each with itself as a rule.
+    All of them must be the same objects still; what one says of its equals does not matter.
     """
 
     newest: _Looked | None = None
 
     def __init__(
-        self, folder: str, loaded: list[tuple[str, ModuleType]], beside: list[ModuleType]
+        self,
+        folder: str,
+        names: tuple[str, ...],
+        modules: tuple[ModuleType, ...],
+        beside: list[ModuleType],
     ) -> None:
-        self.folder, self.loaded, self.beside = folder, loaded, beside
+        self._folder, self._names, self._modules = folder, names, modules
+        self.beside = beside
+
+    def is_of(self, folder: str, names: tuple[str, ...], modules: tuple[ModuleType, ...]) -> bool:
+        """Whether it is of this folder and these modules."""
+        is_alike = folder == self._folder and names == self._names
+        return is_alike and all(map(is_, modules, self._modules))
 
 
 def is_local(name: str) -> bool:

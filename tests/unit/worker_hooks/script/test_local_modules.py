@@ -43,6 +43,33 @@ def test_one_that_was_loaded_anew_under_its_name_takes_the_place_of_the_old_one(
         assert local_modules()[1] is helper
 
 
+class Equal(ModuleType):
+    """Says that it is equal to any other one."""
+
+    __hash__ = ModuleType.__hash__
+
+    def __eq__(self, _):
+        return True
+
+
+class Incomparable:
+    """Stands for an array, of which nobody can say whether it equals another one."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, _):
+        raise ValueError("ambiguous")
+
+
+def test_what_a_module_says_of_its_equals_does_not_matter(tmp_path, monkeypatch):
+    for _ in range(2):
+        helper = Equal("helper")
+        helper.__file__ = str(tmp_path / "helper.py")
+        monkeypatch.setitem(sys.modules, "helper", helper)
+        monkeypatch.setitem(sys.modules, "none", Incomparable())
+        assert local_modules()[1] is helper
+
+
 def test_another_script_has_others_beside_it(main, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "helper", module("helper", tmp_path / "helper.py"))
     assert len(local_modules()) == 2
