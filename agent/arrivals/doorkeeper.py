@@ -71,7 +71,7 @@ class Doorkeeper:
         # one that changes its size has numbered its nodes anew
         only = ANY_RANK if is_elastic else join.node_rank
         rank = self._places.place(self.facts, join.nproc, join.name, only)
-        if rank is None:
+        if rank is None or self._resize.expected:  # the next run has places for all that wait
             # one that was taken for lost, and has ended its ranks, may be of use again
             by_hand = cluster is not None and cluster.by_hand is not None
             may_wait = join.is_spare or is_elastic or by_hand or join.survived is not None

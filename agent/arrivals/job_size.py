@@ -13,7 +13,7 @@ from agent.controller.states import JobState
 from agent.nodes.messages import Join
 from agent.nodes.run_messages import Ended, NodeFacts
 from agent.text.ranges import format_ranges
-from agent.text.wording import worker_named
+from agent.text.wording import ranged, worker_named
 
 NO_STATE = "no rank can save its state yet"
 IN_DOUBT = "half of its nodes are silent"
@@ -115,7 +115,7 @@ class SizeJudge:
 
         ``newest``: the newest step that a rank has committed.
         """
-        comers = [join.host for join in waiting if not join.is_spare]
+        comers = _comers(waiting)
         is_known = not holders.why_none or holders.is_cut
         is_calm = view.state is JobState.RUNNING and not view.is_asked
         if (
@@ -132,6 +132,7 @@ class SizeJudge:
         event: ev.StopRequested,
         nodes: Sequence[NodeFacts],
         there: Collection[int],
+        waiting: Iterable[Join],
         view: View,
         holders: KnownHolders,
         *,
@@ -145,6 +146,7 @@ class SizeJudge:
             event: that request.
             nodes: of the job, by their places; node 0 is the controller's.
             there: the places of those that are there.
+            waiting: nodes that have come.
             view: the job as it is.
             holders: which ranks hold the same.
             is_to_end: somebody has asked for the end of the job.
@@ -159,8 +161,14 @@ class SizeJudge:
         elif not event.node and not all(nodes[rank].door for rank in there if rank):
             why_not = NO_DOORS
         is_holding = view.state is JobState.HOLDING
-        asked = Asked(_named(nodes[event.node]), len(there), why_not, is_to_end, is_holding)
+        stay = len({*there} - self.resize.leaving - {event.node})
+        who, comers = _named(nodes[event.node]), len(_comers(waiting))
+        asked = Asked(who, stay, comers, why_not, is_to_end, is_holding)
         return self._leaving.judged(event, asked)
+
+    def settle(self, there: Collection[int], waiting: Iterable[Join]) -> None:
+        """The run has ended: see who is there by now, and who waits."""
+        self.resize.settle(len({*there} - self.resize.leaving), len(_comers(waiting)))
 
     def goes_on_with(self, ending: Ending, node_of: Callable[[int], int]) -> int:
         """The nodes with which the job goes on as another one; 0: it does not.
@@ -184,13 +192,25 @@ class SizeJudge:
         without_first = nodes if 0 in leaving else 0
         return Ended(ending.exit_code, ending.reason, state, bool(nodes), without_first)
 
-    def say_ended(self, ending: Ending, nodes: int) -> None:
+    def say_ended(self, ending: Ending, nodes: int, node_of: Callable[[int], int]) -> None:
         """Say why a node has not left that was to; ``nodes``: with which the job goes on."""
         leaving = self.resize.leaving
-        if leaving and not (nodes or ending.is_to_end or ending.state is JobState.SUCCEEDED):
-            who = f"node{'s' if len(leaving) > 1 else ''} {format_ranges(sorted(leaving))}"
+        if not leaving or nodes or ending.is_to_end or ending.state is JobState.SUCCEEDED:
+            return
+        asking = [rank for rank in ending.asking if node_of(rank) not in leaving]
+        if ending.lost or ending.saved is None:
             why = ending.lost or "no step is saved"
-            self._say(f"the job does not go on without {who}, but stops: {why}")
+        elif asking:
+            why = f"{ranged(asking)} {'has' if len(asking) == 1 else 'have'} asked for its end"
+        else:
+            why = "no other node is left"
+        who = f"node{'s' if len(leaving) > 1 else ''} {format_ranges(sorted(leaving))}"
+        self._say(f"the job does not go on without {who}, but stops: {why}")
+
+
+def _comers(waiting: Iterable[Join]) -> list[str]:
+    """The hosts of those that wait to be taken in; a spare one waits for a lost one's place."""
+    return [join.host for join in waiting if not join.is_spare]
 
 
 def _named(node: NodeFacts) -> str:

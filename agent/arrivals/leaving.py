@@ -17,7 +17,8 @@ class Asked(NamedTuple):
     """What is so as a node is asked to end."""
 
     name: str  # of that node, for people
-    there: int  # how many nodes are there, it included
+    stay: int  # how many nodes are there that do not leave, without it
+    comers: int = 0  # how many wait to be taken in
     why_not: str = ""  # why the job does not go on with fewer nodes in any case, as a clause
     is_to_end: bool = False  # somebody has asked for the end of the whole job
     is_holding: bool = False  # ranks are on their way to the end of one step
@@ -54,7 +55,7 @@ class Departures:
                 self._killed.add(node)
                 self._say(f"{asked.name} leaves at once: its ranks are killed, the others go on")
             return None
-        why_not = asked.why_not or resize.leave(node, asked.name, asked.there)
+        why_not = asked.why_not or resize.leave(node, asked.name, asked.stay, asked.comers)
         if not why_not:
             return replace(event, why=resize.request)
         if node not in self._kept:

@@ -61,7 +61,7 @@ class Resize:
         self.expected = left
         return goes_on_with(left)
 
-    def leave(self, node: int, name: str, there: int) -> str:
+    def leave(self, node: int, name: str, stay: int, comers: int = 0) -> str:
         """A node is asked to end: why the job does not go on without it, as a clause.
 
         Empty: it does, and :attr:`request` says so.
@@ -69,15 +69,17 @@ class Resize:
         Args:
             node: its place.
             name: the same for people.
-            there: how many nodes are there, this one and others that leave included.
+            stay: how many nodes are there that do not leave, without this one.
+            comers: how many wait to be taken in. They dial again as soon as the run has ended: one
+                on which nobody counted would have the place of a node that stays.
         """
         if node in self.leaving:
             return ""
         if not self.is_elastic:
             return "it has a fixed number of nodes"
-        left = (self.expected or there) - 1
-        if not left:
+        if not stay:
             return "no other node would be left"
+        left = min(self._most, stay + comers)
         if left < self._least:
             nodes = f"{left} node{'' if left == 1 else 's'}"
             return f"{nodes} would be left, and it needs {self._least} at least"
@@ -86,6 +88,14 @@ class Resize:
         self.expected = left
         self.request = f"{name} leaves{as_well}: {goes_on_with(left)}"
         return ""
+
+    def settle(self, stay: int, comers: int) -> None:
+        """The run has ended: so many that stay are there by now, and so many wait to be taken in.
+
+        Nodes may be lost, and others may come, while ranks save their step.
+        """
+        if self.expected:
+            self.expected = min(self._most, stay + comers) if stay else 0
 
     def goes_on(self, *, is_done: bool, is_saved: bool, is_to_end: bool) -> bool:
         """Whether the run that has ended is gone on with.

@@ -37,12 +37,7 @@ from agent.nodes.checkpoint_copy import SEEN_S
 from agent.nodes.line import CLOSED, Line, Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.messages import Join, Refused, Spare
-from agent.nodes.run_messages import (
-    CheckpointKnown,
-    NodeFacts,
-    PagesLeft,
-    pack_said,
-)
+from agent.nodes.run_messages import CheckpointKnown, NodeFacts, PagesLeft, pack_said
 from agent.rank_logs.reading import LogReader
 from agent.rank_logs.relay import LogRelay
 from agent.ranks.homes import Homes
@@ -305,8 +300,9 @@ class AllNodes:
 
     def finish(self) -> None:
         """The job is over."""
+        self._size.settle(self._there, self._door.waiting)
         ending, goes_on = self._controller.ending, self.goes_on_with
-        self._size.say_ended(ending, goes_on)
+        self._size.say_ended(ending, goes_on, self._place_of)
         farewell = Refused(f"the job is over: {ending.reason}", ending.exit_code)
         self._door.close(None if goes_on else farewell)
         if self.has_left and self.met.door is not None:
@@ -430,8 +426,7 @@ class AllNodes:
 
     def _leave(self, request: ev.StopRequested) -> None:
         """A node is asked to end: it leaves, or the whole job stops."""
-        there = {self.rank, *(node.facts.rank for node in self._others if node.is_there)}
-        about = self.nodes, there, self._controller.view, self._holders
+        about = self.nodes, self._there, self._door.waiting, self._controller.view, self._holders
         is_to_end = self._controller.is_to_end
         if (judged := self._size.judged(request, *about, is_to_end=is_to_end)) is not None:
             self._controller.post(judged)
@@ -449,6 +444,16 @@ class AllNodes:
         """What this node says if the job goes on without it; empty: it does not."""
         leaves = self.rank in self._size.resize.leaving and self.goes_on_with
         return has_left(leaves, self._controller.ending.saved or "") if leaves else ""
+
+    @property
+    def staying(self) -> int:
+        """How many nodes do not leave; those that are lost count, as they may go on elsewhere."""
+        return len(self.nodes) - len(self._size.resize.leaving)
+
+    @property
+    def _there(self) -> set[int]:
+        """The places of nodes that are."""
+        return {self.rank, *(node.facts.rank for node in self._others if node.is_there)}
 
     def _place_of(self, rank: int) -> int:
         node = self._node_of.get(rank)

@@ -153,7 +153,7 @@ def _following(
     from agent.supervisor.run_controlled import NextJob
 
     following = NextJob(nodes.met, environ, console, parts.starter, ignited, lambda: spent)
-    following.follow(nodes.nodes, stay=expected)
+    following.follow(nodes.nodes, stay=nodes.staying)
     found = following.lost(parts, 0, 0.0)
     if found is None:
         following.call_off()

@@ -302,7 +302,7 @@ class NextJob:
         Args:
             nodes: those that took part.
             without_first: node 0 has left: so many meet at the first of the others.
-            stay: on node 0: with so many; none of those that are not among them goes on elsewhere.
+            stay: on node 0: so many of them do not leave, and may go on elsewhere if they are lost.
         """
         self._nodes, self._without_first = nodes or self._nodes, without_first
         self._stay = stay

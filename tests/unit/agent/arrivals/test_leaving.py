@@ -10,7 +10,7 @@ from agent.arrivals.resize import Resize
 from agent.controller import events as ev
 
 LEAVES = ev.StopRequested(SIGTERM, grace_s=5.0, node=2, leaves=True)
-CALM = Asked("node 2 (c)", there=3)
+CALM = Asked("node 2 (c)", stay=2)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_it_leaves_and_the_ranks_save_their_step_for_it(said):
     [
         (CALM._replace(why_not="no rank can save its state"), "no rank can save its state"),
         (
-            CALM._replace(there=2),
+            CALM._replace(stay=1),
             "1 node would be left, and it needs 2 at least",
         ),
     ],
@@ -66,7 +66,7 @@ def test_a_second_signal_saves_at_once_and_ends_only_ranks_of_that_node_while_ot
 def test_a_second_node_that_leaves_is_no_second_signal(said):
     one = leaving(said, least=1)
     one.judged(LEAVES, CALM)
-    after = one.judged(replace(LEAVES, node=1), CALM._replace(name="node 1 (b)"))
+    after = one.judged(replace(LEAVES, node=1), CALM._replace(name="node 1 (b)", stay=1))
     assert after.leaves
     assert after.why == "node 1 (b) leaves as well: the job goes on with 1 node"
 
@@ -74,7 +74,7 @@ def test_a_second_node_that_leaves_is_no_second_signal(said):
 def test_a_second_node_that_cannot_leave_stops_the_job(said):
     one = leaving(said)
     one.judged(LEAVES, CALM)
-    after = one.judged(replace(LEAVES, node=1), CALM._replace(name="node 1 (b)"))
+    after = one.judged(replace(LEAVES, node=1), CALM._replace(name="node 1 (b)", stay=1))
     assert not after.leaves
     # from now on a signal means what it does to any job
     assert one.judged(LEAVES, CALM._replace(is_to_end=True)) == replace(LEAVES, leaves=False)

@@ -42,41 +42,52 @@ def test_it_goes_on_with_fewer_down_to_the_least():
 
 def test_a_node_that_leaves_is_done_without_down_to_the_least():
     resize = Resize(2, 4, 4)
-    assert resize.leave(3, "node 3 (d)", there=4) == ""
+    assert resize.leave(3, "node 3 (d)", stay=3) == ""
     assert resize.request == "node 3 (d) leaves: the job goes on with 3 nodes"
-    assert resize.leave(3, "node 3 (d)", there=4) == ""  # a second signal
+    assert resize.leave(3, "node 3 (d)", stay=3) == ""  # a second signal
     assert (resize.expected, resize.leaving) == (3, {3})
-    assert resize.leave(0, "node 0 (a)", there=4) == ""  # one more, meanwhile
+    assert resize.leave(0, "node 0 (a)", stay=2) == ""  # one more, meanwhile
     assert resize.request == "node 0 (a) leaves as well: the job goes on with 2 nodes"
-    assert resize.leave(1, "node 1 (b)", there=4) == (
+    assert resize.leave(1, "node 1 (b)", stay=1) == (
         "1 node would be left, and it needs 2 at least"
     )
     assert (resize.expected, resize.leaving) == (2, {0, 3})
 
 
-def test_who_is_lost_already_is_not_left():
-    assert Resize(2, 4, 4).leave(3, "node 3 (d)", there=3) == ""
-    assert Resize(3, 4, 4).leave(3, "node 3 (d)", there=3) != ""
-
-
 def test_the_last_node_does_not_leave():
-    assert Resize(1, 4, 1).leave(0, "node 0 (a)", there=1) == "no other node would be left"
+    assert Resize(1, 4, 1).leave(0, "node 0 (a)", stay=0) == "no other node would be left"
+    # who waits has no step to go on from
+    alone = Resize(1, 4, 1).leave(0, "node 0 (a)", stay=0, comers=1)
+    assert alone == "no other node would be left"
 
 
 def test_a_job_of_a_fixed_number_of_nodes_keeps_all():
-    assert Resize(0, 4, 4).leave(3, "node 3 (d)", there=4) == "it has a fixed number of nodes"
+    assert Resize(0, 4, 4).leave(3, "node 3 (d)", stay=3) == "it has a fixed number of nodes"
+
+
+def test_nodes_that_wait_are_taken_in_as_one_leaves():
+    """They dial again at once: else the first of them would have the place of one that stays."""
+    full = Resize(2, 3, 3)
+    assert full.leave(2, "node 2 (c)", stay=2, comers=1) == ""
+    assert full.request == "node 2 (c) leaves: the job goes on with 3 nodes"
+    assert full.leave(1, "node 1 (b)", stay=1, comers=2) == ""
+    assert full.expected == 3
+    least = Resize(3, 3, 3)
+    assert least.leave(2, "node 2 (c)", stay=2) != ""
+    assert least.leave(2, "node 2 (c)", stay=2, comers=4) == ""
+    assert least.expected == 3
 
 
 def test_a_node_may_leave_as_others_come_or_are_done_without():
     grown = Resize(2, 4, 2)
     grown.grow(["c"])
-    assert grown.leave(1, "node 1 (b)", there=2) == ""
+    assert grown.leave(1, "node 1 (b)", stay=1, comers=1) == ""
     assert grown.request == "node 1 (b) leaves: the job goes on with 2 nodes"
     assert grown.expected == 2
-    assert Resize(1, 4, 2).leave(1, "node 1 (b)", there=2) == ""
+    assert Resize(1, 4, 2).leave(1, "node 1 (b)", stay=1) == ""
     shrunk = Resize(1, 4, 3)
     shrunk.shrink(2)
-    assert shrunk.leave(1, "node 1 (b)", there=2) == ""
+    assert shrunk.leave(1, "node 1 (b)", stay=1) == ""
     assert shrunk.expected == 1
     assert shrunk.shrink(2) == ""  # of these one leaves
     assert shrunk.expected == 1

@@ -5,11 +5,13 @@ from signal import SIGKILL, SIGTERM
 from types import SimpleNamespace
 
 import pytest
+from support.node_cluster import wish
 
 from agent.arrivals.resize import Resize
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
+from agent.nodes.messages import Spare
 from agent.nodes.run_messages import Ended
 from agent.supervisor.job_view import Holders, JobView
 
@@ -103,6 +105,66 @@ def test_a_node_that_is_lost_already_is_not_left(job, monkeypatch):
     assert "1 node would be left, and it needs 2 at least" in job.said[-1]
 
 
+def test_a_node_that_is_lost_meanwhile_is_not_counted_on(job, monkeypatch):
+    monkeypatch.setattr(job.all._door, "seat", lambda: None)
+    job.size(Resize(1, 4, 3))
+    job.hear(LEAVES)
+    job.others[1].line.close()
+    job.all.post(replace(LEAVES, node=0))
+    assert [event.leaves for event in job.events] == [True, False]
+    assert "no other node would be left" in job.said[-1]
+
+
+def test_a_node_that_waits_takes_the_place_of_one_that_leaves(job):
+    """The job is full, so it is not taken in before; a spare node waits on."""
+    job.size(Resize(2, 3, 3))
+    job.all._door._spares = {"d": wish(), "e": wish(is_spare=True)}
+    job.hear(LEAVES)
+    assert job.events[0].why == "node 1 (b) leaves: the job goes on with 3 nodes"
+    job.controller.ending = ended()
+    assert job.all.goes_on_with == 3
+
+
+def test_who_comes_as_the_run_ends_for_another_size_waits_for_the_next_one(job, monkeypatch):
+    """In the place of a node that is to leave it would hear that it has left."""
+    monkeypatch.setattr(job.all._door, "seat", lambda: None)
+    job.hear(LEAVES)
+    job.others[0].line.close()
+    job.all._places.lose(1, 0.0, is_silent=False)
+    comer = wish(3, "d")
+    assert isinstance(job.all._doorkeeper.judge(comer, "10.0.0.4"), Spare)
+    job.all._door._spares = {"d": comer}
+    monkeypatch.setattr(job.all._door, "close", lambda _: job.all._door._spares.clear())
+    job.controller.ending = ended()
+    job.all.finish()
+    assert job.all.goes_on_with == 3
+
+
+def test_who_is_lost_as_others_leave_may_go_on_elsewhere(job, monkeypatch):
+    """So no more than those that leave are left out of whom this node has to have half."""
+    monkeypatch.setattr(job.all._door, "seat", lambda: None)
+    job.size(Resize(1, 4, 3))
+    job.hear(LEAVES)
+    job.others[1].line.close()
+    job.controller.ending = ended()
+    job.all.finish()
+    assert (job.all.goes_on_with, job.all.staying) == (1, 2)
+
+
+def test_a_node_does_not_leave_a_job_whose_other_nodes_are_lost(job, monkeypatch):
+    monkeypatch.setattr(job.all._door, "seat", lambda: None)
+    job.size(Resize(1, 4, 3))
+    job.all.post(replace(LEAVES, node=0))
+    assert job.events[0].leaves
+    for other in job.others:
+        other.line.close()
+    job.controller.ending = ended()
+    job.all.finish()
+    assert (job.all.goes_on_with, job.all.has_left) == (0, False)
+    why = "no other node is left"
+    assert job.said[-1] == f"the job does not go on without node 0, but stops: {why}"
+
+
 def test_while_others_save_a_second_signal_ends_the_ranks_of_that_node_alone(job):
     job.hear(LEAVES)
     be(job, CALM._replace(state=JobState.HOLDING))
@@ -142,6 +204,8 @@ def test_a_rank_that_got_the_signal_as_well_asks_for_no_more_than_its_node(job, 
     [
         ({"lost": "no rank holds step 6"}, "no rank holds step 6"),
         ({"saved": None}, "no step is saved"),
+        ({"asking": frozenset({3, 5})}, "rank 5 has asked for its end"),
+        ({"asking": frozenset({0, 1, 5})}, "ranks 0-1,5 have asked for its end"),
     ],
 )
 def test_why_a_node_has_not_left_after_all_is_said(job, about, why):
