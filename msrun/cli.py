@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from agent.spec.job_spec import JobSpec, StoppedEarlyError, UsageError
+from agent.spec.job_spec import JobSpec, LeftEarlyError, StoppedEarlyError, UsageError
 from msrun.options.program import SUBCOMMANDS
 
 if TYPE_CHECKING:
@@ -276,6 +276,10 @@ def _run_to_its_end(
             from msrun.report.report import report_at_end
 
             report_at_end(os.environ, record_id, request.report, CONSOLE)
+    except LeftEarlyError:
+        has_left = True
+        raise
+    else:
         return result.exit_code
     finally:
         if not has_left:  # else others go on with it

@@ -11,6 +11,8 @@ from agent.spec.job_spec import JobSpec
 
 FOR_WORKERS = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # unless the user lists them as stops
 
+OF_KEYS = frozenset({signal.SIGINT, signal.SIGQUIT})  # of a keyboard: a person means the job
+
 _IGNORES_SIGHUP = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # as under nohup
 
 
@@ -64,7 +66,7 @@ def is_asked_late() -> bool:
 
 def for_node(spec: JobSpec) -> frozenset[int]:
     """Signals that may be meant for one node: those of a batch system, none of a keyboard."""
-    return (stops(spec) & {signal.SIGTERM}) | graceful(spec)
+    return ((stops(spec) & {signal.SIGTERM}) | graceful(spec)) - OF_KEYS
 
 
 def take_back(spec: JobSpec, leaves: Callable[[int], Exception] | None = None) -> None:

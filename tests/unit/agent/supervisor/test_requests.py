@@ -1,6 +1,6 @@
 """Who is meant by a signal: the node whose msrun gets it, or the whole job."""
 
-from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +13,7 @@ PROGRAM = Program("train.py", (), ProgramKind.SCRIPT, "python")
 MAY_LEAVE = ClusterSpec(3, least=1, leaves=True)
 
 
-def asked(folder, signum, cluster):
+def asked(folder, signum, cluster, graceful=(SIGUSR1,)):
     """What this signal to the msrun of node 1 asks for."""
     spec = JobSpec(
         PROGRAM,
@@ -23,7 +23,7 @@ def asked(folder, signum, cluster):
         cluster=cluster,
         nodes=(2, 2, 2),
         node_rank=1,
-        graceful_signals=(SIGUSR1,),
+        graceful_signals=graceful,
     )
     events = []
     requests = Requests(spec, folder, 0.0, print)
@@ -41,6 +41,12 @@ def test_a_batch_system_means_the_node_and_a_person_at_the_keyboard_the_job(
 ):
     event = asked(tmp_path, signum, MAY_LEAVE)
     assert (event.leaves, event.node) == (leaves, 1)
+
+
+@pytest.mark.parametrize("signum", [SIGINT, SIGQUIT])
+def test_a_key_means_the_job_although_it_asks_for_a_graceful_exit(tmp_path, signum):
+    event = asked(tmp_path, signum, MAY_LEAVE, graceful=(signum,))
+    assert (event.leaves, event.passes) == (False, False)
 
 
 @pytest.mark.parametrize("cluster", [None, ClusterSpec(3, least=1)])
