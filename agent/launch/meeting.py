@@ -410,6 +410,7 @@ def gather_all(
             with contextlib.suppress(ValueError):  # whoever needs it will say so
                 served.append(CheckpointServer(dump.resume, secured))
                 told["checkpoint"] = served[0].place.told()
+        signals.defer(spec)
         return told
 
     try:
@@ -536,6 +537,7 @@ def join_one(
     finally:
         kept.close()
     spec = dialled
+    signals.defer(spec)
     try:
         cluster = spec.cluster
         is_new = cluster is not None and cluster.home is not None  # saved a moment ago

@@ -49,7 +49,7 @@ def take_from_shell(spec: JobSpec) -> None:
             signal.signal(signum, signal.SIG_DFL)
 
 
-_LATE: list[int] = []  # signals that came after a job's end
+_LATE: list[int] = []  # signals that came after a job's end, or before the next one has begun
 
 
 def note_late(spec: JobSpec) -> None:
@@ -96,6 +96,29 @@ def take_back(spec: JobSpec, leaves: Callable[[int], Exception] | None = None) -
     _LATE.clear()
     for signum in late[:1]:
         signal.raise_signal(signum)
+
+
+def defer(spec: JobSpec) -> None:
+    """Others begin with this node: it cannot leave before its run listens; a second signal kills.
+
+    That is if a signal may be meant for this node; else none means anything else than before.
+    """
+
+    def on_signal(signum: int, _: object) -> None:
+        _LATE.append(signum)
+        for each in for_node(spec):
+            signal.signal(each, signal.SIG_DFL)
+
+    may_leave = spec.cluster is not None and spec.cluster.leaves
+    for signum in for_node(spec) if may_leave else ():
+        signal.signal(signum, on_signal)
+
+
+def taken_late() -> list[int]:
+    """The signals that have come since; they count once."""
+    late = [*_LATE]
+    _LATE.clear()
+    return late
 
 
 def _is_ignored(signum: int) -> bool:

@@ -55,6 +55,8 @@ class Requests:
         if spec.exit_file is not None:
             self._files.add(str(spec.exit_file), is_early=True)
         signals.release(spec)
+        for signum in signals.taken_late():
+            loop.call_soon(self._on_stop, signum)
 
     def watch(self, path: str) -> None:
         """A graceful exit may be asked for in this file, as a training script says."""

@@ -128,6 +128,37 @@ def test_two_nodes_leave_at_once_and_one_goes_on_alone(nodes: Nodes) -> None:
     check_gone_on(jobs, parts[2:], 1)
 
 
+def test_node_0_is_asked_as_the_next_run_begins(nodes: Nodes) -> None:
+    """Whether the other node counts on it already is a matter of milliseconds."""
+    jobs = NodeJobs(nodes(3))
+    parts = started(jobs, options=("--nnodes=1:3", *LEAVES[1:]))
+    parts[2].signal(SIGTERM)
+    parts[0].await_error("node 2 (node2) leaves: the job goes on with 2 nodes")
+    go(jobs)
+    check_left(parts[2], 2)
+    parts[0].await_error("resuming step 3")
+    parts[0].signal(SIGTERM)
+    left, ended = parts[0].wait(), parts[1].wait()
+    assert (left.code, ended.code) == (0, 0), left.err + ended.err
+    assert "this node has left" in left.err
+    assert "resuming step 3" in ended.err
+    assert "ended at step" in job_of(parts[1]).told()
+    check_nothing_left(*jobs.cluster.nodes)
+
+
+def test_a_node_that_waits_takes_the_place_of_one_that_leaves(nodes: Nodes) -> None:
+    jobs = NodeJobs(nodes(4))
+    parts = started(jobs)
+    new = jobs.start_one(jobs.cluster.nodes[3], *LEAVES, SCRIPT, *LONG, nproc=1)
+    parts[0].await_error("another node has come (node3)")
+    parts[2].signal(SIGTERM)
+    parts[0].await_error("node 2 (node2) leaves: the job goes on with 3 nodes")
+    go(jobs)
+    check_left(parts[2], 3)
+    check_gone_on(jobs, [*parts[:2], new], 3)
+    assert parts[0].errors.count("resuming step") == 1
+
+
 def check_stopped(jobs: NodeJobs, parts: list[NodeMsrun], why: str) -> None:
     """All have ended gracefully with their step saved, as without the option."""
     ended = [part.wait() for part in parts]

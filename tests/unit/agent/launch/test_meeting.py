@@ -106,6 +106,13 @@ def test_each_knows_its_ranks_and_what_all_must_know_alike(place):
     assert first.interface == second.interface == "lo"
 
 
+def test_no_node_leaves_between_the_meeting_and_its_run(place, monkeypatch):
+    deferred = []
+    monkeypatch.setattr(meeting.signals, "defer", lambda spec: deferred.append(spec.record_id))
+    place.both(place.spec(0), place.spec(1))
+    assert deferred == ["record0", "record1"]  # node 0 before it lets the other one begin
+
+
 def test_how_long_a_node_may_be_silent_is_what_node_0_says(place):
     limits = 30.0, 7.0
     clusters = [ClusterSpec(2, None, rank, silence_s=each) for rank, each in enumerate(limits)]

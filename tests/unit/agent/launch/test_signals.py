@@ -77,6 +77,40 @@ def test_a_person_at_the_keyboard_means_the_job(when):
     assert (done.stdout, done.returncode) == ("", -signal.SIGINT), done.stderr
 
 
+DEFERS = """
+import asyncio, os, signal
+from pathlib import Path
+from agent.launch import signals
+from agent.spec.job_spec import ClusterSpec, JobSpec, Program, ProgramKind
+from agent.supervisor.requests import Requests
+
+program = Program("train.py", (), ProgramKind.SCRIPT, "python")
+spec = JobSpec(program, 1, "r", "r", cluster=ClusterSpec(3, least=1, leaves=True))
+signals.take_back(spec, lambda _: ValueError("it has left"))
+signals.defer(spec)
+os.kill(os.getpid(), signal.SIGTERM)
+print("begins", flush=True)
+if %r:
+    os.kill(os.getpid(), signal.SIGTERM)
+loop = asyncio.new_event_loop()
+signals.hold(spec)
+requests = Requests(spec, Path("/none"), 0.0, print)
+requests.attach(loop, lambda event: (print(event.leaves, flush=True), loop.stop()), lambda: 0)
+loop.run_forever()
+"""
+
+
+@pytest.mark.parametrize(
+    ("is_again", "said", "code"),
+    [(False, "begins\nTrue\n", 0), (True, "begins\n", -signal.SIGTERM)],
+)
+def test_a_node_with_which_others_begin_leaves_once_its_run_has_begun(is_again, said, code):
+    """They would count on it, and end with it if it was node 0; a second signal kills."""
+    command = [sys.executable, "-c", DEFERS % is_again]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == (said, code), done.stderr
+
+
 def test_under_nohup_a_hangup_stays_ignored():
     command = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-c", CODE, "SIGHUP"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
