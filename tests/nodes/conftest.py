@@ -48,7 +48,11 @@ USUAL = re.compile(
     "|is_missing|comes_late|strangers|printed_once.1|told_of_all.1|own_disks.*all_ranks_restart.all"
     "|succession.py.*spare_node_takes|place_of_the_first|killed_is_started_again"
     "|test_sample.*every_block|test_large_state.*they hold"
-    "|test_drill.py.*\\[node|node_0_leaves"
+    "|test_drill.py.*\\[node|node_0_leaves|node_that_comes_is_taken_in"
+    "|different_numbers|form_of_c10d|variables_of_torchrun|fewer_nodes_and_has_a_spare"
+    "|exits_with_a_code|finish_early|shared_log_folder|wrong_node.*no run id"
+    "|started_one_by_one|controls_the_same_ranks"
+    "|test_trainings.*(ranks_are_replaced.on node 1|lost_one.killed|cut_for_a_moment)"
 )
 """Each part once. All of them take minutes; `scripts/test nodes` and `all` run them."""
 
