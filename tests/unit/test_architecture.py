@@ -66,7 +66,7 @@ PURE = {  # packages and modules without effects
     *("agent.seat.records", "agent.seat.rights"),
     "agent.shadows.cut_board",
     *("agent.nodes.alike", "agent.arrivals.places", "agent.arrivals.resize", "agent.launch.search"),
-    "agent.arrivals.successors",
+    *("agent.arrivals.leaving", "agent.arrivals.successors"),
     *("agent.health.hang", "agent.health.stall", "agent.health.stragglers"),
     *(
         "worker_hooks.contract.env",
