@@ -160,7 +160,7 @@ def test_a_node_does_not_leave_a_job_whose_other_nodes_are_lost(job, monkeypatch
         other.line.close()
     job.controller.ending = ended()
     job.all.finish()
-    assert (job.all.goes_on_with, job.all.has_left) == (0, False)
+    assert (job.all.goes_on_with, job.all.has_left) == (0, "")
     why = "no other node is left"
     assert job.said[-1] == f"the job does not go on without node 0, but stops: {why}"
 
