@@ -36,6 +36,7 @@ def told(launcher: Launcher) -> Told:
     statuses = [poll(lambda: trains(job, since=20))]  # so many steps make a pace
     os.kill(job.pids()[1], signal.SIGKILL)
     statuses.append(poll(lambda: job.status()["attempt"] == 1 and trains(job, since=60)))
+    poll(lambda: any(each["ranks"] == [0, 1] for each in job.seen("StepsTimed")))  # every 2 s
     job.signal(signal.SIGTERM)
     ended = job.wait()
     assert ended.code == 0
