@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
-from agent.arrivals.leaving import Asked, Departures, has_left
+from agent.arrivals.leaving import Asked, Departures, farewell
 from agent.arrivals.places import LostPlaces
 from agent.arrivals.resize import Resize
 from agent.controller import events as ev
@@ -188,7 +188,7 @@ class SizeJudge:
         """What another node is told as the run has ended, with which the job goes on or not."""
         leaving, state = self.resize.leaving, ending.state.value
         if nodes and node in leaving:
-            return Ended(0, has_left(nodes, ending.saved or ""), state, is_left=True)
+            return Ended(0, farewell(nodes, ending.saved or ""), state, has_left=True)
         without_first = nodes if 0 in leaving else 0
         return Ended(ending.exit_code, ending.reason, state, bool(nodes), without_first)
 

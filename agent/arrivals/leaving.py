@@ -64,7 +64,7 @@ class Departures:
         return replace(event, leaves=False)
 
 
-def has_left(nodes: int, saved: str) -> str:
+def farewell(nodes: int, saved: str) -> str:
     """What a node says that has left.
 
     Args:

@@ -485,7 +485,7 @@ class Ended(NamedTuple):
     state: str = ""  # of the job, as people are shown it; empty: not known
     goes_on: bool = False  # as another one, with more or with fewer nodes
     without_first: int = 0  # with so many, as node 0 has left; 0: it is there
-    is_left: bool = False  # this node has left, and others go on
+    has_left: bool = False  # this node, and others go on
 
 
 # fmt: off

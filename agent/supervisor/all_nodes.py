@@ -16,7 +16,7 @@ from agent.arrivals.doorkeeper import Doorkeeper, RunningJob
 from agent.arrivals.going_on import GoingOn
 from agent.arrivals.job_size import SizeJudge
 from agent.arrivals.late import LateGuests, NodePlace
-from agent.arrivals.leaving import has_left
+from agent.arrivals.leaving import farewell
 from agent.arrivals.places import LostPlaces
 from agent.arrivals.resize import Resize
 from agent.arrivals.spent_teller import SpentTeller
@@ -96,9 +96,7 @@ class AllNodes:
         self._next: RemoteNode | None = None  # takes node 0's part if that is lost
         self.packed = Once(pack_said)  # makes JSON of a message for ranks
         self._known: JobView | None = None  # to all nodes
-        self._say = say
-        self._own = own
-        self._hooks = hooks
+        self._say, self._own, self._hooks = say, own, hooks
         self._others = tuple(others)
         self._unheard = UnheardNodes(self._others, say, limit_s)
         self._mute = MuteNodes(self._others, say, self._lose_mute, self._is_calm, limit_s)
@@ -133,16 +131,9 @@ class AllNodes:
             self._others, hooks, controller, call_soon, met.security, say, spec.world_size
         )
         # what nodes say of their memory, and how their ranks write to it; see JobPort
-        self.far_order, self.here_order, self.offer = (
-            memory.far_order,
-            memory.here_order,
-            memory.offer,
-        )
-        self.part_kept, self.memory_taken, self.copy_written = (
-            memory.kept,
-            memory.taken,
-            memory.copy_written,
-        )
+        self.far_order, self.here_order = memory.far_order, memory.here_order
+        self.memory_taken, self.copy_written = memory.taken, memory.copy_written
+        self.offer, self.part_kept = memory.offer, memory.kept
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen to the others on ``loop``."""
@@ -303,12 +294,13 @@ class AllNodes:
         self._size.settle(self._there, self._door.waiting)
         ending, goes_on = self._controller.ending, self.goes_on_with
         self._size.say_ended(ending, goes_on, self._place_of)
-        farewell = Refused(f"the job is over: {ending.reason}", ending.exit_code)
-        self._door.close(None if goes_on else farewell)
-        if self.has_left and self.met.door is not None:
+        over = Refused(f"the job is over: {ending.reason}", ending.exit_code)
+        self._door.close(None if goes_on else over)
+        leaves = bool(self.farewell)
+        if leaves and self.met.door is not None:
             self.met.door.close()  # before the others knock there
         is_done, saved = ending.state is JobState.SUCCEEDED, ending.saved or ""
-        goes_on_here = bool(goes_on) and not self.has_left
+        goes_on_here = bool(goes_on) and not leaves
         self.going_on.close(goes_on=goes_on_here, is_done=is_done, saved=saved)
         for timer in self._waits.values():
             timer.cancel()
@@ -440,10 +432,10 @@ class AllNodes:
         return self._size.goes_on_with(self._controller.ending, self._place_of)
 
     @property
-    def has_left(self) -> str:
+    def farewell(self) -> str:
         """What this node says if the job goes on without it; empty: it does not."""
         leaves = self.rank in self._size.resize.leaving and self.goes_on_with
-        return has_left(leaves, self._controller.ending.saved or "") if leaves else ""
+        return farewell(leaves, self._controller.ending.saved or "") if leaves else ""
 
     @property
     def staying(self) -> int:

@@ -84,19 +84,19 @@ def run(
     parts.finish_output(console.say)
     ending = controller.ending
     goes_on = nodes is not None and nodes.goes_on_with > 0
-    code, has_left = ending.exit_code, "" if nodes is None else nodes.has_left
+    code, farewell = ending.exit_code, "" if nodes is None else nodes.farewell
     if goes_on:
         console.say(ending.reason)
     else:
         report(ending, prepared, parts, environ, console)
     notifier.close()
-    if has_left:
+    if farewell:
         code = 0
-        console.say(has_left)
+        console.say(farewell)
     journal.log(f"exit {code}: {ending.reason}")
     journal.close()
     take_apart(prepared, ignited)
-    if has_left:
+    if farewell:
         return RunResult(code, has_left=True)
     following = _following(nodes, parts, ignited, environ, console, controller.spent)
     return RunResult(ending.exit_code, following, is_stopped=ending.state is JobState.STOPPED)

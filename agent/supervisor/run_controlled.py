@@ -134,7 +134,7 @@ def run_controlled(
 
 def _say_ended(ending: Ended | None, code: int, reason: str, node_0: str, console: Console) -> None:
     """The run is over, and nothing follows here."""
-    if ending is not None and ending.is_left:
+    if ending is not None and ending.has_left:
         console.say(reason)
     elif code:
         console.say(f"the job {_what_befell(ending)}, see the report of {node_0}: {reason}")

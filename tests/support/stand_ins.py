@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 
-def _nothing(*_):
+def _nothing(*_, **__):
     pass
 
 
@@ -44,3 +44,20 @@ class QueuedFileThread:
             except Exception as error:  # noqa: BLE001
                 result = error
             done(result)
+
+
+def quiet_parts(**others):
+    """What a JobController is given beside the job, which does nothing; ``others``: that differ."""
+    parts = {
+        "journal": SimpleNamespace(event=_nothing, of_ranks=_nothing),
+        "notifier": SimpleNamespace(tell=_nothing),
+        **dict.fromkeys(("say", "tell", "changed", "attempt_ended", "give_up_devices"), _nothing),
+    }
+    return parts | others
+
+
+def turn(loop, times=3):
+    """Let an event loop do what is due."""
+    for _ in range(times):
+        loop.call_soon(loop.stop)
+        loop.run_forever()

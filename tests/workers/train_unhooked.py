@@ -101,12 +101,19 @@ lines = own.open()
 kept = []  # what must not be collected
 
 
+def is_shadowed() -> bool:
+    return "ShadowsChanged" in Path("logs/scheduler.log").read_text()
+
+
 def die(step: int, moment: str) -> None:
     mark = Path(f"died-{rank}-{step}-{moment}")
     if f"{rank}:{step}:{moment}" in options.die and not mark.exists():
         mark.touch()
-        while options.shadowed and "ShadowsChanged" not in Path("logs/scheduler.log").read_text():
-            time.sleep(0.01)  # msrun does not know yet that each rank has one
+        until = (
+            time.monotonic() + 60 * options.shadowed
+        )  # by then msrun knows that each rank has one
+        while time.monotonic() < until and not is_shadowed():
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

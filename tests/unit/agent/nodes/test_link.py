@@ -9,6 +9,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from support.stand_ins import turn
 
 from agent.nodes import link as links
 from agent.nodes.frames import FrameError, FrameReader, message_of
@@ -94,12 +95,6 @@ def end(loop):
     yield end
     end.link.close()
     other.close()
-
-
-def turn(loop, times=3):
-    for _ in range(times):
-        loop.call_soon(loop.stop)
-        loop.run_forever()
 
 
 def noted(number):

@@ -4,6 +4,7 @@ import asyncio
 import socket
 
 import pytest
+from support.stand_ins import turn
 
 from agent.nodes.frames import FrameError
 from agent.nodes.line import Line
@@ -40,12 +41,6 @@ def ends(loop):
     yield both
     for link, _ in both:
         link.close()
-
-
-def turn(loop, times=3):
-    for _ in range(times):
-        loop.call_soon(loop.stop)
-        loop.run_forever()
 
 
 def noted(number):

@@ -9,6 +9,7 @@ from support.histories.dumps import done, froze, holds, reg, wrote
 from support.histories.plain import ask, gone, launch, replay_from, tell, up
 from support.histories.replacements import rejoins
 from support.histories.short import short
+from support.stand_ins import quiet_parts
 
 from agent.controller import actions as do
 from agent.controller.job import first_job
@@ -73,19 +74,14 @@ class Nodes:
 def job():
     log, told, loop = [], [], asyncio.new_event_loop()
     nodes = Nodes(log)
-    controller = JobController(
-        SPEC,
+    parts = quiet_parts(
         journal=SimpleNamespace(
             event=lambda name, **_: told.append(name),
             of_ranks=lambda kind, ranks, **_: log.append(f"{kind} of {format_ranges(ranks)}"),
         ),
-        notifier=SimpleNamespace(tell=lambda _: None),
-        say=lambda _: None,
-        tell=lambda *_: None,
-        changed=lambda *_: None,
         attempt_ended=lambda state, _: log.append(f"examine as {state.value}"),
-        give_up_devices=lambda _: None,
     )
+    controller = JobController(SPEC, **parts)
     nodes.controller = controller
     controller.attach(loop, nodes)
     yield SimpleNamespace(log=log, told=told, nodes=nodes, controller=controller, loop=loop)

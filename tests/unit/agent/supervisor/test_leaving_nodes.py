@@ -49,9 +49,9 @@ def test_all_ranks_save_their_step_and_only_that_node_ends(job):
     job.hear(LEAVES)
     assert job.events == [replace(LEAVES, why="node 1 (b) leaves: the job goes on with 2 nodes")]
     job.controller.ending = ended()
-    assert (job.all.goes_on_with, job.all.has_left) == (2, "")
+    assert (job.all.goes_on_with, job.all.farewell) == (2, "")
     job.all.finish()
-    assert job.links[0].said[-1] == Ended(0, LEFT, "stopped", is_left=True)
+    assert job.links[0].said[-1] == Ended(0, LEFT, "stopped", has_left=True)
     assert job.links[1].said[-1] == Ended(0, "all left", "stopped", goes_on=True)
 
 
@@ -60,7 +60,7 @@ def test_node_0_leaves_and_is_found_no_more_as_the_others_hear_of_it(job):
     assert job.events[0].leaves
     assert job.events[0].why == "node 0 (a) leaves: the job goes on with 2 nodes"
     job.controller.ending = ended()
-    assert (job.all.goes_on_with, job.all.has_left) == (2, LEFT)
+    assert (job.all.goes_on_with, job.all.farewell) == (2, LEFT)
     job.all.finish()
     assert job.door.fileno() == -1
     for link in job.links:
@@ -160,7 +160,7 @@ def test_a_node_does_not_leave_a_job_whose_other_nodes_are_lost(job, monkeypatch
         other.line.close()
     job.controller.ending = ended()
     job.all.finish()
-    assert (job.all.goes_on_with, job.all.has_left) == (0, "")
+    assert (job.all.goes_on_with, job.all.farewell) == (0, "")
     why = "no other node is left"
     assert job.said[-1] == f"the job does not go on without node 0, but stops: {why}"
 
@@ -213,4 +213,4 @@ def test_why_a_node_has_not_left_after_all_is_said(job, about, why):
     job.controller.ending = ended(**about)
     job.all.finish()
     assert job.said[-1] == f"the job does not go on without node 1, but stops: {why}"
-    assert not job.links[0].said[-1].is_left
+    assert not job.links[0].said[-1].has_left

@@ -7,6 +7,7 @@ from time import thread_time
 from types import SimpleNamespace
 
 from support.node_cluster import PROGRAM, FakeHooks, FakeLink
+from support.stand_ins import quiet_parts
 
 from agent.controller import events as ev
 from agent.controller.states import JobState
@@ -46,16 +47,7 @@ class Job:
             max_restarts=1,
             cluster=ClusterSpec(count + 1, by_hand=HandSpec(has_worker=False)),
         )
-        self.controller = JobController(
-            spec,
-            journal=SimpleNamespace(event=lambda *_, **__: None),
-            notifier=SimpleNamespace(tell=lambda _: None),
-            say=lambda _: None,
-            tell=lambda *_: None,
-            changed=lambda *_: None,
-            attempt_ended=lambda *_: None,
-            give_up_devices=lambda _: None,
-        )
+        self.controller = JobController(spec, **quiet_parts())
         own = SimpleNamespace(
             act=lambda _: None,
             decided=lambda *_: None,

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from support.histories.dumps import done, froze, reg, wrote
 from support.histories.plain import gone, launch, up
+from support.stand_ins import quiet_parts
 
 from agent.arrivals.living_side import LivingSide
 from agent.controller import actions as do
@@ -86,16 +87,7 @@ class Nodes:
 
 def controlled(spent=NOTHING):
     nodes, loop = Nodes(), Loop()
-    controller = JobController(
-        SPEC._replace(spent=spent),
-        journal=SimpleNamespace(event=lambda *_, **__: None, of_ranks=lambda *_, **__: None),
-        notifier=SimpleNamespace(tell=lambda _: None),
-        say=lambda _: None,
-        tell=lambda *_: None,
-        changed=lambda *_: None,
-        attempt_ended=lambda *_: None,
-        give_up_devices=lambda _: None,
-    )
+    controller = JobController(SPEC._replace(spent=spent), **quiet_parts())
     nodes.controller, nodes.known = controller, []
     controller.attach(loop, nodes)
     return SimpleNamespace(controller=controller, loop=loop, known=nodes.known)
