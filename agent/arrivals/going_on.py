@@ -44,7 +44,13 @@ class GoingOn:
         self._places = places
         self._tenure = tenure
         self._go_on = go_on
-        self._give_up = give_up
+        self._tell_outvoted = give_up
+        self.is_outvoted = False
+        """Whether other nodes may go on without this one, so this one does not."""
+
+    def _give_up(self, why: str) -> None:
+        self.is_outvoted = True
+        self._tell_outvoted(why)
 
     @property
     def held(self) -> HeldSeat | None:

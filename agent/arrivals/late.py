@@ -11,7 +11,16 @@ from typing import NamedTuple
 from agent.arrivals.store_relay import HELLO, NO_NODE, NOT_BY_TLS, Store, StoreRelay, is_of_node
 from agent.nodes.guest import ANSWER_S, Guest, StrangerError
 from agent.nodes.line import LIMIT_S, Line, bytes_of, set_options
-from agent.nodes.messages import Admitted, Begin, Join, Newer, Refused, Spare, StopGathering
+from agent.nodes.messages import (
+    Admitted,
+    Begin,
+    Join,
+    Newer,
+    Refused,
+    Spare,
+    StillThere,
+    StopGathering,
+)
 from agent.nodes.tls import PLAIN, Security
 
 MOST_GUESTS = 64  # at once; the oldest makes room
@@ -97,10 +106,10 @@ class LateGuests:
                 del self._spares[guest]
                 self._admit(guest, answer)
 
-    def tell_spares(self, spare: Spare) -> None:
-        """The nodes of the job are others now."""
+    def tell_spares(self, message: Spare | StillThere) -> None:
+        """Tell it all that wait."""
         for guest in self._spares:
-            guest.say(bytes_of(spare))
+            guest.say(bytes_of(message))
 
     @property
     def waiting(self) -> tuple[Join, ...]:

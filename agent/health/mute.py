@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from agent.nodes.line import LIMIT_S
+from agent.nodes.line import CALM, LIMIT_S
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import NodeFacts
 from agent.text.wording import duration
 from agent.workers.worker import Worker
 
 LOOK_S = 1.0
+WOKEN_S = 1.0  # after a stop, until what has happened meanwhile was heard
 LATE_S = 0.5  # a look that is so late says nothing: perhaps this process could not hear
-CALM = 3  # times the limit, while nobody waits for it: whoever stopped it may continue it
 MUTE_S = 1.3
 """Behind that much without a word a node is in doubt: it says something each second."""
 
@@ -76,6 +76,7 @@ class MuteNodes:
         self._limit_s = limit_s
         self._said: set[int] = set()  # by their place among the nodes
         self._since_s = self._due_s = 0.0
+        self._woken_s = -WOKEN_S
         self._timer: Any = None
 
     def attach(self, loop: Any) -> None:
@@ -97,9 +98,17 @@ class MuteNodes:
         self.look()
         self._look_later()
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether this process was stopped for long until a moment ago: others may have noticed."""
+        now_s = time.monotonic()
+        return now_s > self._due_s + self._limit_s / 2 or now_s < self._woken_s + WOKEN_S
+
     def look(self) -> None:
         """Say which nodes are mute, unless that was said, and lose those that are for too long."""
         now_s = time.monotonic()
+        if now_s > self._due_s + self._limit_s / 2:
+            self._woken_s = now_s
         if now_s > self._due_s + LATE_S:
             self._since_s = now_s
         is_calm = self._is_calm()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from agent.nodes.run_messages import UpdatesCleared
 
 LOOK_S = 0.2  # between looks whether ranks wait; a few of them fit into the patience of ranks
+MOST_DOUBT = 13  # times the limit of silence: whoever says nothing is lost by then
 Later = Callable[[float, Callable[[], None]], object]
 """Calls something after so many seconds."""
 
@@ -21,8 +23,14 @@ Later = Callable[[float, Callable[[], None]], object]
 class NodeClearance:
     """The board of the present attempt, and how far the ranks of the node are."""
 
-    def __init__(self, links: RankLinks, ranks: Sequence[int]) -> None:
-        """No rank waits for anything yet; ``ranks``: of this node."""
+    def __init__(self, links: RankLinks, ranks: Sequence[int], limit_s: float) -> None:
+        """No rank waits for anything yet.
+
+        Args:
+            ranks: of this node.
+            limit_s: ``--node-timeout``.
+        """
+        self._most_doubt_s = math.ceil(MOST_DOUBT * limit_s)
         self._links = links
         self._ranks = ranks
         self._board: ClearanceBoard | None = None
@@ -67,7 +75,7 @@ class NodeClearance:
             self._is_told_doubt = message.is_in_doubt
             self._board.clear(message.cleared)
             self._board.begin(message.first, message.first_vote)
-            self._board.doubt(is_in_doubt=message.is_in_doubt)
+            self._doubt(self._board, is_in_doubt=message.is_in_doubt)
 
     def stop(self) -> None:
         """Nobody clears updates any more: ranks here do not wait."""
@@ -78,7 +86,10 @@ class NodeClearance:
         """Nobody clears updates for a moment: ranks here wait longer, until :meth:`close`."""
         self._is_told_doubt = True
         if self._board is not None:
-            self._board.doubt(is_in_doubt=True)
+            self._doubt(self._board, is_in_doubt=True)
+
+    def _doubt(self, board: ClearanceBoard, *, is_in_doubt: bool) -> None:
+        board.doubt(self._most_doubt_s if is_in_doubt else 0)
 
     def ready(self, rank: int, step: int) -> int:
         """A rank here is ready for the update of a step.
@@ -106,7 +117,8 @@ class NodeClearance:
         if self._board is None:
             return
         if self._board.is_awaited:
-            self._board.doubt(is_in_doubt=self._is_in_doubt() or self._is_told_doubt)
+            is_in_doubt = self._is_in_doubt() or self._is_told_doubt
+            self._doubt(self._board, is_in_doubt=is_in_doubt)
             self._ask(self._least())
         elif self._board.is_cleared(max(self._ready.values(), default=0)):
             return  # nobody waits before it is ready for another step

@@ -37,17 +37,26 @@ class UpdateClearances:
     """Clears the updates of the present attempt."""
 
     def __init__(
-        self, links: RankLinks, ranks: int, here: tuple[int, ...], journal: Journal
+        self,
+        links: RankLinks,
+        ranks: int,
+        here: tuple[int, ...],
+        journal: Journal,
+        limit_s: float,
     ) -> None:
         """No rank waits for anything before :meth:`open`.
 
-        ``ranks``: how many there are in the job. ``journal``: what is written about the run.
+        Args:
+            ranks: how many there are in the job.
+            here: those of this node.
+            journal: what is written about the run.
+            limit_s: ``--node-timeout``.
         """
         self._links = links
         self._count = ranks
         self._journal = journal
         self._here = frozenset(here)
-        self._node = NodeClearance(links, here)
+        self._node = NodeClearance(links, here, limit_s)
         self._others: Sequence[ClearedNode] = ()
         self._later: Later | None = None
         self._soon: Callable[[Callable[[], None]], object] = _at_once

@@ -122,11 +122,13 @@ class Continuation(NamedTuple):
     door: socket.socket | None
     early: StartedForkserver | None  # of the job that begins
     is_silent: bool = False  # node 0 may be alive
+    is_mute: bool = False  # its machine answers, its msrun does not
     token: bytes = b""  # of the job that is over
     expected: int = 0  # on node 0, which is there: so many nodes begin
     past: KeptRecord | None = None  # of the run that is over: shown as alive until all have met
     term: str = ""  # of the controller's seat that is known to count; empty: none
     held: HeldSeat | None = None  # that seat, on node 0
+    kept: str = ""  # where the job is saved that is over, on a node which does not go on from there
     without_first: int = 0  # node 0 has left: so many others begin, one of them in its place
 
 
@@ -528,7 +530,9 @@ def join_one(
         )
     except LostWhileSpareError as error:
         say(error.why)
-        lost = Continuation(dialled, error.nodes, None, door, early[-1], token=token.read())
+        known = token.read()
+        mute = error.is_mute
+        lost = Continuation(dialled, error.nodes, None, door, early[-1], is_mute=mute, token=known)
         raise LostControllerError(lost) from error
     except RefusedError as error:
         raise _refusal(error) from error

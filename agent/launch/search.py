@@ -18,7 +18,7 @@ HOME = -1  # where the nodes met first: somebody may have started node 0 there a
 LEAD = -2  # instead of a node: this one gathers the others
 MOST_DIALS = 3  # of what listens where node 0 did, and says nothing
 MOST_KNOCKED = 3  # nodes before this one, at once
-REFUSED_S = 10.0  # until a job that is another one is asked again: it may be over
+REFUSED_S = 10.0  # until a job that is another one, or does not answer, is asked again
 NOBODY_S = 3.0  # that a spare node goes on looking though all others are gone
 
 
@@ -33,7 +33,14 @@ class Search:
     """The search of one node."""
 
     def __init__(
-        self, own: int, addresses: Collection[int], now_s: float, *, is_spare: bool, is_silent: bool
+        self,
+        own: int,
+        addresses: Collection[int],
+        now_s: float,
+        *,
+        is_spare: bool,
+        is_silent: bool,
+        is_mute: bool = False,
     ) -> None:
         """Begin.
 
@@ -43,6 +50,7 @@ class Search:
             now_s: monotonic.
             is_spare: it was in no roster, and has nothing to go on from.
             is_silent: node 0 may be alive.
+            is_mute: its machine answers, its msrun does not.
         """
         self._own = own
         self._is_spare = is_spare
@@ -52,6 +60,10 @@ class Search:
         # of FIRST and HOME: another job is there, so node 0 is not; when that was seen
         self._refused: dict[int, float] = {}
         self._fruitless: Counter[int] = Counter()  # dials of what listens, and does not answer
+        self._unanswered: dict[int, float] = {}  # of FIRST and HOME: that is so; as of when
+        if is_mute:
+            self._fruitless[FIRST] = MOST_DIALS - 1
+            self.unanswered(FIRST, now_s)
         self._needs_others = is_spare or is_silent
         self._alone_since_s = now_s
         self._is_first_dead = False  # it was seen to be gone: who is there now was started again
@@ -82,34 +94,47 @@ class Search:
         is_first_away = FIRST in doors.gone | doors.silent | self._passed
         return LEAD if there is None and is_first_away and self._is_next() else there
 
-    def gather(self, doors: Doors, now_s: float, *, is_seated: bool = False) -> Doors:
+    def gather(
+        self, doors: Doors, now_s: float, *, is_seated: bool = False, are_enough: bool = False
+    ) -> Doors:
         """What counts of the doors while this node gathers the others.
 
         Args:
             doors: of those that are awaited, of :data:`FIRST` and :data:`HOME`.
             now_s: monotonic.
             is_seated: a store says that this node goes on: node 0 does not, if it still lives.
+            are_enough: so do these nodes: what listens there, and does not answer, is let alone.
 
         Raises:
             NodeZeroBackError: node 0 is there.
             AloneError: this node does not go on alone.
         """
         self._is_first_dead |= FIRST in doors.gone
+        if are_enough:
+            self._unanswered = dict.fromkeys(self._unanswered, now_s)
         if is_seated and not self._is_first_dead:
             left = doors.open & {FIRST, HOME}
             doors = doors._replace(open=doors.open - left, silent=doors.silent | (left & {FIRST}))
         self._forget(doors, now_s)
         if (doors.open & {FIRST, HOME}) - self._passed:
             raise NodeZeroBackError
+        mute = self._unanswered.keys() & {FIRST}
+        doors = doors._replace(open=doors.open - mute, silent=doors.silent | mute)
         doors = doors._replace(gone=doors.gone | (self._refused.keys() & {FIRST}))
         self._check(doors.gone, now_s)
         return doors
 
-    def unanswered(self, node: int) -> None:
+    def unanswered(self, node: int, now_s: float) -> None:
         """Dialling this one came to nothing."""
         self._fruitless[node] += 1
         if node in {FIRST, HOME} and self._fruitless[node] >= MOST_DIALS:
             self._passed.add(node)  # it may live: it is not known to be gone
+            self._unanswered[node] = now_s
+
+    @property
+    def is_first_known(self) -> bool:
+        """Whether what listens where node 0 did has not failed to answer, as far as was tried."""
+        return self._fruitless[FIRST] < MOST_DIALS
 
     def refused(self, node: int, now_s: float) -> bool:
         """Node 0, or what is in its place, does not take this node; whether the search goes on."""
@@ -124,10 +149,15 @@ class Search:
         over = (doors.gone | doors.silent) & {FIRST, HOME}
         # one that has ended and begun anew at once was never seen to be gone
         over |= {rank for rank, at_s in self._refused.items() if at_s + REFUSED_S < now_s}
-        self._passed -= over
         for rank in over:
             self._refused.pop(rank, None)
+            self._unanswered.pop(rank, None)
             del self._fruitless[rank]
+        # one that was stopped may have been continued, and go on with others
+        again = {rank for rank, at_s in self._unanswered.items() if at_s + REFUSED_S < now_s}
+        self._passed -= over | again
+        for rank in again:
+            del self._unanswered[rank]
 
     def _check(self, gone: frozenset[int], now_s: float) -> None:
         """What was silent may have gone on without this node, and come to its end.

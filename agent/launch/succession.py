@@ -91,7 +91,7 @@ def why_over(
     if not nodes[job.node_rank].door:
         return "this node has no port at which others would find it"
     best = NodeShare.of(len(nodes) - 1, len(nodes))
-    if loss.kind is LossKind.SILENCE and (
+    if loss.kind in {LossKind.SILENCE, LossKind.MUTE} and (
         best is NodeShare.FEW or (best is NodeShare.HALF and not term)
     ):
         return "it may be alive, and to go on without it takes more than half of the nodes"
@@ -217,13 +217,16 @@ def meet_again(lost: Continuation, environ: Mapping[str, str], version: str, say
     if lost.expected:
         return _regathered(lost, environ, version, say)
     while True:
-        silent = frozenset({FIRST} if lost.is_silent else ())
+        silent = frozenset({FIRST} if lost.is_silent and not lost.is_mute else ())
         watch = DoorWatch(_addresses(lost), silent, lost.job.silence_s)
         try:
             return _Meeting(lost, environ, version, say, watch).met()
         except (JobOverError, LeftEarlyError):  # others go on from what this node has saved
             raise
         except NotStartedError as error:
+            if kept := lost.kept:
+                again = f"start all nodes again, node 0 with --resume={shlex.quote(kept)}"
+                raise NotStartedError(f"{error}. To resume, {again}", error.exit_code) from error
             if lost.saved is None or not lost.saved.path:
                 raise
             kept = f"step {lost.saved.step} is saved in {lost.saved.path}"
@@ -292,6 +295,7 @@ class _Meeting:
             time.monotonic(),
             is_spare=lost.saved is None,
             is_silent=lost.is_silent,
+            is_mute=lost.is_mute,
         )
         self._sides: dict[bool, OwnSide] = {}  # by whether the others come to it
         self._term = lost.term  # of the controller's seat, the newest that this node knows of
@@ -307,7 +311,8 @@ class _Meeting:
                 try:
                     return self._gathered()
                 except NodeZeroBackError:
-                    self._say_once("node 0 is back: the nodes meet there")
+                    if self._search.is_first_known:
+                        self._say_once("node 0 is back: the nodes meet there")
             elif node is not None and (met := self._joined(node)):
                 return met
             time.sleep(FIRST_LOOK_S if node is None and looks <= FIRST_LOOKS else LOOK_S)
@@ -330,7 +335,7 @@ class _Meeting:
         try:
             return join_one(self._side(job, is_first=False), lost.early, is_once=True)
         except NobodyThereError:
-            self._search.unanswered(node)
+            self._search.unanswered(node, time.monotonic())
             return None
         except (JobOverError, LeftEarlyError):
             raise
@@ -365,9 +370,13 @@ class _Meeting:
 
         def knock(awaited: set[int]) -> Doors:
             doors = self._watch.look(awaited | {FIRST, HOME})
+            here = {*range(nodes)} - awaited
+            are_enough = survivors.may_begin(here, doors)
             is_seated = right.held is not None
-            doors = self._search.gather(doors, time.monotonic(), is_seated=is_seated)
-            claim.look(survivors.standing({*range(nodes)} - awaited, doors))
+            doors = self._search.gather(
+                doors, time.monotonic(), is_seated=is_seated, are_enough=are_enough
+            )
+            claim.look(survivors.standing(here, doors))
             return doors
 
         wait_s = self._deadline_s - time.monotonic()

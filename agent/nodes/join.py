@@ -21,7 +21,7 @@ from agent.nodes.frames import (
 )
 from agent.nodes.gather import FIRST_WORD_S, MISSING, NEXT_WORD_S
 from agent.nodes.guest import WRONG
-from agent.nodes.line import LIMIT_S, RECEIVE_BYTES, Line, bytes_of, set_options
+from agent.nodes.line import CALM, LIMIT_S, RECEIVE_BYTES, Line, bytes_of, set_options
 from agent.nodes.messages import (
     ANY_RANK,
     Admitted,
@@ -33,6 +33,7 @@ from agent.nodes.messages import (
     Refused,
     SeekNewer,
     Spare,
+    StillThere,
     StopGathering,
     unpack,
 )
@@ -77,10 +78,14 @@ class NobodyThereError(Exception):
 
 
 class LostWhileSpareError(Exception):
-    """Node 0 is lost while this node waits as a spare; ``nodes``: those of the job."""
+    """Node 0 is lost while this node waits as a spare.
 
-    def __init__(self, nodes: tuple[NodeFacts, ...], why: str) -> None:
+    ``nodes``: those of the job. ``is_mute``: node 0's machine answers, its msrun does not.
+    """
+
+    def __init__(self, nodes: tuple[NodeFacts, ...], why: str, *, is_mute: bool = False) -> None:
         super().__init__(why)
+        self.is_mute = is_mute
         self.nodes = nodes
         self.why = why
 
@@ -140,6 +145,10 @@ class AwaitedLine:
 
 class _DialError(Exception):
     """One try came to nothing: a verb phrase about the other end."""
+
+
+class _MuteError(_DialError):
+    """The other end's msrun has said nothing for long, though its machine answers."""
 
 
 def join(
@@ -260,7 +269,8 @@ class _Dialling:
                     what = "the job has ended, goes on with others, or has lost node 0"
                     why = f"{what}: {self._where} {error}"
                     if any(node.door for node in self._nodes):
-                        raise LostWhileSpareError(self._nodes, why) from error
+                        is_mute = isinstance(error, _MuteError)
+                        raise LostWhileSpareError(self._nodes, why, is_mute=is_mute) from error
                     raise RefusedError(why, MISSING) from error
                 if is_once:
                     raise NobodyThereError(f"{self._where} {error}") from error
@@ -364,15 +374,15 @@ class _Dialling:
         # the other end has begun to wait before now, so that it is the first to know who is missing
         self._end = time.monotonic() + self._patience_s + LATER_S
         admitted = self._next(connection, reader, float("inf"))
-        while isinstance(admitted, Spare | AwaitedNodes | SeekNewer):
+        while isinstance(admitted, Spare | StillThere | AwaitedNodes | SeekNewer):
             if isinstance(admitted, AwaitedNodes):
                 self._shows(admitted.text)
             elif isinstance(admitted, SeekNewer):
                 self._send(connection, bytes_of(self._seek(admitted)))
-            else:
+            elif isinstance(admitted, Spare):
                 self._wait_as_spare(admitted)
                 reader.limit = MOST_BYTES  # it is told of all nodes, and of each change
-            admitted = self._next(connection, reader, float("inf"))
+            admitted = self._word_in_time(connection, reader)
         if not isinstance(admitted, Admitted):
             raise _DialError(f"says {type(admitted).__name__} where the job should begin")
         if not proofs.is_proven(admitted.proof, token, Side.CONTROLLER):
@@ -385,6 +395,21 @@ class _Dialling:
         connection.setblocking(False)
         line = Line(connection, reader.rest())
         return JoinedNode(Roster(begin.nodes), admitted.node_rank, begin.settings, line)
+
+    def _word_in_time(
+        self, connection: socket.socket, reader: FrameReader[dict[str, object]]
+    ) -> object:
+        """The next message; a node that waits beside a job hears something all the time."""
+        if not self._is_spare:
+            return self._next(connection, reader, float("inf"))
+        most_s = CALM * self._limit_s
+        end = time.monotonic() + most_s
+        try:
+            return self._next(connection, reader, end)
+        except _DialError as error:
+            if time.monotonic() < end:
+                raise
+            raise _MuteError(f"has said nothing for {duration(most_s)}") from error
 
     def _wait_as_spare(self, said: Spare) -> None:
         if not self._is_spare:

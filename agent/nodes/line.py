@@ -32,6 +32,8 @@ from agent.nodes.messages import NodeMessage, pack, unpack
 from agent.nodes.run_messages import Beats, PageNews, PageSeen
 
 LIMIT_S = 10.0  # of silence
+CALM = 3  # times the limit that a msrun may say nothing while nobody waits for it
+VERY_CALM = 12  # the same of node 0's, where nobody may go on without it
 LATE_S = 1.0  # more, at most, until it is noticed: what was lost is sent again each second
 TCP_RTO_MAX_MS = 44  # linux/tcp.h
 AGAIN_MS = 1000  # at most, until data is sent again
@@ -57,6 +59,7 @@ class LossKind(Enum):
 
     PROOF = "proof"  # its process is gone, or has closed the line
     SILENCE = "silence"  # nothing: it may be alive, and go on alone
+    MUTE = "mute"  # its machine answers, its msrun does not: it is stopped, and may be continued
     GIVEN_UP = "given up"  # it has closed the line to a process that was stopped for long: the same
 
 

@@ -105,6 +105,10 @@ class Spare(NamedTuple):
     nodes: tuple[NodeFacts, ...]
 
 
+class StillThere(NamedTuple):
+    """The controller's msrun is not stopped. Said now and then: a stopped one's machine answers."""
+
+
 class AwaitedNodes(NamedTuple):
     """Who is here and who is missing, as text, now and then while a node waits for the job."""
 
@@ -184,8 +188,8 @@ class ToldSettings(NamedTuple):
 
 # fmt: off
 NodeMessage = (
-    Challenge | Join | Refused | Spare | AwaitedNodes | StopGathering | SeekNewer | Newer | Admitted
-    | Begin | RunMessage
+    Challenge | Join | Refused | Spare | StillThere | AwaitedNodes | StopGathering | SeekNewer
+    | Newer | Admitted | Begin | RunMessage
 )
 # fmt: on
 

@@ -29,6 +29,7 @@ from agent.controller.decide import Answer
 from agent.controller.states import JobState
 from agent.failure.evidence import Evidence
 from agent.health.mute import MuteNodes
+from agent.health.signs_of_life import SignsOfLife
 from agent.health.unheard import UnheardNodes
 from agent.launch.meeting import Met, program_digest
 from agent.machine.loop_calls import until_closed
@@ -98,8 +99,12 @@ class AllNodes:
         self._known: JobView | None = None  # to all nodes
         self._say, self._own, self._hooks = say, own, hooks
         self._others = tuple(others)
-        self._unheard = UnheardNodes(self._others, say, limit_s)
         self._mute = MuteNodes(self._others, say, self._lose_mute, self._is_calm, limit_s)
+        self._watches = (
+            UnheardNodes(self._others, say, limit_s),
+            self._mute,
+            SignsOfLife(self._others, self._door.tell_spares),
+        )
         self._by_rank = {node.facts.rank: node for node in others}
         self._node_of = Homes((node, node.ranks) for node in others)
         self._controller = controller
@@ -151,8 +156,8 @@ class AllNodes:
             node.attach(loop, self, self._on_lost)
         self.logs.attach(loop)
         self.going_on.attach(loop, self._by_rank)
-        self._unheard.attach(loop)
-        self._mute.attach(loop)
+        for watch in self._watches:
+            watch.attach(loop)
         self._choose_next()
 
     # --- a node, for the controller -------------------------------------------------------------
@@ -295,17 +300,14 @@ class AllNodes:
         ending, goes_on = self._controller.ending, self.goes_on_with
         self._size.say_ended(ending, goes_on, self._place_of)
         over = Refused(f"the job is over: {ending.reason}", ending.exit_code)
-        self._door.close(None if goes_on else over)
+        self._door.close(None if goes_on or self.going_on.is_outvoted else over)
         leaves = bool(self.farewell)
         if leaves and self.met.door is not None:
             self.met.door.close()  # before the others knock there
         is_done, saved = ending.state is JobState.SUCCEEDED, ending.saved or ""
         goes_on_here = bool(goes_on) and not leaves
         self.going_on.close(goes_on=goes_on_here, is_done=is_done, saved=saved)
-        for timer in self._waits.values():
-            timer.cancel()
-        self._unheard.close()
-        self._mute.close()
+        self._stop_watching()
         self._memory.close()
         self.logs.close()
         if self.met.checkpoint is not None:
@@ -315,6 +317,12 @@ class AllNodes:
             left_s = max(0.0, end_s - self._loop.time())
             node.end(self._size.ended(ending, node.facts.rank, goes_on), left_s)
         self._own.finish()
+
+    def _stop_watching(self) -> None:
+        for timer in self._waits.values():
+            timer.cancel()
+        for watch in self._watches:
+            watch.close()
 
     # --- what the others say --------------------------------------------------------------------
 
@@ -346,6 +354,8 @@ class AllNodes:
 
     def _on_lost(self, node: RemoteNode, loss: Loss) -> None:
         """A node that is only silent may be alive: it has ended its ranks by then, too."""
+        if self._mute.was_stopped:  # so it may have given this node up, and go on with others
+            loss = Loss(LossKind.SILENCE, f"{loss.why} while this one was stopped")
         if loss.kind is LossKind.SILENCE:
             self._say(f"{node.name} is silent: its msrun {loss.why}")
             self._loop.call_later(max(0.0, FENCE_S - loss.over_s), self._lose, node, loss)
@@ -550,9 +560,7 @@ class AllNodes:
         self._say(f"{why}: the ranks of all nodes save their step, and begin again from there")
         self._controller.retire()
         self._door.close(None)
-        for timer in self._waits.values():
-            timer.cancel()
-        self._unheard.close()
+        self._stop_watching()
         self._memory.close()
         self._own.finish()
         for node in self._others:

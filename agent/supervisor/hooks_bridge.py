@@ -97,11 +97,10 @@ class HooksBridge:
         self._not_shared: dict[str, protocol.NotShared] = {}  # by folder
         self._alike: dict[int, protocol.Replicated] = {}  # by rank, of those in a replica group
         self._others: OtherNodes | None = None
-        self._votes: UpdateVotes | UpdateClearances = (
-            UpdateVotes(self._links, spec.ranks_here, journal)
-            if spec.nnodes == 1
-            else UpdateClearances(self._links, spec.world_size, spec.ranks_here, journal)
-        )
+        links, own, all_of = self._links, spec.ranks_here, spec.world_size
+        self._votes: UpdateVotes | UpdateClearances = UpdateVotes(links, own, journal)
+        if spec.nnodes > 1:
+            self._votes = UpdateClearances(links, all_of, own, journal, spec.silence_s)
 
     def attach(self, loop: Loop, agent: AgentPort) -> None:
         """Listen on ``loop``."""

@@ -101,7 +101,7 @@ class HooksRelay:
         self._shared = SharedPages(self._links, self._pages, spec.ranks_here)
         self._copies = CopiedPages(self._links, spec.ranks_here)
         self._orphaned = OrphanedPages(spec.job_id, self._pages, self._copies)
-        self._clearance = NodeClearance(self._links, spec.ranks_here)
+        self._clearance = NodeClearance(self._links, spec.ranks_here, spec.silence_s)
         self._send = send
         self._record = kept
         self._mark_name = f".msrun-{spec.job_id}-node-{spec.node_rank}"

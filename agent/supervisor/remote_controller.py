@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from agent.arrivals.successors import HEAD
@@ -14,14 +15,17 @@ from agent.arrivals.takeover import SuccessorWatch
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
+from agent.health.heartbeats import MANY_NODES, Heartbeats
+from agent.health.mute_controller import MuteController
 from agent.hooks.rank_links import Said
 from agent.launch.scheduler_watch import SchedulerWatch, may_train_on
 from agent.machine.loop_calls import until_closed
 from agent.nodes.checkpoint_copy import CheckpointFetcher, CheckpointPlace
 from agent.nodes.codec import pack_event, unpack_action
 from agent.nodes.join import JoinedNode
-from agent.nodes.line import Loss, LossKind, plain_address
+from agent.nodes.line import CALM, LIMIT_S, VERY_CALM, Loss, LossKind, plain_address
 from agent.nodes.link import NodeLink
+from agent.nodes.messages import StillThere
 from agent.nodes.run_messages import (
     BudgetKnown,
     CheckpointKnown,
@@ -49,7 +53,7 @@ from agent.nodes.run_messages import (
 from agent.nodes.tls import PLAIN, Security
 from agent.rank_logs.node_logs import NodeLogs
 from agent.records.complete_checkpoint import CompleteCheckpoint
-from agent.seat.records import NO_TERM
+from agent.seat.records import NO_TERM, NodeShare
 from agent.spec.spent_budget import ToldBudget
 from agent.spread.keeper import MemoryKeeper
 from agent.supervisor.head import Deputy
@@ -63,10 +67,6 @@ from worker_hooks.contract import protocol
 SAVE_S = 1800.0  # for ranks that save by themselves; as the forkserver gives them on one node
 KILL_S = 30.0  # for killed ranks to be gone: a device may keep one for good
 BRING_S = 1500.0  # for a checkpoint to come here: a rank waits longer for the answer
-BEAT_S = 1.0  # how old what the controller's node knows of the ranks' progress may be
-WOKEN_S = 1.0  # after a stop, until what has happened meanwhile was heard
-RARE_BEAT_S = 2.5  # the same of many nodes' ranks that wait: less than what counts as old there
-MANY_NODES = 256
 LONG_S = 3.0  # a replacement takes less, as a rule, and does not share the line with copies then
 ELSEWHERE_S = 60.0  # for ranks of other nodes to notice that one here died, and to save
 LOST = "a rank is lost, and no scheduler is there"
@@ -159,9 +159,7 @@ class RemoteController:
         self._host = host
         self._take_part = lost
         self._node_rank = node_rank
-        self._beats: asyncio.TimerHandle | None = None
-        self._told_s = 0.0  # when they were told last
-        self._woke_s = -WOKEN_S  # when that was too late: this process was stopped
+        self._beats = Heartbeats(self._tell_beats, self._is_rare, lambda: link.limit_s)
         self._is_asked = False  # somebody wants the job to end
         self._is_hurried = False  # somebody wants the ranks, which save by themselves, to end
         self.view = JobView()
@@ -199,15 +197,23 @@ class RemoteController:
         )
         self._hooks.as_here = self._memory.as_here
         self._hooks.bring_memory = self._memory.bring
+        self._mute = MuteController(
+            self._link,
+            self._say,
+            self._lose_mute,
+            self._patience,
+            lambda: self.nodes[self.head] if self.nodes else None,
+            self._link.limit_s or LIMIT_S,
+        )
         self._checkpoints = CheckpointFetcher(call_soon, self._security, self._say, self._keep)
 
     def begin(self) -> None:
         """The node is ready: hear what it is to do."""
         self._link.attach(self._loop, self._hear, self._lost)
-        self._hooks.watch(self._link.is_in_doubt)
+        self._hooks.watch(self._mute.is_in_doubt)
         self._logs.attach(self._loop, self._link.send, lambda: self._link.is_open)
-        self._told_s = self._loop.time()
-        self._set_beats(self._told_s + BEAT_S)
+        self._beats.attach(self._loop)
+        self._mute.attach(self._loop)
 
     def post(self, event: ev.Event) -> None:
         """Tell what happened; what follows from it will be ordered."""
@@ -233,47 +239,38 @@ class RemoteController:
         """The job is over."""
         if self._alone is not None:
             self._stop_looking()
+        self._mute.close()
         self._memory.forget()
         self._logs.close()
         self._link.close()
 
-    def _tell_beats(self) -> None:
-        if not self._link.is_open:
-            return
-        if self._has_been_stopped:
-            self._woke_s = self._loop.time()
-        self._hooks.tell_beats()
-        self._told_s = self._loop.time()
-        self._set_beats(self._told_s + self._beat_s)
+    def _tell_beats(self) -> bool:
+        if is_open := self._link.is_open:
+            self._hooks.tell_beats()
+        return is_open
 
-    @property
-    def _has_been_stopped(self) -> bool:
-        """Whether this process has said nothing for so long that it may count as lost."""
-        now_s, limit_s = self._loop.time(), self._link.limit_s
-        return 0 < limit_s < now_s - self._told_s or now_s < self._woke_s + WOKEN_S
+    def _is_rare(self) -> bool:
+        return self.view.state.is_interrupted and len(self.nodes) > MANY_NODES
 
-    @property
-    def _beat_s(self) -> float:
-        """Between two heartbeats: those of thousands of nodes take as long as a replacement."""
-        is_rare = self.view.state.is_interrupted and len(self.nodes) > MANY_NODES
-        return RARE_BEAT_S if is_rare else BEAT_S
+    def _patience(self) -> float:
+        """How many times the limit the controller's msrun may say nothing."""
+        nodes, dead = len(self.nodes), bool(self._dead)
+        if not (self.view.has_hooks or dead):  # nothing would be saved, and nobody waits for it
+            return inf
+        are_enough = NodeShare.of(nodes - 1, nodes) is NodeShare.MOST or bool(self.term)
+        return CALM if are_enough and self.view.has_hooks else VERY_CALM
 
-    def _set_beats(self, when: float) -> None:
-        if self._beats is not None:
-            self._beats.cancel()
-        self._beats = self._loop.call_at(when, self._tell_beats)
+    def _lose_mute(self, why: str) -> None:
+        self._link.give_up(Loss(LossKind.MUTE, why))
 
     def _know(self, message: JobKnown) -> None:
-        state, before_s = JobState(message.state), self._beat_s
+        state = JobState(message.state)
         self.view = JobView(state, *message[1:])
         self.has_run |= state is JobState.RUNNING
         was = self._unsettled
         if was is not None and state is JobState.RUNNING and message.attempt > was.attempt:
             self._unsettled = None
-        if self._beats is not None and self._beat_s != before_s:
-            latest_s = self._told_s + self._beat_s
-            # not all nodes at the same moment, if they are late for it
-            self._set_beats(max(latest_s, min(self._beats.when(), self._loop.time() + BEAT_S)))
+        self._beats.look()
         self._node.decided(self.view, Holders())
 
     def _hear(self, message: object) -> None:  # noqa: C901, PLR0912  a row for each kind
@@ -298,6 +295,8 @@ class RemoteController:
                 self._obey(unpack_action(message.action), message.port)
             case Wake():
                 self._node.wake(message.rank)
+            case StillThere():
+                pass  # the line knows when it was heard last
             case TakeMemory():
                 self._memory.take(message)
             case ResumeFrom():
@@ -385,7 +384,8 @@ class RemoteController:
 
     def _lost(self, loss: Loss) -> None:
         """Without it nothing is decided; while nothing has to be, the ranks may go on."""
-        if self._has_been_stopped:  # that node lives, and goes on without this one, or is done
+        self._mute.close()
+        if self._beats.was_stopped:  # that node lives, and goes on without this one, or is done
             loss = loss._replace(kind=LossKind.GIVEN_UP)
         if self._unsettled is not None:  # what has befallen the one before counts
             loss, self.head, _ = self._unsettled

@@ -13,7 +13,6 @@ from agent.launch.prepare import Prepared, StartedForkserver
 from agent.notify.notifier import Notifier
 from agent.spec.console import Console
 from agent.spec.run_facts import RunFacts
-from agent.spec.spent_budget import SpentBudget
 from agent.supervisor.run_parts import RunParts, make_parts, report, take_apart
 from agent.supervisor.status import StatusFile
 from agent.text.tone import Tone
@@ -85,7 +84,8 @@ def run(
     ending = controller.ending
     goes_on = nodes is not None and nodes.goes_on_with > 0
     code, farewell = ending.exit_code, "" if nodes is None else nodes.farewell
-    if goes_on:
+    is_outvoted = nodes is not None and nodes.going_on.is_outvoted and not controller.is_to_end
+    if goes_on or is_outvoted:
         console.say(ending.reason)
     else:
         report(ending, prepared, parts, environ, console)
@@ -98,7 +98,7 @@ def run(
     take_apart(prepared, ignited)
     if farewell:
         return RunResult(code, has_left=True)
-    following = _following(nodes, parts, ignited, environ, console, controller.spent)
+    following = _following(nodes, parts, ignited, environ, console, controller)
     return RunResult(ending.exit_code, following, is_stopped=ending.state is JobState.STOPPED)
 
 
@@ -145,14 +145,24 @@ def _following(
     ignited: StartedForkserver,
     environ: Mapping[str, str],
     console: Console,
-    spent: SpentBudget,
+    controller: JobController,
 ) -> Continuation | None:
     """What this node, node 0, takes part in next; ``None``: in nothing, as far as it finds."""
-    if nodes is None or not (expected := nodes.goes_on_with):
+    if nodes is None:
+        return None
+    expected = nodes.goes_on_with
+    is_outvoted = nodes.going_on.is_outvoted and not controller.is_to_end
+    if not (expected or is_outvoted):
         return None
     from agent.supervisor.run_controlled import NextJob
 
+    spent = controller.spent
     following = NextJob(nodes.met, environ, console, parts.starter, ignited, lambda: spent)
+    if is_outvoted:
+        found = following.beside(nodes.nodes, nodes.rank)
+        if found is not None:
+            console.say("this node looks for the others, and waits for a place in their job")
+        return found and found._replace(past=parts.kept, kept=controller.ending.saved or "")
     following.follow(nodes.nodes, stay=nodes.staying)
     found = following.lost(parts, 0, 0.0)
     if found is None:

@@ -234,7 +234,7 @@ class NextJob:
         self._spec = met.prepared.spec  # with the place that this node has as they meet
         self._job: JobSpec | None = None
         self._early: StartedForkserver | None = None
-        self._is_silent = self._is_spare = False
+        self._is_silent = self._is_mute = self._is_spare = False
         self._is_loss = True  # of node 0: else it gathers the others, or has left
         self._without_first = self._stay = 0
         self._term = ""
@@ -263,6 +263,7 @@ class NextJob:
         places = {0: head, head: 0}
         self._spec = spec = spec._replace(node_rank=places.get(spec.node_rank, spec.node_rank))
         self._is_silent = loss.kind is not LossKind.PROOF
+        self._is_mute = loss.kind is LossKind.MUTE
         # as with any other node; what a lost one has on a disk of its own nobody else sees
         is_allowed = self._spent().restarts < self._met.prepared.spec.max_restarts
         self._may_be_set_back = is_allowed and not controller.view.is_apart
@@ -309,6 +310,28 @@ class NextJob:
         self._is_loss = False
         self._job = next_job(self._met.asked)
         self._start(self._job)
+
+    def beside(self, nodes: tuple[NodeFacts, ...], own: int) -> Continuation | None:
+        """What follows on the controller's node if the others may go on without it.
+
+        They go on from what they have saved, so it waits for a place as a node that is new.
+
+        Args:
+            nodes: of the job.
+            own: its place among them.
+
+        Returns:
+            ``None``: nobody can find the others, or this node has no ranks.
+        """
+        others = tuple(node for node in nodes if node.rank != own)
+        door = self._met.door
+        if door is None or not nodes[own].nproc or not any(node.door for node in others):
+            return None
+        job = next_job(self._met.asked)
+        assert job.cluster is not None
+        job = job._replace(cluster=job.cluster._replace(home=None))  # which may be this node
+        self._start(job)
+        return Continuation(job, others, None, door, self._early, token=self._met.token)
 
     def _start(self, job: JobSpec) -> None:
         with suppress(UsageError):  # no process can be started now: later, perhaps
@@ -375,6 +398,7 @@ class NextJob:
             met.door,
             self._early,
             self._is_silent,
+            self._is_mute,
             met.token,
             term=self._term,
             without_first=self._without_first,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from support.cluster import Cluster
 from support.node_jobs import PORT, NodeJobs, check_nothing_left
-from support.node_trainings import SCRIPT, go, train, weights
+from support.node_trainings import SCRIPT, go, logs_of, train, weights
 
 Nodes = Callable[[int], Cluster]
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
@@ -44,4 +44,29 @@ def test_it_counts_as_lost_and_a_spare_node_takes_its_place(
     assert weights(job.logs().values()) == undisturbed
     assert "no step is lost" in job.head.errors
     assert ended[2].err.splitlines()[-1].startswith("msrun: the job is over: ")
+    check_nothing_left(*jobs.cluster.nodes)
+
+
+@pytest.mark.parametrize("killed", [(), (3,)], ids=["alone", "as a rank elsewhere is killed"])
+def test_node_0_counts_as_lost_too_and_takes_its_place_again(
+    nodes: Nodes, undisturbed: list[str], killed: tuple[int, ...]
+) -> None:
+    """The job waited for as long as that msrun was stopped, and nobody said so."""
+    jobs = NodeJobs(nodes(4))
+    job = train(jobs, SOONER, "/", *WAITS, nodes=range(4), nproc=1)
+    job.await_lines("waits in step 5")
+    job.head.await_error("protected")
+    stopped, leads = job.parts[:2]
+    stopped.signal(signal.SIGSTOP)
+    job.kill_rank(*killed)
+    go(jobs)
+    leads.await_error("node 0 (node0) answers, but its msrun has said nothing for ")
+    leads.await_error("the controller's node has said nothing for 9 s: the ranks of this node save")
+    leads.await_error("this node takes the part of node 0, which is lost; step 4 is saved")
+    stopped.signal(signal.SIGCONT)
+    stopped.await_error("more than half of the nodes are silent, and may go on without this one")
+    stopped.await_error("this node looks for the others, and waits for a place in their job")
+    go(jobs, 7)
+    assert [part.wait().code for part in job.parts] == [0] * 4, job.told()
+    assert weights(logs_of(*job.parts)) == undisturbed
     check_nothing_left(*jobs.cluster.nodes)

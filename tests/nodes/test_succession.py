@@ -14,7 +14,7 @@ from support.cluster import Cluster
 from support.jobs import DEADLINE_S, PYTHON
 from support.node_drills import told_place
 from support.node_jobs import PORT, NodeJobs, NodeMsrun, NodesJob, check_nothing_left, static
-from support.node_trainings import PATIENT, SCRIPT, check_weights, go, train, weights
+from support.node_trainings import PATIENT, SCRIPT, check_weights, go, logs_of, train, weights
 from support.screens import LEAVE, Terminal
 from support.sharded_trainings import SCRIPT as SHARDED
 
@@ -43,11 +43,6 @@ def begun(job: NodesJob) -> None:
     """All ranks wait in step 3, and are protected."""
     job.await_lines("waits in step 3")
     job.head.await_error("protected")
-
-
-def logs_of(*parts: NodeMsrun) -> list[str]:
-    """Those of the ranks in the last job of these msruns."""
-    return [path.read_text() for part in parts for path in part.folder.glob("worker_*.log")]
 
 
 def check_bitwise(undisturbed: Sequence[str], *parts: NodeMsrun) -> None:

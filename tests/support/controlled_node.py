@@ -11,6 +11,16 @@ from agent.supervisor.remote_controller import RemoteController
 class FakeLink:
     def __init__(self):
         self.said, self.is_open, self.limit_s = [], True, 10.0
+        self.silent_s = 0.0  # how long nothing was heard
+
+    def mute_s(self):
+        return self.silent_s
+
+    def catch_up(self):
+        pass
+
+    def give_up(self, loss):
+        self.lose(loss)
 
     def is_in_doubt(self):
         return not self.is_open

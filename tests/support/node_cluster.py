@@ -39,6 +39,7 @@ class FakeLink:
     """A line to a node that says what the test says."""
 
     def __init__(self):
+        self.limit_s = 10.0
         self.said, self.is_open, self.drained = [], True, None
         self.unread = []  # messages that :meth:`catch_up` hears
         self.is_stopped, self.doubted_s = False, 0.0

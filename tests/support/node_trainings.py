@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from support.jobs import WORKERS
-from support.node_jobs import NodeJobs, NodesJob
+from support.node_jobs import NodeJobs, NodeMsrun, NodesJob
 from worker_hooks.storage import manifest as manifests
 
 SCRIPT = WORKERS / "train_on_nodes.py"
@@ -32,6 +32,11 @@ def weights(logs: Iterable[str]) -> list[str]:
     """How each rank has ended."""
     found = [re.findall(r"ended at step \d+, weights \w+", log) for log in logs]
     return sorted(line for lines in found for line in lines)
+
+
+def logs_of(*parts: NodeMsrun) -> list[str]:
+    """Those of the ranks in the last job of these msruns."""
+    return [path.read_text() for part in parts for path in part.folder.glob("worker_*.log")]
 
 
 def check_weights(found: list[str], undisturbed: list[str], said: str) -> None:

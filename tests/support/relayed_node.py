@@ -29,7 +29,11 @@ class RelayedNode:
             worker.pid = os.getpid()
         journal = SimpleNamespace(event=lambda name, **about: self.journal.append((name, about)))
         spec = SimpleNamespace(
-            ranks_here=RANKS, job_id="job", node_rank=2, dump=SimpleNamespace(ttp=True)
+            ranks_here=RANKS,
+            job_id="job",
+            node_rank=2,
+            dump=SimpleNamespace(ttp=True),
+            silence_s=10.0,
         )
         kept = SimpleNamespace(add_place=lambda _: None)
         self.writes = NodeWrites("127.0.0.1", self._send)

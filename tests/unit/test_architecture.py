@@ -36,7 +36,7 @@ DOORS = {  # the modules that other packages may import; of a package that is no
     "agent.seat": "job_seat records rights tenure",
     "agent.launch": "certificates doors job_token meeting past prepare rank_plan recover_arg scheduler_watch signals succession team unprotected warm_imports",
     "agent.shadows": "shadows",
-    "agent.health": "monitor mute step_times stopped unheard",
+    "agent.health": "heartbeats monitor mute mute_controller signs_of_life step_times stopped unheard",
     "agent.dump": "beside draft executor flush memory node_copies room target",
     "agent.spread": "far_writes keeper node_writes sender",
     "agent.failure": "ending evidence evidence_json own_end post_mortem resume_advice",

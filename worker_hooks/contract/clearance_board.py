@@ -14,7 +14,7 @@ Layout, native numbers of eight bytes::
     32    the newest step that ranks here began without a clearance   ranks write it
     40    how often that happened                                     ranks write it
     48    the newest step that a rank here waits for                  ranks write it
-    56    1: a line between nodes is in doubt                         msrun writes it
+    56    so many seconds ranks wait for a line in doubt (0: none is) msrun writes it
 
 A line is in doubt while the other machine's kernel answers nothing, or its msrun says nothing: that
 node may be lost, and then an update that began without a clearance would be of a step that nobody
@@ -105,14 +105,17 @@ class ClearanceBoard:
         step = self._words[_AWAITED_AT]
         return self.is_needed(step) and not self.is_cleared(step) and not self.is_waived(step)
 
-    def doubt(self, *, is_in_doubt: bool) -> None:
-        """Whether a line between nodes is in doubt: no rank begins an update without meanwhile."""
-        self._words[_DOUBT_AT] = is_in_doubt
+    def doubt(self, most_s: int) -> None:
+        """A line between nodes is in doubt: no rank begins an update without meanwhile.
+
+        ``most_s``: for so many seconds at most, as nobody may say that it is over; 0: none is.
+        """
+        self._words[_DOUBT_AT] = most_s
 
     @property
-    def is_in_doubt(self) -> bool:
-        """Whether a line between nodes is in doubt."""
-        return bool(self._words[_DOUBT_AT])
+    def doubt_s(self) -> int:
+        """For how many seconds at most ranks wait for a line in doubt; 0: none is."""
+        return self._words[_DOUBT_AT]
 
 
 def create() -> int:

@@ -24,9 +24,6 @@ By then node 0 has noticed that a msrun is stopped: each says something every se
 VOTE_PATIENCE_S = 60.0
 """The same for a vote, where to go on may cost the step if a rank dies in it."""
 
-MOST_DOUBT_S = 20.0
-"""What patience is put off for at most: a node that is silent for 10 s is lost soon after."""
-
 OFF = (
     "updates wait no more for other nodes: rank {rank} has begun {times} of them without, as they "
     "did not answer within {seconds:g} s. {cost}"
@@ -100,7 +97,7 @@ class UpdateClearance:
         if self._is_open(step):
             return
         patience_s = VOTE_PATIENCE_S if self._is_cut else PATIENCE_S
-        until_s = time.monotonic() + MOST_DOUBT_S
+        since_s = time.monotonic()
         if not self._is_cut:
             self._board.wait_for(step)
 
@@ -109,8 +106,8 @@ class UpdateClearance:
 
         def is_patient() -> bool:
             """To go on now would cost what a node alone holds, if that is lost."""
-            is_in_doubt = not self._is_cut and self._board.is_in_doubt
-            return is_held() or (is_in_doubt and time.monotonic() < until_s)
+            doubt_s = 0 if self._is_cut else self._board.doubt_s
+            return is_held() or time.monotonic() < since_s + doubt_s
 
         self._waits_for = step
         self.is_waiting = True

@@ -31,6 +31,7 @@ from typing import Any
 
 from agent.controller import events as ev
 from agent.controller.states import JobState
+from agent.health.heartbeats import BEAT_S, MANY_NODES, RARE_BEAT_S
 from agent.machine.process_use import ProcessNews
 from agent.nodes.alike import said_alike
 from agent.nodes.codec import pack_event
@@ -50,7 +51,6 @@ from agent.nodes.run_messages import (
 )
 from agent.nodes.tls import PLAIN
 from agent.nodes.transfer import asked, give
-from agent.supervisor.remote_controller import BEAT_S, MANY_NODES, RARE_BEAT_S
 from agent.text.ranges import parse_increasing
 from msrun import __version__
 from worker_hooks.contract import protocol

@@ -33,6 +33,7 @@ from support.node_simulator.node_words import (
     START_S,
     join_of,
 )
+from support.node_simulator.stops import Stops
 
 if TYPE_CHECKING:
     from support.node_simulator.simulation import Simulation, World
@@ -67,6 +68,7 @@ class Msrun:
         self._gathering: Gathering | None = None
         self._admission: Admission | None = None
         self._seats: dict[Any, tuple[Msrun, Line]] = {}
+        self.stops = Stops(sim, self)
         sim.all.append(self)
 
     # --- the outside ----------------------------------------------------------------------------
@@ -97,8 +99,15 @@ class Msrun:
         self.sim.clock.after(delay_s, self._in_turn, self._turn, happens, about)
 
     def _in_turn(self, turn: int, happens: Any, about: tuple[Any, ...]) -> None:
+        if self.stops.defers(self._in_turn, turn, happens, about):
+            return
         if self.is_alive and turn == self._turn:
             happens(*about)
+
+    @property
+    def answers(self) -> bool:
+        """Whether it lets nodes in that come."""
+        return self.is_alive and not self.stops.is_stopped and self.what in {"gathers", "controls"}
 
     # --- in a job -------------------------------------------------------------------------------
 
@@ -154,7 +163,7 @@ class Msrun:
         elif self.what == "has joined" and self._search is None:
             self.come(self._known)
         elif self.what == "has joined":
-            self._search.unanswered(self._dialled)
+            self._search.unanswered(self._dialled, self.sim.clock.now)
             self._look_again()
         elif self.what == "asks":
             self._ask_again()
@@ -179,9 +188,8 @@ class Msrun:
             self._known = self.world.nodes()
             self._unheard = dict.fromkeys(range(len(self._known)), self.sim.clock.now)
             self._until_s = self.sim.clock.now + LONGEST_S
-            self._successors = self.sim.rules.successors(
-                self.place, self.world.head, range(len(self._known))
-            )
+            others = range(len(self._known))
+            self._successors = self.sim.rules.successors(self.place, self.world.head, others)
             self.become("seeks")
             self._seek()
         else:
@@ -198,10 +206,9 @@ class Msrun:
         elif node is not None and self._known[node].what == "leads":
             self.become("follows")
             self.after(max(0.0, self._until_s - self.sim.clock.now), self._save_after_all)
-            self.line = Line(self.sim.network, self, self._known[node])
-            self.line.send(
-                self, self._known[node].joined, self._join(living=self._living()), self.line
-            )
+            target, join = self._known[node], self._join(living=self._living())
+            self.line = Line(self.sim.network, self, target)
+            self.line.send(self, target.joined, join, self.line)
         else:
             self.after(SEEK_S, self._seek)
 
@@ -211,11 +218,11 @@ class Msrun:
             self.line = None
         self.save(self.loss)
 
-    def _living(self) -> LivingRanks:
+    def _living(self, **more: int) -> LivingRanks:
         assert self.world is not None
         world = self.world
         living = LivingRanks(world.job, self.place, self.attempt, "", "", 0, (), "train.py", 0, 0)
-        return living._replace(world=len(world.members))
+        return living._replace(**{"world": len(world.members), **more})
 
     def _lead(self) -> None:
         assert self.world is not None
@@ -264,15 +271,17 @@ class Msrun:
             return
         if lost in world.places.vacant and lost in self._doors({lost}).open:
             self.sim.note(f"{self.number} resigns: node 0 is back")
-            for line in world.lines.values():
-                line.close(self)
-            for line in self.spares.values():
+            for line in (*world.lines.values(), *self.spares.values()):
                 line.close(self)
             self.spares = {}
             world.head, self.unsettled = lost, None
             self.save(self.loss)
             return
         self.after(LOOK_S, self._watch_home, world, lost)
+
+    def look_for_others(self, nodes: list[Msrun]) -> None:
+        """They may go on without this one, which controlled them."""
+        self._meet(nodes, Loss(LossKind.PROOF, "it is outvoted"), is_spare=True)
 
     def save(self, loss: Loss) -> None:
         """The ranks hold, save their step, and end."""
@@ -300,17 +309,14 @@ class Msrun:
 
     def _meet(self, known: list[Msrun], loss: Loss, *, is_spare: bool) -> None:
         self._is_spare = is_spare
-        is_silent = loss.kind is LossKind.SILENCE and not is_spare
-        now = self.sim.clock.now
+        is_silent, is_mute = loss.kind is not LossKind.PROOF, loss.kind is LossKind.MUTE
+        is_silent, now = is_silent and not is_spare, self.sim.clock.now
         self._know(known)
-        self._unheard[0] -= LIMIT_S * is_silent
-        self._search = self.sim.search(
-            len(known) if is_spare else self.door,
-            range(len(known)),
-            now,
-            is_spare=is_spare,
-            is_silent=is_silent,
-        )
+        self._unheard[0] -= LIMIT_S * (is_silent and not is_mute)
+        place = len(known) if is_spare else self.door
+        others = [rank for rank, each in enumerate(known) if each is not self or rank == place]
+        kinds = {"is_spare": is_spare, "is_silent": is_silent, "is_mute": is_mute}
+        self._search = self.sim.search(place, others, now, **kinds)
         self._until_s = now + self.sim.wait_s
         needs_store = is_silent and NodeShare.of(len(known) - 1, len(known)) is NodeShare.HALF
         term = "" if is_spare else self.term
@@ -366,11 +372,11 @@ class Msrun:
     def _dial(self, target: Msrun, until_s: float) -> None:
         """Who listens and does not answer yet may do so while its kernel keeps the connection."""
         assert self._search is not None
-        is_there = target.is_alive and self.sim.network.reach(self, target)
-        if not is_there or self.sim.clock.now > until_s:
-            self._search.unanswered(self._dialled)
+        is_there, now = target.is_alive and self.sim.network.reach(self, target), self.sim.clock.now
+        if not is_there or now > until_s:
+            self._search.unanswered(self._dialled, now)
             self._look_again()
-        elif target.what not in {"gathers", "controls"}:
+        elif not target.answers:
             self.after(LOOK_S, self._dial, target, until_s)
         else:
             self.become("has joined")
@@ -407,10 +413,9 @@ class Msrun:
         self._known, self.line = nodes, None
         self._until_s = until_s or self._until_s
         target = self.sim.at_door(nodes, 0)
-        there = target.is_alive and self.sim.network.reach(self, target)
         if self.sim.clock.now > self._until_s:
             self.end("the job did not begin")
-        elif there and target.what in {"gathers", "controls"}:
+        elif target.answers and self.sim.network.reach(self, target):
             self.become("has joined")
             self.line = Line(self.sim.network, self, target)
             self.line.send(self, target.joined, self._join(), self.line)
@@ -430,17 +435,14 @@ class Msrun:
     def _ask(self) -> None:
         assert self.world is not None
         target = self.sim.at_door(self.world.nodes(), 0)
-        there = target.is_alive and self.sim.network.reach(self, target)
-        if not there or target.what not in {"gathers", "controls"}:
+        if not (target.answers and self.sim.network.reach(self, target)):
             self._ask_again()
             return
-        living = LivingRanks(
-            self.world.job, self.place, self.world.attempt, "", "", 0, (), "train.py", 0, 0
-        )
-        living = living._replace(world=len(self.world.members) - 1)
+        world = self.world
+        living = self._living(attempt=world.attempt, world=len(world.members) - 1)
         self.become("asks")
-        self.line = Line(self.sim.network, self, target)
-        self.line.send(self, target.joined, self._join(living=living), self.line)
+        self.line, join = Line(self.sim.network, self, target), self._join(living=living)
+        self.line.send(self, target.joined, join, self.line)
 
     def _watch_others(self) -> None:
         """As the watch for a scheduler does: the doors of the others, and the notes of their ranks."""
@@ -484,19 +486,18 @@ class Msrun:
     def _knock(self, is_succession: bool) -> None:
         assert self._admission is not None
         if self.sim.clock.now > self._until_s:
-            self._turn_away("not all nodes came")
-            self.end("not all nodes came")
+            self._turn_away(why := "not all nodes came")
+            self.end(why)
             return
         if is_succession:
             assert self._search is not None
             try:
                 awaited = self._admission.awaited()
-                self._admission.doors = self._search.gather(
-                    self._doors({0, *awaited}),
-                    self.sim.clock.now,
-                    is_seated=self._right.held is not None,
-                )
-                self._claim({*range(len(self._known))} - awaited)
+                here, doors = {*range(len(self._known))} - awaited, self._doors({0, *awaited})
+                may_begin = self._survivors is not None and self._survivors.may_begin(here, doors)
+                kinds = {"is_seated": self._right.held is not None, "are_enough": may_begin}
+                self._admission.doors = self._search.gather(doors, self.sim.clock.now, **kinds)
+                self._claim(here)
             except NodeZeroBackError:
                 for _, line in self._seats.values():
                     line.close(self)

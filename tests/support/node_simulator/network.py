@@ -74,6 +74,8 @@ class Line:
             self._waiting.append((to, hear, about))
 
     def _arrive(self, to: Any, hear: Callable[..., None], about: tuple[Any, ...]) -> None:
+        if to.stops.defers(self._arrive, to, hear, about):
+            return
         if self.open[to] and to.is_alive:
             hear(*about)
 
@@ -84,9 +86,11 @@ class Line:
             self._deliver(self.other(end), self._lose, (self.other(end), GONE))
 
     def _lose(self, end: Any, loss: Loss) -> None:
+        if end.stops.defers(self._lose, end, loss):
+            return
         if self.open[end] and end.is_alive:
             self.close(end)
-            end.lost(self, loss)
+            end.lost(self, end.stops.judged(loss))
 
     def cut(self) -> None:
         self._cuts += 1

@@ -24,6 +24,7 @@ from agent.supervisor.all_nodes import FENCE_S
 from support.node_simulator.msrun import Msrun
 from support.node_simulator.network import JITTER_S, Clock, Line, Network
 from support.node_simulator.node_words import START_S
+from support.node_simulator.stops import LONGEST_S
 from support.node_simulator.store import ASKED, STORE, Store
 
 STEP_S = 1.0
@@ -150,6 +151,8 @@ class World:
     def _lose(self, place: int, node: Msrun, loss: Loss, controller: Msrun) -> None:
         if self.is_over or controller is not self.controller or not controller.is_alive:
             return
+        if controller.stops.defers(self._lose, place, node, loss, controller):
+            return
         if self.members[place] is not node:
             return
         self.members[place] = None
@@ -159,7 +162,7 @@ class World:
         self.places.lose(place, now, is_silent=is_silent, was_heard=was_heard)
         standing = self.places.standing(now)
         if standing is NodeShare.FEW:
-            self.end("more than half of the nodes are silent")
+            self.end("more than half of the nodes are silent", is_outvoted=True)
             return
         if self.right is not None:
             self.right.lost(node, is_silent=is_silent)
@@ -171,6 +174,8 @@ class World:
         self.fill_places()
 
     def _give_up(self, place: int, node: Msrun, controller: Msrun) -> None:
+        if controller.stops.defers(self._give_up, place, node, controller):
+            return
         still = place in self.places.vacant and self.began_with[place] is node
         if still and controller is self.controller:
             self.end("no node came in the place of the lost one")
@@ -226,6 +231,8 @@ class World:
             self._tick(controller)
 
     def _tick(self, controller: Msrun) -> None:
+        if controller.stops.defers(self._tick, controller):
+            return
         if controller is self.controller and controller.is_alive and not self.is_over:
             self._do(self.right.passed(self.sim.clock.now))
             self.sim.clock.after(1.0, self._tick, controller)
@@ -243,9 +250,11 @@ class World:
                 self.places.is_in_doubt = False
                 self.fill_places()
             elif hasattr(action, "why"):
-                self.end(action.why)
+                self.end(action.why, is_outvoted=True)
 
     def _hear(self, asker: Msrun, happened: str, *about: Any) -> None:
+        if asker.stops.defers(self._hear, asker, happened, *about):
+            return
         if asker is self.controller and asker.is_alive and not self.is_over:
             if happened == "took":
                 self.sim.note(f"{self.job} has the seat: {about[0].term}")
@@ -260,7 +269,7 @@ class World:
         if self.right is not None:
             self.right.knows(node, number)
 
-    def end(self, why: str) -> None:
+    def end(self, why: str, *, is_outvoted: bool = False) -> None:
         """The step is saved, and all are told."""
         if self.is_over or not self.controller.is_alive:
             return
@@ -270,9 +279,16 @@ class World:
             self.sim.store.leave(self.controller, self.right.held)
         for node, line in self.lines.items():
             line.send(self.controller, node.over)
-        for node, line in self.controller.spares.items():
-            line.send(self.controller, node.over)
-        self.sim.clock.after(5.0, self.controller.end, why)
+        if not is_outvoted or self.by_hand:
+            for node, line in self.controller.spares.items():
+                line.send(self.controller, node.over)
+            self.sim.clock.after(5.0, self.controller.end, why)
+            return
+        self.controller.become("ends its ranks")
+        for line in self.controller.spares.values():
+            line.close(self.controller)
+        self.controller.spares = {}
+        self.controller.after(5.0, self.controller.look_for_others, self.doors())
 
 
 class Promises:
@@ -446,7 +462,7 @@ class Simulation:
 
     # --- what happens ---------------------------------------------------------------------------
 
-    def trouble(self) -> None:  # noqa: C901  a row for each kind
+    def trouble(self) -> None:  # noqa: C901, PLR0912  a row for each kind
         """One thing goes wrong, or gets better."""
         rng = self.rng
         machine = rng.randrange(self.nodes) if rng.random() < 0.6 else 0
@@ -455,7 +471,8 @@ class Simulation:
             self.note("the store is off")
             self.network.change(off=STORE)
             return
-        match rng.choice(("cut", "cut", "mend", "kill", "kill", "off", "again", "again")):
+        kinds = "cut", "cut", "mend", "kill", "kill", "off", "again", "again", "stop", "stop"
+        match rng.choice(kinds):
             case "cut":
                 self.network.change(self._parts())
                 if (
@@ -473,6 +490,8 @@ class Simulation:
                     not self.by_hand and rng.random() < CLOSE
                 ):  # as the others look for another controller
                     self.clock.after(PATIENCE_S * rng.random(), self.trouble)
+            case "stop" if there:
+                there[-1].stops.stop(LONGEST_S * rng.random())
             case "off" if there and rng.random() < 0.5:
                 self.note(f"machine {machine} is off")
                 for each in there:

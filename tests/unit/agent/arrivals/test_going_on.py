@@ -77,6 +77,7 @@ def test_without_a_store_node_0_goes_on_with_half(lost, outvoted):
     for rank in lost:
         job.lose(rank)
     assert job.done == [OUTVOTED] * outvoted
+    assert job.going_on.is_outvoted is outvoted
     assert job.place(1) == 1
     assert job.going_on.held is None
     job.going_on.close(goes_on=False, is_done=True, saved="")

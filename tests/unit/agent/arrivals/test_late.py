@@ -18,7 +18,7 @@ from support.meeting_nodes import (
 from agent.arrivals.late import NodePlace
 from agent.nodes import join as joining
 from agent.nodes.frames import PREAMBLE, FrameReader, message_of
-from agent.nodes.join import NeverBegunError, RefusedError, join
+from agent.nodes.join import LostWhileSpareError, NeverBegunError, RefusedError, join
 from agent.nodes.line import bytes_of
 from agent.nodes.messages import (
     ANY_RANK,
@@ -26,6 +26,7 @@ from agent.nodes.messages import (
     Challenge,
     Join,
     Spare,
+    StillThere,
 )
 from agent.nodes.run_messages import NodeFacts
 from agent.nodes.token import Proofs, Side
@@ -99,6 +100,7 @@ def test_a_spare_node_takes_a_place_that_becomes_free(job, late):
     late.answers[0] = Spare(())
     future, waits = spare(job)
     assert waits.wait(LONG_S)
+    late.loop.call_soon_threadsafe(late.tell_spares, StillThere())
     assert not future.done()
     late.answers[0] = SEAT
     late.loop.call_soon_threadsafe(late.seat)
@@ -165,6 +167,22 @@ def test_a_spare_node_that_loses_the_job_ends(job):
     assert isinstance(error, RefusedError)
     assert "the job has ended, goes on with others, or has lost node 0" in error.why
     assert error.exit_code == 1
+
+
+def test_a_spare_node_does_not_wait_for_a_msrun_that_is_stopped(job, monkeypatch):
+    """Its machine answers for ever, and the others may be about to go on without it."""
+    monkeypatch.setattr(joining, "CALM", 0.02)  # times ten seconds
+    future, waits = spare(job)
+    connection = job.accept()
+    nodes = (NodeFacts(0, "mn0", "", 2, 1), NodeFacts(1, "mn1", "", 2, 1, door=7))
+    for said in (Challenge("00" * 16, "1.0"), Spare(nodes), StillThere()):
+        connection.sendall(bytes_of(said))
+    assert waits.wait(LONG_S)
+    error = future.exception(LONG_S)
+    assert isinstance(error, LostWhileSpareError)
+    assert (error.is_mute, error.nodes) == (True, nodes)
+    assert error.why.endswith("has said nothing for 0 s")
+    connection.close()
 
 
 def test_a_spare_node_takes_no_place_while_nodes_gather(job):

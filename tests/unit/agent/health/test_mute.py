@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from agent.health import mute
-from agent.health.mute import CALM, LATE_S, LOOK_S, MUTE_S, MuteNodes, is_mute
+from agent.health.mute import LATE_S, LOOK_S, MUTE_S, WOKEN_S, MuteNodes, is_mute
+from agent.nodes.line import CALM
 
 
 class Line:
@@ -147,3 +148,18 @@ def test_it_looks_until_it_is_closed_and_never_without_other_nodes(nodes, monkey
     alone = Nodes(0, monkeypatch)
     assert alone.due == []
     alone.mute.close()
+
+
+@pytest.mark.parametrize(("late_s", "was_stopped"), [(0.4, False), (4.0, False), (6.0, True)])
+def test_it_knows_of_a_long_stop_of_this_process_until_what_came_meanwhile_is_heard(
+    nodes, late_s, was_stopped
+):
+    assert not nodes.mute.was_stopped
+    ((seconds, _),) = nodes.due
+    nodes.now_s += seconds + late_s  # readers come before timers
+    assert nodes.mute.was_stopped is was_stopped
+    nodes.now_s -= seconds + late_s
+    nodes.look(late_s)
+    assert nodes.mute.was_stopped is was_stopped
+    nodes.now_s += WOKEN_S
+    assert not nodes.mute.was_stopped

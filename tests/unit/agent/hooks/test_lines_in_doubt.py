@@ -17,7 +17,7 @@ from agent.nodes.line import LIMIT_S
 from agent.supervisor.all_nodes import FENCE_S
 from worker_hooks.contract import protocol
 from worker_hooks.contract.clearance_board import MOST_MISSES, ClearanceBoard
-from worker_hooks.guard.update_clearance import MOST_DOUBT_S, PATIENCE_S
+from worker_hooks.guard.update_clearance import PATIENCE_S
 
 NODES, RANKS = range(3), range(6)
 POLL_S = 0.02  # of a rank that waits
@@ -100,7 +100,7 @@ class Job:
         self.spoke_s = dict.fromkeys(NODES, 0.0)  # when node 0 last heard the msrun of each
         self.lines = {pair: Line(self, *pair) for pair in ((0, 1), (0, 2), (1, 0), (2, 0))}
         self.boards = [Boards() for _ in NODES]
-        self.all = UpdateClearances(self.boards[0], len(RANKS), (0, 1), Silent())
+        self.all = UpdateClearances(self.boards[0], len(RANKS), (0, 1), Silent(), LIMIT_S)
         self.all.over(NODES, [self.lines[0, 1], self.lines[0, 2]])
         self.all.attach(lambda s, act: self.after(s, lambda: self.turn(0, act)))
         self.nodes = {node: self.node(node) for node in (1, 2)}
@@ -122,7 +122,10 @@ class Job:
         self.after(BEAT_S, lambda: self.beat(node))
 
     def node(self, number):
-        made, line = NodeClearance(self.boards[number], self.of(number)), self.lines[number, 0]
+        made, line = (
+            NodeClearance(self.boards[number], self.of(number), LIMIT_S),
+            self.lines[number, 0],
+        )
         made.attach(
             lambda s, act: self.after(s, lambda: self.turn(number, act)),
             line.is_in_doubt,
@@ -219,7 +222,7 @@ class Job:
             self.committed[rank] = step
             self.begin(rank)
             return
-        if board.is_in_doubt and self.now_s < began_s + MOST_DOUBT_S:
+        if self.now_s < began_s + board.doubt_s:
             until_s = self.now_s + PATIENCE_S
         elif self.now_s > until_s:
             board.waive(step)

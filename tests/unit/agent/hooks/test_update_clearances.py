@@ -53,7 +53,7 @@ class Job:
 
     def __init__(self):
         self.links, self.journal, self.sent = Links(), Journal(), []
-        self.clearances = UpdateClearances(self.links, 3, (0, 1), self.journal)
+        self.clearances = UpdateClearances(self.links, 3, (0, 1), self.journal, 10.0)
         self.doubts, self.timers = [], []
         self.clearances.over((0, 1), [self])
         self.clearances.attach(lambda seconds, act: self.timers.append((seconds, act)))
@@ -162,10 +162,10 @@ def test_a_node_that_asks_hears_whether_a_line_is_in_doubt(job):
     job.look()
     job.ready(7, nodes=(1,))
     assert job.sent[-1] == UpdatesCleared(0, 7, 0, 0, is_in_doubt=True)
-    assert job.links.boards[0].is_in_doubt
+    assert job.links.boards[0].doubt_s
     job.ready(7, nodes=(0,))
     assert job.sent[-1] == UpdatesCleared(0, 7, 0, 7)
-    assert not job.links.boards[0].is_in_doubt
+    assert not job.links.boards[0].doubt_s
 
 
 def test_who_asks_in_another_attempt_is_not_heard(job):
@@ -189,7 +189,7 @@ class Waiting:
 
     def __init__(self):
         self.links, self.timers, self.asked, self.doubt = Links(), [], [], False
-        self.node = NodeClearance(self.links, (4,))
+        self.node = NodeClearance(self.links, (4,), 10.0)
         later = lambda _, act: self.timers.append(act)  # noqa: E731
         self.node.attach(later, lambda: self.doubt, self.asked.append)
         self.node.hand(4, protocol.OpenVote(is_over_nodes=True))
@@ -232,19 +232,19 @@ def test_a_line_is_in_doubt_until_something_is_heard(waiting):
     waiting.board.wait_for(7)
     waiting.doubt = True
     waiting.look()
-    assert waiting.board.is_in_doubt
+    assert waiting.board.doubt_s
     waiting.doubt = False
     waiting.look()
-    assert not waiting.board.is_in_doubt
+    assert not waiting.board.doubt_s
 
 
 def test_a_doubt_that_is_told_stays_until_it_is_taken_back(waiting):
     waiting.board.wait_for(7)
     waiting.node.take(UpdatesCleared(0, 7, 0, 6, is_in_doubt=True))
     waiting.look()
-    assert waiting.board.is_in_doubt
+    assert waiting.board.doubt_s
     waiting.node.take(UpdatesCleared(0, 7, 0, 6))
-    assert not waiting.board.is_in_doubt
+    assert not waiting.board.doubt_s
 
 
 def test_a_board_is_looked_at_no_more_once_it_is_closed(waiting):
@@ -294,7 +294,7 @@ def test_who_could_not_be_sent_the_board_is_sent_it_later(job):
 
 
 def test_all_ranks_of_other_nodes_are_told_by_one_call(job):
-    job.clearances = UpdateClearances(job.links, 5, (0, 1), job.journal)
+    job.clearances = UpdateClearances(job.links, 5, (0, 1), job.journal, 10.0)
     job.clearances.open(0, range(5), is_cut=False)
     assert job.links.elsewhere == [[2, 3, 4]]
 
@@ -311,13 +311,13 @@ def test_a_new_attempt_begins_anew(job):
 
 
 def test_a_node_is_ready_once_all_its_ranks_are():
-    node = NodeClearance(Links(), (4, 5))
+    node = NodeClearance(Links(), (4, 5), 10.0)
     assert [node.ready(4, 7), node.ready(5, 6), node.ready(5, 8), node.ready(4, 8)] == [0, 6, 7, 8]
 
 
 def test_without_a_controller_no_rank_waits():
     links = Links()
-    node = NodeClearance(links, (4,))
+    node = NodeClearance(links, (4,), 10.0)
     assert node.hand(4, protocol.OpenVote(is_over_nodes=True))
     node.take(UpdatesCleared(0, 7, 0, 6))
     assert links.boards[4].is_needed(7)
@@ -353,9 +353,10 @@ class Network:
     def __init__(self, seed, *, waits):
         self.draw, self.waits = random.Random(seed), waits
         self.links = [Links() for _ in range(3)]
-        self.clearances = UpdateClearances(self.links[0], self.RANKS, (0, 1), Journal())
+        self.clearances = UpdateClearances(self.links[0], self.RANKS, (0, 1), Journal(), 10.0)
         self.nodes = [
-            NodeClearance(links, (2 * node, 2 * node + 1)) for node, links in enumerate(self.links)
+            NodeClearance(links, (2 * node, 2 * node + 1), 10.0)
+            for node, links in enumerate(self.links)
         ]
         self.lines = {
             (a, b): deque() for a, b in ((0, 1), (0, 2), (1, 0), (2, 0))

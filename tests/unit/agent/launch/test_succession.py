@@ -31,6 +31,7 @@ from agent.spec.job_spec import (
 )
 
 GONE = Loss(LossKind.PROOF, "closed the line")
+MUTE = Loss(LossKind.MUTE, "has said nothing")
 SILENT = Loss(LossKind.SILENCE, "is lost")
 NODES = tuple(
     NodeFacts(rank, f"mn{rank}", f"10.0.0.{rank}", 2, 9, "", 100 + rank) for rank in range(6)
@@ -262,6 +263,65 @@ def test_what_says_nothing_at_node_0s_port_is_left_and_may_be_alive(meeting):
     assert knock(one, {0, 4}).gone == set()
 
 
+def searching(now_s=0.0, *, is_mute=True):
+    kinds = {"is_spare": False, "is_silent": True, "is_mute": is_mute}
+    return search.Search(1, range(4), now_s, **kinds)
+
+
+OPEN, FIRST_OPEN = Doors(open=frozenset({FIRST, 2})), Doors(open=frozenset({FIRST}))
+
+
+def test_a_node_0_that_is_stopped_is_not_dialled_and_counts_as_silent():
+    one = searching()
+    assert one.look(FIRST_OPEN, 1.0) == search.LEAD
+    told = one.gather(OPEN, 2.0)
+    assert (told.gone, told.silent, told.open) == (set(), {FIRST}, {2})
+    assert searching(is_mute=False).look(FIRST_OPEN, 1.0) == FIRST
+
+
+def test_it_is_asked_now_and_then_as_it_may_go_on_with_others_once_it_is_continued():
+    one = searching()
+    one.gather(OPEN, search.REFUSED_S)
+    with pytest.raises(NodeZeroBackError):
+        one.gather(OPEN, search.REFUSED_S + 0.1)
+    assert not one.is_first_known  # so nobody says that it is back
+    assert one.look(FIRST_OPEN, search.REFUSED_S + 0.2) == FIRST
+    one.unanswered(FIRST, search.REFUSED_S + 10.0)
+    assert one.look(FIRST_OPEN, search.REFUSED_S + 10.1) == search.LEAD  # one dial is enough
+
+
+def test_nodes_that_are_enough_do_not_ask_it():
+    one = searching()
+    for now_s in range(0, 100, 5):
+        assert one.gather(OPEN, now_s, are_enough=True).silent == {FIRST}
+    one.gather(OPEN, 100.0)
+
+
+def test_one_that_has_ended_meanwhile_is_looked_for_anew():
+    one = searching()
+    assert one.look(Doors(gone=frozenset({FIRST})), 1.0) == search.LEAD
+    assert one.is_first_known
+    assert one.look(FIRST_OPEN, 2.0) == FIRST  # it was started again
+
+
+def test_of_a_job_that_others_may_go_on_with_it_is_said_where_it_is_saved(monkeypatch):
+    lost = Continuation(next_job(JOB), NODES[1:], None, object(), None, kept="/c k/step_5")
+    monkeypatch.setattr(module, "take_back", lambda *_: None)
+
+    class Nobody:
+        def __init__(self, *_):
+            pass
+
+        def met(self):
+            raise NotStartedError("nobody", 1)
+
+    monkeypatch.setattr(module, "_Meeting", Nobody)
+    with pytest.raises(
+        NotStartedError, match=r"^nobody. To resume, .* with --resume='/c k/step_5'"
+    ):
+        module.meet_again(lost, {}, "1", print)
+
+
 def test_a_refusal_by_the_node_that_leads_is_final(meeting):
     one = meeting(Watch(doors(open={2}, gone={0, 1})), answers=[NotStartedError("no")])
     with pytest.raises(NotStartedError, match="no"):
@@ -333,6 +393,7 @@ def test_a_spare_node_joins_as_such_and_never_leads(meeting):
         ({}, NODES, GONE, ""),
         ({}, NODES, SILENT, ""),
         ({"node_rank": 1}, NODES[:2], SILENT, "more than half of the nodes"),
+        ({"node_rank": 1}, NODES[:2], MUTE, "more than half of the nodes"),
         ({"node_rank": 1}, NODES[:2], GONE, ""),
         ({"node_rank": 1}, NODES[:3], SILENT, ""),
         ({"replace": ReplaceSpec(node_wait_s=0.0)}, NODES, GONE, "--node-wait=0"),

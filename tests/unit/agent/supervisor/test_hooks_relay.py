@@ -516,13 +516,13 @@ def test_a_node_whose_ranks_wait_asks_and_doubts_its_line(node, monkeypatch):
     for each, rank in ((client, 4), (two, 5)):
         node.say(each, protocol.PageWritten(rank, 0, ready=9))
     node.turn()
-    assert board.is_in_doubt
+    assert board.doubt_s == 13 * 10  # times --node-timeout
     assert node.said[-2:] == [UpdatesReady(0, 9)] * 2
     node.relay.hear(UpdatesCleared(0, 9, 0, 9))
     node.turn()
     node.said.clear()
     node.turn()
-    assert (node.said, board.is_in_doubt) == ([], False)
+    assert (node.said, board.doubt_s) == ([], 0)
     board.close()
     del page
 

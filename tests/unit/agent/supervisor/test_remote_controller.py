@@ -9,6 +9,8 @@ import pytest
 from agent.controller import actions as do
 from agent.controller import events as ev
 from agent.controller.states import JobState
+from agent.health import heartbeats
+from agent.health.heartbeats import BEAT_S, RARE_BEAT_S
 from agent.hooks.rank_processes import STALE_S
 from agent.nodes.codec import pack_action, unpack_event
 from agent.nodes.line import CLOSED, Loss, LossKind
@@ -87,25 +89,6 @@ def test_late_tensors_come_only_if_a_replacement_takes_long(node, monkeypatch, s
     node.loop.call_later(0.0, node.loop.stop)
     node.loop.run_forever()
     assert completed == [True] * (state == "replacing")
-
-
-@pytest.mark.parametrize(
-    ("stood_s", "woken_s", "is_proven"),
-    [(9, 0, True), (11, 0, False), (11, 0.5, False), (11, 2, True)],
-)
-def test_a_msrun_that_was_stopped_for_long_may_have_been_given_up(
-    node, monkeypatch, stood_s, woken_s, is_proven
-):
-    """It took a line that was closed for the end of a job that went on without it."""
-    now_s = [node.loop.time()]
-    monkeypatch.setattr(node.loop, "time", lambda: now_s[0])
-    node.controller._tell_beats()
-    now_s[0] += stood_s
-    if woken_s:
-        node.controller._tell_beats()
-        now_s[0] += woken_s
-    node.link.lose()
-    assert [each[2] for each in node.hooks.log if each[0] == "forsaken"] == [is_proven]
 
 
 def test_ranks_hear_that_tensors_have_come(node):
@@ -188,14 +171,14 @@ def test_every_node_ends_as_the_job_did(node):
 
 
 def test_beats_are_told_again_and_again_while_the_line_is_open(node, monkeypatch):
-    monkeypatch.setattr(module, "BEAT_S", 0.01)
-    node.controller._tell_beats()
+    monkeypatch.setattr(heartbeats, "BEAT_S", 0.01)
+    node.controller._beats.tell()
     node.loop.run_until_complete(asyncio.sleep(0.1))
     assert len(node.hooks.log) > 1
     assert set(node.hooks.log) == {"beats"}
     node.link.is_open = False
     node.hooks.log.clear()
-    node.controller._tell_beats()
+    node.controller._beats.tell()
     assert node.hooks.log == []
 
 
@@ -209,18 +192,18 @@ def test_of_many_nodes_each_tells_more_rarely_how_far_its_ranks_are_while_none_m
     controller.nodes = (None,) * nodes
     controller.view = controller.view._replace(state=JobState.RUNNING)
     before_s = now_s()
-    controller._tell_beats()
-    assert controller._beats.when() <= now_s() + module.BEAT_S
+    controller._beats.tell()
+    assert controller._beats._timer.when() <= now_s() + BEAT_S
     for _ in range(2):
         node.link.hear(JobKnown(state, 1, True))
-    least_s = module.RARE_BEAT_S if nodes > 2 else module.BEAT_S
-    assert before_s + least_s <= controller._beats.when() <= now_s() + least_s
-    assert module.BEAT_S < module.RARE_BEAT_S < STALE_S
-    controller._tell_beats()
-    assert controller._beats.when() >= before_s + least_s
+    least_s = RARE_BEAT_S if nodes > 2 else BEAT_S
+    assert before_s + least_s <= controller._beats._timer.when() <= now_s() + least_s
+    assert BEAT_S < RARE_BEAT_S < STALE_S
+    controller._beats.tell()
+    assert controller._beats._timer.when() >= before_s + least_s
     node.link.hear(JobKnown("running", 1, True))  # how far they are counts again
-    assert controller._beats.when() <= now_s() + module.BEAT_S
-    controller._beats.cancel()
+    assert controller._beats._timer.when() <= now_s() + BEAT_S
+    controller._beats._timer.cancel()
 
 
 def test_without_the_controller_ranks_are_stopped_and_then_killed(node):

@@ -148,13 +148,13 @@ def test_replicas_go_on_without_a_clearance_that_does_not_come(board, monkeypatc
 
 def test_patience_does_not_run_out_while_a_line_is_in_doubt(board, monkeypatch):
     monkeypatch.setattr(update_clearance, "PATIENCE_S", 0.01)
-    board.doubt(is_in_doubt=True)
+    board.doubt(99)
     one = waiting(board)
     thread = begin(one.update)
     until(lambda: board.is_awaited)
     thread.join(0.2)
     assert (one.half, board.is_waived(1)) == (0, False)
-    board.doubt(is_in_doubt=False)
+    board.doubt(0)
     thread.join(LONG_S)
     assert (one.half, board.is_waived(1), board.is_awaited) == (1, True, False)
 
@@ -162,8 +162,7 @@ def test_patience_does_not_run_out_while_a_line_is_in_doubt(board, monkeypatch):
 def test_a_doubt_that_does_not_end_is_waited_for_no_longer(board, monkeypatch):
     """msrun may stand still since it has written that."""
     monkeypatch.setattr(update_clearance, "PATIENCE_S", 0.01)
-    monkeypatch.setattr(update_clearance, "MOST_DOUBT_S", 0.05)
-    board.doubt(is_in_doubt=True)
+    board.doubt(1)
     one = waiting(board)
     one.update()
     assert board.is_waived(1)
@@ -171,7 +170,7 @@ def test_a_doubt_that_does_not_end_is_waited_for_no_longer(board, monkeypatch):
 
 def test_a_vote_has_its_own_patience(board, monkeypatch):
     monkeypatch.setattr(update_clearance, "VOTE_PATIENCE_S", 0.01)
-    board.doubt(is_in_doubt=True)
+    board.doubt(99)
     one = waiting(board, is_cut=True)
     one.update()
     assert board.is_waived(1)
