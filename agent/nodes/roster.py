@@ -384,12 +384,7 @@ class Gathering:
         if join.resumes and not (goes_on or join.is_spare):
             return f"{new.who} is to resume, but node 0 begins anew: give it --resume, too"
         if join.run_id != self._own.run_id:
-            its = f"belongs to the job {join.run_id!r}" if join.run_id else "names no job"
-            ours = repr(self._own.run_id) if self._own.run_id else "one without a name"
-            return (
-                f"{new.who} {its}, but {ours} waits here: "
-                "give another --master-port, or the same --rdzv-id on all nodes"
-            )
+            return why_other_job(new.who, join.run_id, self._own.run_id, "waits")
         return None
 
     def _why_of_another_size(self, new: _Member) -> str | None:
@@ -542,6 +537,16 @@ def why_same_name(name: str, *who: str) -> str:
     return (
         f"{' and '.join(who)} both have a worker that is named {name!r}: "
         "give each its own MS_NODE_ID"
+    )
+
+
+def why_other_job(who: str, its: str, ours: str, does: str) -> str:
+    """One sentence about a node of a job with another id. ``does``: what the one here does."""
+    other = f"belongs to the job {its!r}" if its else "names no job"
+    mine = repr(ours) if ours else "one without a name"
+    return (
+        f"{who} {other}, but {mine} {does} here: "
+        "give another --master-port, or the same --rdzv-id on all nodes"
     )
 
 
