@@ -357,6 +357,7 @@ def test_the_report_is_printed_once(nodes: Nodes, rank: int) -> None:
     pointing = [line for line in second.splitlines() if "see the report of node 0" in line]
     assert len(pointing) == 1
     assert (job.head.folder / "failure.json").exists()
+    check_files(job)
     check_nothing_left(*cluster.nodes)
 
 
@@ -382,12 +383,13 @@ def test_a_failure_restarts_the_ranks_of_all_nodes(nodes: Nodes) -> None:
     assert [each | {"TORCHELASTIC_RESTART_COUNT": "0"} for each in after] == before
 
 
-def test_a_node_whose_ranks_finish_early_waits_for_the_others(nodes: Nodes) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_node_whose_ranks_finish_early_waits_for_the_others(nodes: Nodes, rank: int) -> None:
     """torchrun's agents give up after five minutes; these have no such limit."""
     jobs = NodeJobs(cluster := nodes(2))
-    job = jobs.start(PLACE, "exit=1:0", "wait=go")
+    job = jobs.start(PLACE, f"exit={rank}:0", "wait=go")
     job.await_everywhere("place")
-    poll(lambda: job.head.status()["workers"][1]["state"] != "running")
+    poll(lambda: job.head.status()["workers"][rank]["state"] != "running")
     assert not any(part.is_over for part in job.parts)
     (jobs.folder / "go").touch()
     job.succeed()
@@ -413,6 +415,18 @@ def test_each_node_may_go_on_without_a_terminal(nodes: Nodes) -> None:
 # --- what all see ---------------------------------------------------------------------------------
 
 
+OF_THE_JOB = ("events.jsonl", "scheduler.log", "status.json")
+
+
+def check_files(job: NodesJob) -> None:
+    """Decisions, and the status for people, are on node 0; each other node has a log of its own."""
+    assert all((job.head.folder / name).exists() for name in OF_THE_JOB)
+    for part in job.parts[1:]:
+        assert (part.folder / f"node_{part.rank}.log").stat().st_size
+        if part.folder != job.head.folder:
+            assert not any((part.folder / name).exists() for name in OF_THE_JOB)
+
+
 def test_a_shared_log_folder_has_the_logs_of_all(nodes: Nodes) -> None:
     jobs = NodeJobs(nodes(2))
     shared = jobs.folder / "logs"
@@ -421,6 +435,7 @@ def test_a_shared_log_folder_has_the_logs_of_all(nodes: Nodes) -> None:
     check_places(job, [2, 2], ["node0", "node1"])
     for name, log in job.logs().items():
         assert f"first of rank {name[7:-4]}\n" in log
+    check_files(job)
     second = jobs.start(PLACE, "err=second", nproc=2, log_dir=shared)
     second.succeed()
     check_places(second, [2, 2], ["node0", "node1"])
