@@ -41,6 +41,7 @@ class OwnNode(NamedTuple):
     resumes: bool = False  # it was told to go on from a checkpoint
     size: AskedSize | None = None  # of the job, as its line says
     spent: SpentBudget = SpentBudget()  # by the job that it was in
+    place: int = -1  # among nodes without a rank, as their engine has numbered them; -1: not known
 
 
 class WantedNodes(NamedTuple):
@@ -168,9 +169,9 @@ class Gathering:
     """The nodes that have come, on the node that waits for them.
 
     That one is node 0 unless its rank is given. A given rank is kept; the others get the free ones
-    in the order of their names, if they have any, then of their addresses, then of their process
-    ids: the same nodes get the same ranks whoever comes first. Nodes may have different numbers of
-    workers.
+    in the order of their names, if they have any, then of their engine's numbers, then of their
+    addresses, then of their process ids: the same nodes get the same ranks whoever comes first.
+    Nodes may have different numbers of workers.
     """
 
     def __init__(self, own: OwnNode, wanted: WantedNodes) -> None:
@@ -423,6 +424,8 @@ class Gathering:
                 key=lambda each: (
                     not each.join.name,
                     natural(each.join.name),
+                    each.join.place < 0,
+                    each.join.place,
                     natural(each.address),
                     each.join.pid,
                 ),
@@ -559,7 +562,7 @@ def is_plausible(join: Join) -> bool:
     """Whether its numbers and names can be those of a node, and can be shown to people."""
     texts = (join.run_id, join.record_id, join.host, join.version, join.torch, join.name)
     return (
-        join.node_rank >= ANY_RANK
+        min(join.node_rank, join.place) >= ANY_RANK
         and 0 < join.nproc <= _MOST_WORKERS
         and join.pid > 0
         and 0 <= join.door <= _MOST_PORT

@@ -22,6 +22,16 @@ def test_one_msrun_a_node(mpi: OpenMpi) -> None:
     assert "the nodes have no token" not in job.errors()  # Open MPI has given them one
 
 
+def test_the_order_of_the_hosts_is_kept_where_the_first_is_named(mpi: OpenMpi) -> None:
+    """By their addresses node1 would come before node2."""
+    folder = mpi.cluster.folder / "logs"
+    where = ("-n", 3, "-H", "node0,node2,node1")
+    words = (*where, *MSRUN, "--master-addr=node0", f"--log_dir={folder}", PLACE)
+    job = mpi.mpirun(*words, exported=EXPORTED)
+    assert job.wait(DEADLINE_S) == 0, job.errors()
+    assert [each["host"] for each in places(folder)] == ["node0", "node2", "node1"]
+
+
 @pytest.mark.parametrize("mapped", ["slot", "node"])
 def test_one_msrun_a_rank(mpi: OpenMpi, mapped: str) -> None:
     folder = mpi.cluster.folder / "logs"
