@@ -226,6 +226,30 @@ def test_a_node_that_comes_late_is_refused(nodes: Nodes) -> None:
     goes_on(job)
 
 
+@pytest.mark.parametrize("form", ["static", "c10d"])
+def test_a_second_job_at_the_place_of_one_that_runs_is_refused(nodes: Nodes, form: str) -> None:
+    """torchrun's would share a store."""
+    jobs = NodeJobs(cluster := nodes(2))
+
+    def start(run_id: str) -> NodesJob:
+        meet = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=node0:{PORT}"]
+        return jobs.start(
+            f"--rdzv-id={run_id}",
+            *(PLACE, "wait=go"),
+            how=(lambda _: meet) if form == "c10d" else None,
+        )
+
+    job = start("J")
+    job.await_everywhere("place")
+    first, second = map(no, start("K").wait())
+    theirs = "belongs to the job 'K', but 'J' runs here: give another --master-port, or the same"
+    taken = f"port {PORT} on node0 is already in use: choose another --master-port"
+    assert (theirs if form == "c10d" else taken) in first
+    assert f"node1 (10.77.0.2) {theirs}" in second
+    goes_on(job)
+    check_nothing_left(*cluster.nodes)
+
+
 def test_a_job_begins_with_fewer_nodes_and_has_a_spare_later(nodes: Nodes) -> None:
     jobs = NodeJobs(cluster := nodes(3))
     words = ("--nnodes=2:3", "--master-addr=node0", f"--master-port={PORT}")
