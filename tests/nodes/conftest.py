@@ -53,9 +53,9 @@ USUAL = re.compile(
     "|exits_with_a_code|finish_early|shared_log_folder|wrong_node.*no run id"
     "|started_one_by_one|controls_the_same_ranks"
     "|three_nodes_meet.*2, 1, 0|owner_of_the_address|not_be_divisible|without_a_terminal|ranks_of_all_nodes"
-    "|to_any_node_stops_all.*1,.*15|without_the_scheduler|loopback_address|noticed.6|every_block|Two machines"
+    "|to_any_node_stops_all.*1,.*15|without_the_scheduler|loopback_address|every_block|Two machines"
     "|second_job.*c10d|knows_its_place"
-    "|test_trainings.*(ranks_are_replaced.on node 1|lost_one.killed|cut_for_a_moment|is_graceful)"
+    "|test_trainings.*(ranks_are_replaced.on node 1|another_node_takes|cut_for_a_moment|is_graceful)"
 )
 """Each part once. All of them take minutes; `scripts/test nodes` and `all` run them."""
 
