@@ -13,7 +13,7 @@ from agent.arrivals.successors import swapped
 from agent.nodes.gather import MISSING
 from agent.nodes.guest import WRONG
 from agent.nodes.messages import AGAIN, ANY_RANK, Begin, Join, Refused, Spare, SurvivedStep
-from agent.nodes.roster import local_rank, of_another_program
+from agent.nodes.roster import local_rank, named, of_another_program, why_other_job
 from agent.nodes.run_messages import NodeFacts
 from agent.spec.job_spec import JobSpec
 
@@ -59,7 +59,8 @@ class Doorkeeper:
         spec = self._job.spec
         wanted = spec.given_id
         if join.run_id != wanted:
-            return Refused(f"the job here is {wanted!r}, not {join.run_id!r}", WRONG)
+            who = named(join.host, address)
+            return Refused(why_other_job(who, join.run_id, wanted, "runs"), WRONG)
         if join.living is not None:
             is_ours = join.living.job in {spec.saves_as, *spec.dump.lineage}
             return LEFT if is_ours else Refused(of_another_program(join.host), WRONG)

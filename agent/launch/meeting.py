@@ -286,6 +286,7 @@ def own_side(
         resumes=cluster.resumes or spec.dump.resume is not None,
         size=AskedSize(cluster.world or 0, cluster.least, cluster.nnodes),
         spent=spec.spent,
+        place=cluster.place,
     )
     secured = _security(cluster, environ, say, is_server=is_first)
     token = JobToken(cluster, environ, known)

@@ -367,6 +367,7 @@ class _Dialling:
             own.resumes,
             own.size,
             own.spent.told(time.monotonic()),
+            own.place,
         )
         self._send(connection, bytes_of(wish))
         self._has_asked = True

@@ -89,6 +89,7 @@ class Join(NamedTuple):
     resumes: bool = False  # it was told to go on from a checkpoint
     size: AskedSize | None = None  # of the job, as its line says; None: it does not matter
     spent: ToldBudget = ToldBudget()  # of the job that the node was in
+    place: int = -1  # among nodes without a rank, as their engine has numbered them; -1: not known
 
 
 class Refused(NamedTuple):

@@ -41,6 +41,7 @@ class OwnNode(NamedTuple):
     resumes: bool = False  # it was told to go on from a checkpoint
     size: AskedSize | None = None  # of the job, as its line says
     spent: SpentBudget = SpentBudget()  # by the job that it was in
+    place: int = -1  # among nodes without a rank, as their engine has numbered them; -1: not known
 
 
 class WantedNodes(NamedTuple):
@@ -168,9 +169,9 @@ class Gathering:
     """The nodes that have come, on the node that waits for them.
 
     That one is node 0 unless its rank is given. A given rank is kept; the others get the free ones
-    in the order of their names, if they have any, then of their addresses, then of their process
-    ids: the same nodes get the same ranks whoever comes first. Nodes may have different numbers of
-    workers.
+    in the order of their names, if they have any, then of their engine's numbers, then of their
+    addresses, then of their process ids: the same nodes get the same ranks whoever comes first.
+    Nodes may have different numbers of workers.
     """
 
     def __init__(self, own: OwnNode, wanted: WantedNodes) -> None:
@@ -384,12 +385,7 @@ class Gathering:
         if join.resumes and not (goes_on or join.is_spare):
             return f"{new.who} is to resume, but node 0 begins anew: give it --resume, too"
         if join.run_id != self._own.run_id:
-            its = f"belongs to the job {join.run_id!r}" if join.run_id else "names no job"
-            ours = repr(self._own.run_id) if self._own.run_id else "one without a name"
-            return (
-                f"{new.who} {its}, but {ours} waits here: "
-                "give another --master-port, or the same --rdzv-id on all nodes"
-            )
+            return why_other_job(new.who, join.run_id, self._own.run_id, "waits")
         return None
 
     def _why_of_another_size(self, new: _Member) -> str | None:
@@ -428,6 +424,8 @@ class Gathering:
                 key=lambda each: (
                     not each.join.name,
                     natural(each.join.name),
+                    each.join.place < 0,
+                    each.join.place,
                     natural(each.address),
                     each.join.pid,
                 ),
@@ -545,6 +543,16 @@ def why_same_name(name: str, *who: str) -> str:
     )
 
 
+def why_other_job(who: str, its: str, ours: str, does: str) -> str:
+    """One sentence about a node of a job with another id. ``does``: what the one here does."""
+    other = f"belongs to the job {its!r}" if its else "names no job"
+    mine = repr(ours) if ours else "one without a name"
+    return (
+        f"{who} {other}, but {mine} {does} here: "
+        "give another --master-port, or the same --rdzv-id on all nodes"
+    )
+
+
 def why_other_version(who: str, its: str, ours: str) -> str:
     """One sentence about a node with another msrun."""
     return f"{who} runs msrun {its}, the others {ours}: install the same version on all nodes"
@@ -554,7 +562,7 @@ def is_plausible(join: Join) -> bool:
     """Whether its numbers and names can be those of a node, and can be shown to people."""
     texts = (join.run_id, join.record_id, join.host, join.version, join.torch, join.name)
     return (
-        join.node_rank >= ANY_RANK
+        min(join.node_rank, join.place) >= ANY_RANK
         and 0 < join.nproc <= _MOST_WORKERS
         and join.pid > 0
         and 0 <= join.door <= _MOST_PORT

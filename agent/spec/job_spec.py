@@ -249,6 +249,7 @@ class ClusterSpec(NamedTuple):
     store: tuple[tuple[str, int], ...] = ()  # --controller-store: members; none: there is none
     silence_s: float = 10.0  # --node-timeout: after which a node counts as lost
     leaves: bool = False  # --on-leave=shrink: whoever ends this node's msrun means this node alone
+    place: int = -1  # among nodes without a rank, as their engine has numbered them; -1: not known
 
 
 class AdoptedJob(NamedTuple):

@@ -312,6 +312,7 @@ def _cluster(layers: _Layers, size: dialects.JobSize) -> ClusterSpec | None:
         return found
     return found._replace(
         has_sparse_ranks=engine.has_sparse_ranks and "node_rank" in engine.given,
+        place=engine.place,
         token_variable=engine.token_variable,
         own_token=engine.start,
         said=tuple(filter(None, (engine.said,))),

@@ -45,6 +45,7 @@ class Engine(NamedTuple):
     is_follower: bool = False
     by_hand: HandSpec | None = None
     spares: int = 0  # nodes beyond those that are asked for
+    place: int = -1  # this node's number, where who is node 0 is not the engine's word; -1: none
 
     @property
     def said(self) -> str:
@@ -128,6 +129,9 @@ def _filled(found: Engine, settings: Settings) -> Engine:
     if {"worker_num", "local_worker_num"} <= settings.given.keys():  # of nodes in all
         hidden.add("nnodes")
     given = {dest: each for dest, each in found.given.items() if dest not in hidden} | spares
+    is_ranked = {"node_rank", "spare_node"} & (given.keys() | settings.given.keys())
+    if place is not None and not is_ranked:
+        found = found._replace(place=int(place.text))
     return found._replace(given=given)
 
 

@@ -22,6 +22,16 @@ def test_one_msrun_a_node(mpi: OpenMpi) -> None:
     assert "the nodes have no token" not in job.errors()  # Open MPI has given them one
 
 
+def test_the_order_of_the_hosts_is_kept_where_the_first_is_named(mpi: OpenMpi) -> None:
+    """By their addresses node1 would come before node2."""
+    folder = mpi.cluster.folder / "logs"
+    where = ("-n", 3, "-H", "node0,node2,node1")
+    words = (*where, *MSRUN, "--master-addr=node0", f"--log_dir={folder}", PLACE)
+    job = mpi.mpirun(*words, exported=EXPORTED)
+    assert job.wait(DEADLINE_S) == 0, job.errors()
+    assert [each["host"] for each in places(folder)] == ["node0", "node2", "node1"]
+
+
 @pytest.mark.parametrize("mapped", ["slot", "node"])
 def test_one_msrun_a_rank(mpi: OpenMpi, mapped: str) -> None:
     folder = mpi.cluster.folder / "logs"
@@ -70,11 +80,22 @@ def test_a_machine_without_ranks_cannot_be_the_meeting_point(mpi: OpenMpi) -> No
     assert [each["host"] for each in places(folder)] == ["node1", "node2"]
 
 
+FORMS = {  # how many of mpirun's processes a host has, and what each of them is told
+    "one msrun a node": (1, ("--nproc-per-node=2",)),
+    "one msrun a rank": (2, ()),
+}
+
+
 @pytest.mark.torch
-def test_a_rank_is_replaced(any_mpi: OpenMpi, undisturbed: list[str]) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_rank_is_replaced(any_mpi: OpenMpi, undisturbed: list[str], form: str) -> None:
+    """The hosts are in a file, as clusters without a scheduler have one."""
     folder = any_mpi.cluster.folder / "logs"
-    where = ("-n", 4, "-H", "node0:2,node1:2")
-    words = (*where, *MSRUN, f"--log_dir={folder}", SCRIPT, "--wait=5:0")
+    slots, told = FORMS[form]
+    hosts = any_mpi.cluster.folder / "hosts.txt"
+    hosts.write_text("".join(f"node{each} slots={slots}\n" for each in range(2)))
+    where = ("-n", 2 * slots, "--hostfile", hosts)
+    words = (*where, *MSRUN, *told, f"--log_dir={folder}", SCRIPT, "--wait=5:0")
     job = any_mpi.mpirun(*words, exported=EXPORTED)
     check_replaced(any_mpi.cluster, folder, job, 3, undisturbed)
     assert [

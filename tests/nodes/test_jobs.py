@@ -226,6 +226,30 @@ def test_a_node_that_comes_late_is_refused(nodes: Nodes) -> None:
     goes_on(job)
 
 
+@pytest.mark.parametrize("form", ["static", "c10d"])
+def test_a_second_job_at_the_place_of_one_that_runs_is_refused(nodes: Nodes, form: str) -> None:
+    """torchrun's would share a store."""
+    jobs = NodeJobs(cluster := nodes(2))
+
+    def start(run_id: str) -> NodesJob:
+        meet = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=node0:{PORT}"]
+        return jobs.start(
+            f"--rdzv-id={run_id}",
+            *(PLACE, "wait=go"),
+            how=(lambda _: meet) if form == "c10d" else None,
+        )
+
+    job = start("J")
+    job.await_everywhere("place")
+    first, second = map(no, start("K").wait())
+    theirs = "belongs to the job 'K', but 'J' runs here: give another --master-port, or the same"
+    taken = f"port {PORT} on node0 is already in use: choose another --master-port"
+    assert (theirs if form == "c10d" else taken) in first
+    assert f"node1 (10.77.0.2) {theirs}" in second
+    goes_on(job)
+    check_nothing_left(*cluster.nodes)
+
+
 def test_a_job_begins_with_fewer_nodes_and_has_a_spare_later(nodes: Nodes) -> None:
     jobs = NodeJobs(cluster := nodes(3))
     words = ("--nnodes=2:3", "--master-addr=node0", f"--master-port={PORT}")
@@ -357,6 +381,7 @@ def test_the_report_is_printed_once(nodes: Nodes, rank: int) -> None:
     pointing = [line for line in second.splitlines() if "see the report of node 0" in line]
     assert len(pointing) == 1
     assert (job.head.folder / "failure.json").exists()
+    check_files(job)
     check_nothing_left(*cluster.nodes)
 
 
@@ -382,12 +407,13 @@ def test_a_failure_restarts_the_ranks_of_all_nodes(nodes: Nodes) -> None:
     assert [each | {"TORCHELASTIC_RESTART_COUNT": "0"} for each in after] == before
 
 
-def test_a_node_whose_ranks_finish_early_waits_for_the_others(nodes: Nodes) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_node_whose_ranks_finish_early_waits_for_the_others(nodes: Nodes, rank: int) -> None:
     """torchrun's agents give up after five minutes; these have no such limit."""
     jobs = NodeJobs(cluster := nodes(2))
-    job = jobs.start(PLACE, "exit=1:0", "wait=go")
+    job = jobs.start(PLACE, f"exit={rank}:0", "wait=go")
     job.await_everywhere("place")
-    poll(lambda: job.head.status()["workers"][1]["state"] != "running")
+    poll(lambda: job.head.status()["workers"][rank]["state"] != "running")
     assert not any(part.is_over for part in job.parts)
     (jobs.folder / "go").touch()
     job.succeed()
@@ -413,6 +439,18 @@ def test_each_node_may_go_on_without_a_terminal(nodes: Nodes) -> None:
 # --- what all see ---------------------------------------------------------------------------------
 
 
+OF_THE_JOB = ("events.jsonl", "scheduler.log", "status.json")
+
+
+def check_files(job: NodesJob) -> None:
+    """Decisions, and the status for people, are on node 0; each other node has a log of its own."""
+    assert all((job.head.folder / name).exists() for name in OF_THE_JOB)
+    for part in job.parts[1:]:
+        assert (part.folder / f"node_{part.rank}.log").stat().st_size
+        if part.folder != job.head.folder:
+            assert not any((part.folder / name).exists() for name in OF_THE_JOB)
+
+
 def test_a_shared_log_folder_has_the_logs_of_all(nodes: Nodes) -> None:
     jobs = NodeJobs(nodes(2))
     shared = jobs.folder / "logs"
@@ -421,6 +459,7 @@ def test_a_shared_log_folder_has_the_logs_of_all(nodes: Nodes) -> None:
     check_places(job, [2, 2], ["node0", "node1"])
     for name, log in job.logs().items():
         assert f"first of rank {name[7:-4]}\n" in log
+    check_files(job)
     second = jobs.start(PLACE, "err=second", nproc=2, log_dir=shared)
     second.succeed()
     check_places(second, [2, 2], ["node0", "node1"])

@@ -7,16 +7,19 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from support.cluster import Cluster
 from support.jobs import poll
 from support.node_jobs import NodeJobs, check_nothing_left, programs_on, static
-from support.node_trainings import SCRIPT, go, saved, train
+from support.node_trainings import PATIENT, SCRIPT, check_weights, go, saved, train, weights
+from support.warm_python import WarmPython
 
 Nodes = Callable[[int], Cluster]
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 ALONE = ("--max-restarts=1", "--node-wait=0")
+CUT_S = 30.0  # thrice as long as a node may be silent
 SOON_S = 25.0  # on a busy machine; without an answer ranks would get 30 s, and msrun more
 
 
@@ -95,19 +98,26 @@ def test_a_silent_node_is_noticed(jobs: NodeJobs, limit_s: int) -> None:
     check_nothing_left(*jobs.cluster.nodes)
 
 
-def test_a_node_that_comes_back_once_its_place_is_taken_waits_as_a_spare(nodes: Nodes) -> None:
+def test_a_node_that_comes_back_once_its_place_is_taken_waits_as_a_spare(
+    nodes: Nodes, tmp_path: Path, warm_python: WarmPython
+) -> None:
     """It has saved its step by itself; the others go on, and it ends as they do."""
+    expected = weights(warm_python.train(tmp_path / "undisturbed", 3, SCRIPT))
     jobs = NodeJobs(cluster := nodes(4))
-    job = train(jobs, "/", "--wait=3:1", nodes=(0, 1, 2), nproc=1)
-    spare = jobs.start_one(
-        cluster.nodes[3], "--spare-node", *static(0, 3, 1)[:1], *static(0, 3, 1)[2:], SCRIPT
-    )
+    words = (PATIENT, "--wait=4:1", "--periodic=checkpoints", "--dumps=checkpoints")
+    job = train(jobs, "/", *words, nodes=(0, 1, 2), nproc=1)
+    anywhere = [option for option in static(0, 3, 1) if not option.startswith("--node-rank")]
+    spare = jobs.start_one(cluster.nodes[3], "--spare-node", *anywhere, SCRIPT, *words)
     spare.await_error("this node waits as a spare")
-    job.await_lines("waits in step 3")
+    job.await_lines("waits in step 4")
     job.head.await_error("protected")
+    cut_off = job.rank_pid(2)
+    began_s = time.monotonic()
     cluster.nodes[2].cut()
     job.head.await_error("node 2 (node3) has come in the place of the lost one")
     job.parts[2].await_error("the controller's node is lost")
+    poll(lambda: not Path(f"/proc/{cut_off}").exists())
+    signal.sigtimedwait([], max(began_s + CUT_S - time.monotonic(), 0))
     cluster.nodes[2].mend()
     job.parts[2].await_error("this node waits as a spare")
     go(jobs)
@@ -115,6 +125,11 @@ def test_a_node_that_comes_back_once_its_place_is_taken_waits_as_a_spare(nodes: 
     assert [each.code for each in ended] == [0] * 4, job.told()
     assert ended[2].err.splitlines()[-1].startswith("msrun: the job is over: ")
     assert "takes the part of node 0" not in ended[2].err
+    assert "no step is lost" in ended[0].err
+    world = [path for part in (*job.parts[:2], spare) for path in part.folder.glob("worker_*.log")]
+    check_weights(weights(path.read_text() for path in world), expected, job.told())
+    steps = [each.step for each in saved(jobs)]
+    assert steps == [2, 3, 4, 6, 8, 10, 12]  # the third was saved by the node that was cut off
     check_nothing_left(*cluster.nodes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from signal import SIGINT, SIGTERM
 
@@ -24,12 +25,18 @@ def start(jobs: NodeJobs, count: int, *script: object) -> list[NodeMsrun]:
 def check_gone_on(jobs: NodeJobs, parts: list[NodeMsrun], world: int) -> None:
     """All ended with 0, and training went on from the step that was saved, on so many ranks."""
     ended = [part.wait() for part in parts]
-
     said = "".join(each.err for each in ended)
     assert [each.code for each in ended] == [0] * len(parts), said
     assert f"it goes on with {world} node{'s' if world > 1 else ''}" in said
     assert "Root Cause" not in said
     check_nothing_left(*jobs.cluster.nodes)
+
+
+def check_no_step_lost(part: NodeMsrun) -> None:
+    """Its rank has begun each step once, over all runs."""
+    logs = [path.read_text() for path in part.folder.rglob("worker_*.log")]
+    steps = sorted(int(step) for log in logs for step in re.findall(r"begins step (\d+)", log))
+    assert steps == [*range(1, len(steps) + 1)]
 
 
 def test_a_node_that_comes_is_taken_in(nodes: Nodes) -> None:
@@ -43,6 +50,8 @@ def test_a_node_that_comes_is_taken_in(nodes: Nodes) -> None:
     parts[0].await_error("node2 has come: the job goes on with 3 nodes")
     go(jobs)
     check_gone_on(jobs, [*parts, new], 3)
+    for part in parts:
+        check_no_step_lost(part)
 
 
 def test_a_lost_node_is_done_without(nodes: Nodes) -> None:
@@ -114,6 +123,8 @@ def test_node_0_leaves_as_any_other(nodes: Nodes) -> None:
     check_left(parts[0], 2)
     parts[1].await_error("this node takes the part of node 0, which has left")
     check_gone_on(jobs, parts[1:], 2)
+    for part in parts[1:]:
+        check_no_step_lost(part)
 
 
 def test_two_nodes_leave_at_once_and_one_goes_on_alone(nodes: Nodes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 
@@ -34,7 +35,10 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.warm]
 
 def check_same(job: NodesJob, undisturbed: list[str], attempt: int) -> None:
     ended = job.succeed()
-    assert weights(job.logs().values()) == undisturbed
+    logs = job.logs().values()
+    assert weights(logs) == undisturbed
+    told = [re.findall(r"ended at .*, attempt (\d+)", log) for log in logs]
+    assert told == [told[0]] * len(undisturbed)  # TORCHELASTIC_RESTART_COUNT, on every node
     assert job.head.seen("StartAttempt")[-1]["attempt"] == attempt
     assert "Root Cause" not in "".join(each.err for each in ended)
     check_nothing_left(*(part.node for part in job.parts))

@@ -46,12 +46,15 @@ def check_places(job: NodesJob, sizes: list[int], names: list[str]) -> None:
             "GROUP_WORLD_SIZE": len(sizes),
             "ROLE_RANK": rank,
             "ROLE_WORLD_SIZE": world,
+            "ROLE_NAME": "default",
+            "TORCHELASTIC_USE_AGENT_STORE": True,
             "TORCHELASTIC_RESTART_COUNT": 0,
         }
         assert {name: about[name] for name in want} == {k: str(v) for k, v in want.items()}
         assert about["host"] == names[node]
     assert len({(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in told}) == 1
-    assert len({one["TORCHELASTIC_RUN_ID"] for one in told}) == 1
+    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS"):
+        assert len({one[name] for one in told} - {None}) == 1
 
 
 def quiet(ended: list[Ended]) -> None:

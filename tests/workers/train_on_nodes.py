@@ -27,6 +27,7 @@ parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--wait", action="append", default=[])
 parser.add_argument("--ckpt", default="checkpoints")
 parser.add_argument("--periodic", default="", help="a ModelCheckpoint saves here each two steps")
+parser.add_argument("--dumps", help="a folder for what msrun saves beside that")
 parser.add_argument("--pause", type=float, default=0.0, help="in each step")
 parser.add_argument("--table", type=int, default=0, help="MiB of numbers that no step changes")
 parser.add_argument("--again", action="store_true", help="train() changes them before its loop")
@@ -62,7 +63,11 @@ if options.periodic:
     config = CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=9)
     saving = [ModelCheckpoint("Net", options.periodic, config)]
     state = TrainState(
-        model=net, optimizer=optimizer, callbacks=saving, is_recover=options.is_recover
+        model=net,
+        optimizer=optimizer,
+        ckpt_save_path=options.dumps,
+        callbacks=saving,
+        is_recover=options.is_recover,
     )
 else:
     tables = {"table": Holder() if options.object else table} if options.table else {}
@@ -103,5 +108,6 @@ def train(state):
 run(train, state)
 tensors = *net.parameters(), table
 digest = hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in tensors))
-print(f"ended at step {state.step}, weights {digest.hexdigest()}", flush=True)
+attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+print(f"ended at step {state.step}, weights {digest.hexdigest()}, attempt {attempt}", flush=True)
 dist.destroy_process_group()

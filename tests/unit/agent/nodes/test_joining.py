@@ -148,6 +148,13 @@ def test_the_node_that_gathers_may_have_any_rank(job):
     assert other.result(LONG_S).node_rank == 0
 
 
+def test_nodes_tell_the_numbers_that_an_engine_has_given_them(job):
+    controller = job.gather()
+    others = [job.join(node("mn1", place=2)), job.join(node("mn2", place=1))]
+    assert [each.host for each in controller.result(LONG_S).roster.nodes] == ["mn0", "mn2", "mn1"]
+    assert [each.result(LONG_S).node_rank for each in others] == [2, 1]
+
+
 def test_nodes_come_until_there_are_enough_workers(job):
     controller = job.gather(nnodes=9, world=7)
     others = [job.join(node("mn1", nproc=1)), job.join(node("mn2", nproc=4))]

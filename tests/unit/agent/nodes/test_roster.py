@@ -75,6 +75,20 @@ def test_without_given_ranks_addresses_count_then_process_ids_whoever_comes_firs
         ]  # fmt: skip
 
 
+def test_without_given_ranks_the_numbers_of_an_engine_count_before_addresses():
+    """As where Slurm has placed them by the network's topology, and a person has named the first."""
+    nodes = [
+        (wish("d")._replace(place=0), "10.0.0.4"),
+        (wish("b")._replace(place=3), "10.0.0.2"),
+        (wish("c")._replace(place=12), "10.0.0.3"),
+        (wish("a"), "10.0.0.1"),  # started by hand
+    ]
+    for shuffled in itertools.permutations(nodes):
+        gathering = Gathering(OWN, WantedNodes(5))
+        assert [gathering.add(*each) for each in shuffled] == [None] * 4
+        assert hosts(gathering) == ["mn0", "d", "b", "c", "a"]
+
+
 def test_nodes_without_a_rank_get_those_that_are_left():
     gathering = Gathering(OWN, WantedNodes(4))
     gathering.add(wish("c"), "10.0.0.5")

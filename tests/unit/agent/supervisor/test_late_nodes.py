@@ -531,6 +531,25 @@ def test_who_can_take_no_place_does_not_wait(waiting, join, why):
     assert answer.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("run_id", "ours", "why"),
+    [
+        ("K", "J", "d (10.0.0.4) belongs to the job 'K', but 'J' runs here: give another "),
+        ("", "J", "d (10.0.0.4) names no job, but 'J' runs here: give another --master-port, or"),
+        ("K", "", "d (10.0.0.4) belongs to the job 'K', but one without a name runs here: give "),
+    ],
+)
+def test_a_node_of_another_job_gets_no_place_however_it_comes(waiting, run_id, ours, why):
+    keeper = waiting.all._doorkeeper
+    keeper._job = keeper._job._replace(spec=keeper._job.spec._replace(run_id=ours or "r"))
+    waiting.links[0].lose(GONE)
+    for join in (spare(), spare(is_spare=False), spare(is_spare=False, rank=1)):
+        answer = waiting.all._judge(join._replace(run_id=run_id), "10.0.0.4")
+        assert answer.why.startswith(why)
+        assert answer.exit_code == 2
+    assert waiting.said[1:] == []
+
+
 def test_a_node_that_comes_late_where_more_may_come_waits_as_a_spare(waiting):
     late = spare()._replace(is_spare=False)
     assert isinstance(waiting.all._judge(late, "10.0.0.4"), Refused)

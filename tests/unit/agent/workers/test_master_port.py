@@ -155,3 +155,16 @@ def test_no_node_listens_at_the_address_of_another_machine():
 )
 def test_a_host_is_this_one_if_its_address_can_be_bound_here(host, is_ours):
     assert is_of_this_host(host) is is_ours
+
+
+def test_no_name_server_is_asked_whose_an_address_is(monkeypatch):
+    """It may be slow, or know this machine by another name than the one that was typed."""
+    for name in ("gethostbyaddr", "getnameinfo", "getfqdn", "gethostname"):
+        monkeypatch.setattr(room.socket, name, lambda *_: pytest.fail("it was asked"))
+    assert [is_of_this_host(host) for host in ("localhost", "127.0.0.1", "192.0.2.1")] == [
+        True,
+        True,
+        False,
+    ]
+    with listen_for_nodes("localhost", 0) as listening:
+        assert listening.getsockname()[0] == "127.0.0.1"

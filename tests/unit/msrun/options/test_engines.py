@@ -108,7 +108,7 @@ PYTORCH_JOB = {
         (slurm(), "--nnodes 5:8", (ClusterSpec(8, least=5), "127.0.0.1", 29500, 1)),
         (
             slurm(), "--rdzv-backend c10d --rdzv-endpoint h:7",
-            (ClusterSpec(4), "h", 7, 1),
+            (ClusterSpec(4, place=3), "h", 7, 1),
         ),
         (slurm(), "--master-addr h --node-rank 1", (ClusterSpec(4, None, 1), "h", 29500, 1)),
         # other numbers of nodes: a job of its own in each task
@@ -133,8 +133,8 @@ PYTORCH_JOB = {
         # one msrun a rank
         (mpi(0), "", (ClusterSpec(2, 4, 0), "10.0.0.1", MPI_PORT, 2)),
         (mpi(2), "", (ClusterSpec(2, 4, 2), "10.0.0.1", MPI_PORT, 2)),
-        (mpi(0), "--master-addr h --master-port 7", (ClusterSpec(2, 4), "h", 7, 2)),
-        (mpi(2), "--nnodes 2 --nproc-per-node 2", (ClusterSpec(2), "10.0.0.1", MPI_PORT, 2)),
+        (mpi(0), "--master-addr h --master-port 7", (ClusterSpec(2, 4, place=0), "h", 7, 2)),
+        (mpi(2), "--nnodes 2 --nproc-per-node 2", (ClusterSpec(2, place=2), "10.0.0.1", MPI_PORT, 2)),
         (mpi(3, 1), "--nnodes 1", (None, "127.0.0.1", None, 1)),
         (mpi(1, 1, OMPI_MCA_orte_num_nodes="1"), "", (None, "127.0.0.1", None, 4)),
         (mpi(0, OMPI_COMM_WORLD_SIZE="1"), "", (None, "127.0.0.1", None, 1)),
@@ -288,7 +288,7 @@ def test_where_a_node_has_the_number_of_its_first_rank_only_the_order_counts():
         (slurm(SLURM_NODEID="3"), "--nnodes 2:3", ClusterSpec(3, is_spare=True, least=2)),
         (slurm(SLURM_NODEID="0"), "--spare-node", ClusterSpec(4, is_spare=True)),
         (slurm(SLURM_NODEID="3"), "--nnodes 3 --master-addr h", ClusterSpec(3, is_spare=True)),
-        (slurm(SLURM_NODEID="2"), "--nnodes 3 --master-addr h", ClusterSpec(3)),
+        (slurm(SLURM_NODEID="2"), "--nnodes 3 --master-addr h", ClusterSpec(3, place=2)),
         ({"JOB_COMPLETION_INDEX": "4"}, "--nnodes 4", ClusterSpec(4, is_spare=True)),
     ],
 )

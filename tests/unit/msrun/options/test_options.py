@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -35,6 +36,15 @@ def test_every_option_has_one_sentence_in_one_section():
         assert option.help.endswith(".")
         assert isinstance(option.section, Section)
         assert (option.kind is Kind.FLAG) == (not option.metavar)
+
+
+def test_no_secret_is_ever_typed():
+    """Whoever is on the machine sees the words of a command line."""
+    words = re.compile("token|pass(word|phrase)|secret")
+    assert [each.name for each in OPTIONS if words.search(each.name)] == ["token-file"]
+    for word in ("--server-password", "--client_password"):
+        with pytest.raises(UsageError, match=word):
+            scan([f"{word}=x", "t.py"])
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
