@@ -54,6 +54,24 @@ def meeting(nodes: int) -> tuple[str, ...]:
     return (f"--nnodes={nodes}", "--master-addr=node0", f"--master-port={PORT}")
 
 
+def job_code(awaited: Sequence[int | None], struck: Sequence[int | None]) -> int | None:
+    """The exit code of a job; ``None``: it is not over.
+
+    Args:
+        awaited: those of its msruns.
+        struck: of nodes of which nothing is expected any more. One that is half of the nodes goes
+            on with a spare one once its cable is back, and the other half has ended with 1.
+    """
+    if None in awaited:
+        return None
+    failure = next((code for code in awaited if code), 0)
+    if not failure or 0 not in awaited:
+        return failure
+    if None in struck:
+        return None
+    return 0 if 0 in struck else failure
+
+
 class NodesTrial:
     """A job on several nodes that trains with faults or without."""
 
@@ -143,15 +161,15 @@ class NodesTrial:
                 self._preempt(cluster)
             awaited = [part for part in self._parts if not part.is_struck] or self._parts
             codes = [part.code for part in awaited]
-            if None not in codes:
-                break
+            struck = [part.code for part in self._parts if part.is_struck]
+            if (code := job_code(codes, struck)) is not None:
+                return code
             if self._is_stuck(codes):
                 for part in awaited:
                     part.program.signal(signal.SIGTERM)
             if deadline is not None and time.monotonic() >= deadline:
                 return None
             time.sleep(LOOK_S)
-        return next((code for code in codes if code), 0)
 
     def _is_stuck(self, codes: Sequence[int | None]) -> bool:
         """Whether some have ended in vain, and the others wait for them; once in a while."""

@@ -8,7 +8,7 @@ import pytest
 
 from msrun.trials import node_trial
 from msrun.trials.node_fault import NodeDeed, NodeFault, NodesOfDrill
-from msrun.trials.node_trial import NodesTrial
+from msrun.trials.node_trial import NodesTrial, job_code
 from msrun.trials.trial import Command
 
 LONG = {"deed": NodeDeed.CUT, "delay": 0.0, "for_s": 30.0}  # nobody waits so long
@@ -127,3 +127,21 @@ def test_a_preemption_asks_all_nodes_and_kills_them_after_the_grace(play):
     found = [(each.exit_code, each.is_killed) for each in ended.departures]
     assert found == [(-9, True), (0, False)]
     assert all("--resume" in node.words[1] for node in nodes)
+
+
+@pytest.mark.parametrize(
+    ("awaited", "struck", "code"),
+    [
+        ((0, None), (), None),
+        ((0, 0), (None,), 0),
+        ((1, 1), (None,), 1),
+        ((1, 3), (0,), 1),
+        ((1, 0), (None,), None),  # the half that was cut off may have gone on with the spare node
+        ((1, 0), (0,), 0),
+        ((1, 0), (1,), 1),
+        ((1, 0), (), 1),
+    ],
+)
+def test_of_two_halves_the_one_that_has_gone_on_says_how_the_job_ended(awaited, struck, code):
+    """It was resumed once more from where the other half had ended, and steps called lost."""
+    assert job_code(awaited, struck) == code
