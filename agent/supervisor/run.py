@@ -13,9 +13,11 @@ from agent.launch.prepare import Prepared, StartedForkserver
 from agent.notify.notifier import Notifier
 from agent.spec.console import Console
 from agent.spec.run_facts import RunFacts
+from agent.spec.spent_budget import SpentBudget
 from agent.supervisor.run_parts import RunParts, make_parts, report, take_apart
 from agent.supervisor.status import StatusFile
 from agent.text.tone import Tone
+from agent.text.wording import duration
 from agent.workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -84,9 +86,9 @@ def run(
     ending = controller.ending
     goes_on = nodes is not None and nodes.goes_on_with > 0
     code, farewell = ending.exit_code, "" if nodes is None else nodes.farewell
-    is_outvoted = nodes is not None and nodes.going_on.is_outvoted and not controller.is_to_end
-    if goes_on or is_outvoted:
-        console.say(ending.reason)
+    beside = _beside_others(nodes, parts, ignited, environ, console, controller)
+    if goes_on or beside:
+        console.say(_why_it_goes_on(ending.reason, beside))
     else:
         report(ending, prepared, parts, environ, console)
     notifier.close()
@@ -98,7 +100,7 @@ def run(
     take_apart(prepared, ignited)
     if farewell:
         return RunResult(code, has_left=True)
-    following = _following(nodes, parts, ignited, environ, console, controller)
+    following = beside or _following(nodes, parts, ignited, environ, console, controller.spent)
     return RunResult(ending.exit_code, following, is_stopped=ending.state is JobState.STOPPED)
 
 
@@ -145,30 +147,46 @@ def _following(
     ignited: StartedForkserver,
     environ: Mapping[str, str],
     console: Console,
-    controller: JobController,
+    spent: SpentBudget,
 ) -> Continuation | None:
     """What this node, node 0, takes part in next; ``None``: in nothing, as far as it finds."""
-    if nodes is None:
-        return None
-    expected = nodes.goes_on_with
-    is_outvoted = nodes.going_on.is_outvoted and not controller.is_to_end
-    if not (expected or is_outvoted):
+    if nodes is None or not (expected := nodes.goes_on_with):
         return None
     from agent.supervisor.run_controlled import NextJob
 
-    spent = controller.spent
     following = NextJob(nodes.met, environ, console, parts.starter, ignited, lambda: spent)
-    if is_outvoted:
-        found = following.beside(nodes.nodes, nodes.rank)
-        if found is not None:
-            console.say("this node looks for the others, and waits for a place in their job")
-        return found and found._replace(past=parts.kept, kept=controller.ending.saved or "")
     following.follow(nodes.nodes, stay=nodes.staying)
     found = following.lost(parts, 0, 0.0)
     if found is None:
         following.call_off()
         return None
     return found._replace(expected=expected, past=parts.kept, held=nodes.going_on.held)
+
+
+def _beside_others(
+    nodes: AllNodes | None,
+    parts: RunParts,
+    ignited: StartedForkserver,
+    environ: Mapping[str, str],
+    console: Console,
+    controller: JobController,
+) -> Continuation | None:
+    """What node 0 takes part in next if others may go on without it; ``None``: they do not."""
+    if nodes is None or not nodes.going_on.is_outvoted or controller.is_to_end:
+        return None
+    from agent.supervisor.run_controlled import NextJob
+
+    following = NextJob(nodes.met, environ, console, parts.starter, ignited)
+    found = following.beside(nodes.nodes, nodes.rank)
+    return found and found._replace(past=parts.kept, kept=controller.ending.saved or "")
+
+
+def _why_it_goes_on(reason: str, beside: Continuation | None) -> str:
+    """``beside``: as of :func:`_beside_others`."""
+    if beside is None:
+        return reason
+    wait = duration(beside.job.replace.node_wait_s)
+    return f"{reason}. It looks for the others, {wait} at most, and waits for a place in their job"
 
 
 def _say_unprotected(facts: RunFacts, console: Console) -> None:

@@ -65,8 +65,28 @@ def test_node_0_counts_as_lost_too_and_takes_its_place_again(
     leads.await_error("this node takes the part of node 0, which is lost; step 4 is saved")
     stopped.signal(signal.SIGCONT)
     stopped.await_error("more than half of the nodes are silent, and may go on without this one")
-    stopped.await_error("this node looks for the others, and waits for a place in their job")
+    stopped.await_error(
+        ". It looks for the others, 10 min 0 s at most, and waits for a place in their job"
+    )
     go(jobs, 7)
     assert [part.wait().code for part in job.parts] == [0] * 4, job.told()
     assert weights(logs_of(*job.parts)) == undisturbed
+    check_nothing_left(*jobs.cluster.nodes)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_that_is_continued_in_time_costs_nothing(
+    jobs: NodeJobs, undisturbed: list[str], which: int
+) -> None:
+    job = train(jobs, "--node-timeout=10", "/", *WAITS[:1])
+    job.await_lines("waits in step 5")
+    job.head.await_error("protected")
+    stopped, other = job.parts[which], job.parts[1 - which]
+    stopped.signal(signal.SIGSTOP)
+    go(jobs)
+    other.await_error(f"node {which} (node{which}) answers, but its msrun has said nothing for 5 s")
+    stopped.signal(signal.SIGCONT)
+    job.succeed()
+    assert weights(job.logs().values()) == undisturbed
+    assert all("lost" not in part.errors.split("protected")[-1] for part in job.parts), job.told()
     check_nothing_left(*jobs.cluster.nodes)

@@ -15,6 +15,7 @@ from agent.records import complete_checkpoint
 from agent.records.run_record import Record
 from agent.spec.job_spec import ClusterSpec, DumpSpec, JobSpec, Program, ProgramKind, ReplaceSpec
 from agent.spec.spent_budget import SpentBudget
+from agent.supervisor import run_controlled as module
 from agent.supervisor.job_view import JobView
 from agent.supervisor.run_controlled import NextJob
 
@@ -63,6 +64,22 @@ def test_of_a_job_that_does_not_follow_no_process_is_left():
         following.call_off()
         assert importing.wait(30) == -signal.SIGKILL
     assert done == ["forgotten", "closed"]
+
+
+def test_a_node_0_that_is_outvoted_looks_for_all_others_and_not_for_itself(monkeypatch):
+    """It ended, and had to be started again by hand."""
+    following = following_of(print)
+    monkeypatch.setattr(module, "start_early", lambda *_: "a forkserver")
+    assert following.beside(NODES, 0) is None  # nobody would find it
+    following._met.door = "a listener"
+    found = following.beside(NODES, 0)
+    assert (found.nodes, found.saved, found.door) == (NODES[1:], None, "a listener")
+    assert found.early == "a forkserver"
+    assert succession._addresses(found) == {1: ("10.0.0.1", 71), 2: ("10.0.0.2", 72)}
+    without_ranks = (NODES[0]._replace(nproc=0), *NODES[1:])
+    assert following.beside(without_ranks, 0) is None
+    away = (NODES[0], *(node._replace(door=0) for node in NODES[1:]))
+    assert following.beside(away, 0) is None
 
 
 def test_who_had_taken_node_0s_part_counts_as_node_0_where_nodes_meet_again():
