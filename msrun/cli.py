@@ -201,7 +201,12 @@ def _next(
     from agent.launch.succession import meet_again
     from msrun import __version__
 
-    met = meet_again(lost, os.environ, __version__, say)
+    try:
+        met = meet_again(lost, os.environ, __version__, say)
+    except BaseException:
+        if lost.early is not None:
+            lost.early.call_off()
+        raise
     if lost.past is not None:
         with contextlib.suppress(OSError):  # then it seems to be alive
             lost.past.end()

@@ -6,12 +6,25 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from agent.arrivals.places import LostPlaces
+from agent.controller.states import JobState
 from agent.nodes.run_messages import NodeFacts
 from agent.seat.records import HeldSeat, NodeShare
 from agent.seat.rights import TellTerm
 from agent.seat.tenure import Tenure
 
 OUTVOTED = "more than half of the nodes are silent, and may go on without this one"
+
+
+class HowItEnded(Protocol):
+    """How the job has ended here."""
+
+    @property
+    def state(self) -> JobState:
+        """At its end."""
+
+    @property
+    def is_to_end(self) -> bool:
+        """Whether somebody has asked for it."""
 
 
 class OtherNode(Protocol):
@@ -47,6 +60,11 @@ class GoingOn:
         self._tell_outvoted = give_up
         self.is_outvoted = False
         """Whether other nodes may go on without this one, so this one does not."""
+
+    def gives_way(self, ending: HowItEnded) -> bool:
+        """Whether the job has failed here because others may go on with it."""
+        is_failed = ending.state is JobState.FAILED
+        return self.is_outvoted and is_failed and not ending.is_to_end
 
     def _give_up(self, why: str) -> None:
         self.is_outvoted = True

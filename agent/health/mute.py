@@ -75,7 +75,7 @@ class MuteNodes:
         self._is_calm = is_calm
         self._limit_s = limit_s
         self._said: set[int] = set()  # by their place among the nodes
-        self._since_s = self._due_s = 0.0
+        self._since_s = self._due_s = self._due_real_s = 0.0
         self._woken_s = -WOKEN_S
         self._timer: Any = None
 
@@ -92,6 +92,7 @@ class MuteNodes:
 
     def _look_later(self) -> None:
         self._due_s = time.monotonic() + LOOK_S
+        self._due_real_s = _real_s() + LOOK_S
         self._timer = self._loop.call_later(LOOK_S, self._look_again)
 
     def _look_again(self) -> None:
@@ -101,14 +102,14 @@ class MuteNodes:
     @property
     def was_stopped(self) -> bool:
         """Whether this process was stopped for long until a moment ago: others may have noticed."""
-        now_s = time.monotonic()
-        return now_s > self._due_s + self._limit_s / 2 or now_s < self._woken_s + WOKEN_S
+        now_s = _real_s()
+        return now_s > self._due_real_s + self._limit_s / 2 or now_s < self._woken_s + WOKEN_S
 
     def look(self) -> None:
         """Say which nodes are mute, unless that was said, and lose those that are for too long."""
         now_s = time.monotonic()
-        if now_s > self._due_s + self._limit_s / 2:
-            self._woken_s = now_s
+        if (real_s := _real_s()) > self._due_real_s + self._limit_s / 2:
+            self._woken_s = real_s
         if now_s > self._due_s + LATE_S:
             self._since_s = now_s
         is_calm = self._is_calm()
@@ -129,3 +130,8 @@ class MuteNodes:
                     f"{duration(self._limit_s / 2)}: if it is stopped, continue it there (kill "
                     f"-CONT {node.facts.pid}); after {duration(limit_s)} the node counts as lost"
                 )
+
+
+def _real_s() -> float:
+    """Seconds that pass while the machine sleeps, too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from agent.health.mute import LATE_S, LOOK_S, MUTE_S
+from agent.health.mute import LOOK_S, MUTE_S
+from agent.health.signs_of_life import SAY_S
 from agent.nodes.line import LIMIT_S
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import NodeFacts
 from agent.text.wording import duration
 
 LEAST_S = 0.01  # between two looks
+LEAST_SAID_S = 1.5 * SAY_S  # a word is missing by then
 
 
 class MuteController:
@@ -49,15 +51,19 @@ class MuteController:
         self._who = who
         self._limit_s = limit_s
         self._has_said = False
-        self._since_s = self._due_s = 0.0
+        self._heard_s = self._due_s = self._not_before_s = 0.0
         self._timer: Any = None
 
     def attach(self, loop: Any) -> None:
         """Look on ``loop``; called again: the line is another one."""
         self.close()
         self._loop = loop
-        self._since_s = time.monotonic()
+        self.hear()
         self._look_later()
+
+    def hear(self) -> None:
+        """It says that it is there, to all nodes at the same moment."""
+        self._heard_s = time.monotonic()
 
     def close(self) -> None:
         """Nobody waits for it any more."""
@@ -72,8 +78,9 @@ class MuteController:
         self._timer = self._loop.call_later(look_s, self._look_again)
 
     def _look_again(self) -> None:
-        if time.monotonic() > self._due_s + LATE_S:
-            self._since_s = time.monotonic()  # this process was stopped itself, and heard nothing
+        now_s = time.monotonic()
+        if now_s > self._due_s + SAY_S:  # this machine was stopped as well, and its kernel perhaps
+            self._not_before_s = now_s + 2 * SAY_S
         self._look_later()
         self.look()
 
@@ -82,33 +89,35 @@ class MuteController:
         return self._limit_s * self._patience()
 
     def _mute_s(self) -> float:
-        """How long it has said nothing that this process could have heard."""
-        return min(self._line.mute_s(), time.monotonic() - self._since_s)
+        """How long it has not said that it is there."""
+        return time.monotonic() - self._heard_s
 
     def is_in_doubt(self) -> bool:
         """Whether the machine does not answer, or its msrun says nothing; asked while ranks wait.
 
         Then node 0 is asked five times a second, so a word is missing soon.
         """
-        return self._line.is_in_doubt() or self._mute_s() > MUTE_S
+        return self._line.is_in_doubt() or self._line.mute_s() > MUTE_S
 
     def look(self) -> None:
         """Say that it is mute, unless that was said, and lose it if it is for too long."""
-        if self._mute_s() < self._limit_s / 2:
+        said_s = max(self._limit_s / 2, LEAST_SAID_S)
+        if self._mute_s() >= said_s:
+            self._line.catch_up()
+        if self._mute_s() < said_s:
             self._has_said = False
         elif self._mute_s() >= self._most_s:
-            self._line.catch_up()
-            if self._mute_s() >= self._most_s:
+            if time.monotonic() >= self._not_before_s:
                 self._lose(f"has said nothing for {duration(self._most_s)}")
         elif not self._has_said:
             self._has_said = True
             who = self._who()
             name = "the controller's node" if who is None else f"node {who.rank} ({who.host})"
             how = "" if who is None else f" (kill -CONT {who.pid})"
-            then = "until then nothing is decided, and ranks train on"
+            then = "nothing is decided until then"
             if self._most_s < inf:
                 then = f"after {duration(self._most_s)} the node counts as lost"
             self._say(
                 f"{name} answers, but its msrun has said nothing for "
-                f"{duration(self._limit_s / 2)}: if it is stopped, continue it there{how}; {then}"
+                f"{duration(said_s)}: if it is stopped, continue it there{how}; {then}"
             )

@@ -521,7 +521,8 @@ def join_one(
             token.read,
             spec.timeouts.start_s,
             say,
-            waits_as_spare=waits_as_spare,
+            spec.silence_s,
+            waits_as_spare,
             security=secured,
             is_once=is_once,
             late_s=LATE_S if token.is_own and not is_once else 0.0,  # else it is known for long
@@ -531,9 +532,8 @@ def join_one(
         )
     except LostWhileSpareError as error:
         say(error.why)
-        known = token.read()
-        mute = error.is_mute
-        lost = Continuation(dialled, error.nodes, None, door, early[-1], is_mute=mute, token=known)
+        lost = Continuation(dialled, error.nodes, None, door, early[-1], token=token.read())
+        lost = lost._replace(is_mute=error.is_mute)
         raise LostControllerError(lost) from error
     except RefusedError as error:
         raise _refusal(error) from error

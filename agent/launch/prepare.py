@@ -22,7 +22,7 @@ from agent.records.run_folder import abandon_run_folder, check_writable, open_ru
 from agent.spec.job_spec import JobSpec, UsageError
 from agent.workers.forkserver_client import ForkserverClient
 from agent.workers.master_port import listen
-from agent.workers.processes import become_subreaper
+from agent.workers.processes import become_subreaper, signal_group_or_process
 from worker_hooks.contract.env import CUDA_VISIBLE_DEVICES, JOB, RUNS, without_keys
 from worker_hooks.contract.layout import RunLayout
 from worker_hooks.contract.protocol import WorkerOrder
@@ -59,6 +59,13 @@ class StartedForkserver(NamedTuple):
     ordered: tuple[WorkerOrder, ...] = ()  # workers of attempt 0 that have been ordered
     environ: Mapping[str, str] = {}  # of all workers, where the forkserver was started without
     is_used: bool = False  # it has started ranks of another run, which is over
+
+    def call_off(self) -> None:
+        """No run follows that it would start ranks of."""
+        if (pid := self.forkserver.pid) > 0:  # while it imports it would outlive msrun
+            signal_group_or_process(pid)
+        self.forkserver.forget()
+        self.hooks_listener.close()
 
 
 def prepare(

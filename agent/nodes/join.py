@@ -21,7 +21,7 @@ from agent.nodes.frames import (
 )
 from agent.nodes.gather import FIRST_WORD_S, MISSING, NEXT_WORD_S
 from agent.nodes.guest import WRONG
-from agent.nodes.line import CALM, LIMIT_S, RECEIVE_BYTES, Line, bytes_of, set_options
+from agent.nodes.line import CALM, LIMIT_S, RECEIVE_BYTES, VERY_CALM, Line, bytes_of, set_options
 from agent.nodes.messages import (
     ANY_RANK,
     Admitted,
@@ -50,6 +50,7 @@ CHALLENGE_S = 10.0  # the listener exists before anybody looks at it
 LATER_S = 3.0  # that a node in the job waits for the word of the one that gathers
 SHORTEST_S, LONGEST_S = 0.1, 1.0  # between two tries
 HAS_NO_TLS = "the nodes of this job have no --tls-config: give it to all nodes, or to none"
+PAIR = 2  # nodes
 LONGEST_WAIT_S = 3600.0  # in the kernel, which takes no infinite one
 _GROWTH = 1.6
 
@@ -403,7 +404,8 @@ class _Dialling:
         """The next message; a node that waits beside a job hears something all the time."""
         if not self._is_spare:
             return self._next(connection, reader, float("inf"))
-        most_s = CALM * self._limit_s
+        # of two nodes the other one does not go on without it, and may wait until it is continued
+        most_s = self._limit_s * (CALM if len(self._nodes) > PAIR else VERY_CALM)
         end = time.monotonic() + most_s
         try:
             return self._next(connection, reader, end)

@@ -78,6 +78,7 @@ def loss_of(error: OSError) -> Loss:
 
 
 CLOSED = Loss(LossKind.PROOF, "closed the line")
+MUTE = Loss(LossKind.MUTE, "has said nothing")
 SILENT = loss_of(OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
 
 

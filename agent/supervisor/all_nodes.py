@@ -300,13 +300,12 @@ class AllNodes:
         ending, goes_on = self._controller.ending, self.goes_on_with
         self._size.say_ended(ending, goes_on, self._place_of)
         over = Refused(f"the job is over: {ending.reason}", ending.exit_code)
-        self._door.close(None if goes_on or self.going_on.is_outvoted else over)
+        self._door.close(None if goes_on or self.going_on.gives_way(ending) else over)
         leaves = bool(self.farewell)
         if leaves and self.met.door is not None:
             self.met.door.close()  # before the others knock there
-        is_done, saved = ending.state is JobState.SUCCEEDED, ending.saved or ""
-        goes_on_here = bool(goes_on) and not leaves
-        self.going_on.close(goes_on=goes_on_here, is_done=is_done, saved=saved)
+        is_done, goes_on_here = ending.state is JobState.SUCCEEDED, bool(goes_on) and not leaves
+        self.going_on.close(goes_on=goes_on_here, is_done=is_done, saved=ending.saved or "")
         self._stop_watching()
         self._memory.close()
         self.logs.close()
@@ -439,7 +438,8 @@ class AllNodes:
     @property
     def goes_on_with(self) -> int:
         """The nodes with which the job goes on as another one; 0: it does not."""
-        return self._size.goes_on_with(self._controller.ending, self._place_of)
+        ending, out = self._controller.ending, self.going_on.gives_way(self._controller.ending)
+        return 0 if out else self._size.goes_on_with(ending, self._place_of)
 
     @property
     def farewell(self) -> str:

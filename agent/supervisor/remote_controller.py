@@ -23,7 +23,7 @@ from agent.machine.loop_calls import until_closed
 from agent.nodes.checkpoint_copy import CheckpointFetcher, CheckpointPlace
 from agent.nodes.codec import pack_event, unpack_action
 from agent.nodes.join import JoinedNode
-from agent.nodes.line import CALM, LIMIT_S, VERY_CALM, Loss, LossKind, plain_address
+from agent.nodes.line import LIMIT_S, MUTE, Loss, LossKind, plain_address
 from agent.nodes.link import NodeLink
 from agent.nodes.messages import StillThere
 from agent.nodes.run_messages import (
@@ -53,7 +53,7 @@ from agent.nodes.run_messages import (
 from agent.nodes.tls import PLAIN, Security
 from agent.rank_logs.node_logs import NodeLogs
 from agent.records.complete_checkpoint import CompleteCheckpoint
-from agent.seat.records import NO_TERM, NodeShare
+from agent.seat.records import NO_TERM
 from agent.spec.spent_budget import ToldBudget
 from agent.spread.keeper import MemoryKeeper
 from agent.supervisor.head import Deputy
@@ -113,6 +113,7 @@ class RemoteController:
         keep: int = 0,
         complete: Callable[[CompleteCheckpoint], object] = lambda _: None,
         spent: Callable[[ToldBudget], object] = lambda _: None,
+        patience: Callable[[], float] = lambda: inf,
     ) -> None:
         """Take the parts; nothing is heard before :meth:`begin`.
 
@@ -135,6 +136,7 @@ class RemoteController:
             keep: how many checkpoints stay beside one that was copied; 0: all.
             complete: takes each checkpoint of the job that is complete.
             spent: takes what the job has used up of its budgets, as that becomes more.
+            patience: how many times the limit the controller's msrun may say nothing.
         """
         self._look = look
         self._successors = successors
@@ -147,6 +149,7 @@ class RemoteController:
         self._keep = keep
         self._complete = complete
         self._spent = spent
+        self._patience = patience
         self._link = link
         self._hooks = hooks
         self._logs = logs
@@ -252,16 +255,8 @@ class RemoteController:
     def _is_rare(self) -> bool:
         return self.view.state.is_interrupted and len(self.nodes) > MANY_NODES
 
-    def _patience(self) -> float:
-        """How many times the limit the controller's msrun may say nothing."""
-        nodes, dead = len(self.nodes), bool(self._dead)
-        if not (self.view.has_hooks or dead):  # nothing would be saved, and nobody waits for it
-            return inf
-        are_enough = NodeShare.of(nodes - 1, nodes) is NodeShare.MOST or bool(self.term)
-        return CALM if are_enough and self.view.has_hooks else VERY_CALM
-
     def _lose_mute(self, why: str) -> None:
-        self._link.give_up(Loss(LossKind.MUTE, why))
+        self._link.give_up(MUTE._replace(why=why))
 
     def _know(self, message: JobKnown) -> None:
         state = JobState(message.state)
@@ -296,7 +291,7 @@ class RemoteController:
             case Wake():
                 self._node.wake(message.rank)
             case StillThere():
-                pass  # the line knows when it was heard last
+                self._mute.hear()
             case TakeMemory():
                 self._memory.take(message)
             case ResumeFrom():

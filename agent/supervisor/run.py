@@ -172,7 +172,7 @@ def _beside_others(
     controller: JobController,
 ) -> Continuation | None:
     """What node 0 takes part in next if others may go on without it; ``None``: they do not."""
-    if nodes is None or not nodes.going_on.is_outvoted or controller.is_to_end:
+    if nodes is None or not nodes.going_on.gives_way(controller.ending):
         return None
     from agent.supervisor.run_controlled import NextJob
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 
 from agent.arrivals.living_side import LivingSide
 from agent.arrivals.places import SURE_S
@@ -20,7 +21,7 @@ from agent.launch.scheduler_watch import AloneWith, SchedulerWatch
 from agent.launch.signals import is_asked_late
 from agent.launch.succession import next_job, older_step, saved_step, why_over
 from agent.nodes.join import JoinedNode
-from agent.nodes.line import Loss, LossKind
+from agent.nodes.line import CALM, MUTE, VERY_CALM, Loss, LossKind
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import Ended, NodeFacts
 from agent.rank_logs.node_logs import NodeLogs
@@ -32,9 +33,9 @@ from agent.supervisor.head import Deputy
 from agent.supervisor.hooks_relay import HooksRelay
 from agent.supervisor.remote_controller import FAILED_EXIT, RemoteController
 from agent.supervisor.run_parts import RunParts, make_parts, report, take_apart
+from agent.supervisor.supervisor import Supervisor
 from agent.text.wording import ranged, worker_named
 from agent.workers.master_port import is_loopback
-from agent.workers.processes import signal_group_or_process
 from agent.workers.starter import Starter
 from agent.workers.worker import Worker
 
@@ -98,6 +99,7 @@ def run_controlled(
         keep=spec.dump.keep,
         complete=parts.kept.know,
         spent=side.hear,
+        patience=lambda: nexts.patience(controller, supervisor),
     )
     node_0 = f"node {place} ({head.host})" if head.nproc else f"the scheduler ({head.host})"
     console.say(_introduced(prepared, met.roster.nodes[spec.node_rank].name, node_0))
@@ -312,7 +314,7 @@ class NextJob:
         self._start(self._job)
 
     def beside(self, nodes: tuple[NodeFacts, ...], own: int) -> Continuation | None:
-        """What follows on the controller's node if the others may go on without it.
+        """What follows on the node that has controlled the job if others may go on without it.
 
         They go on from what they have saved, so it waits for a place as a node that is new.
 
@@ -323,15 +325,33 @@ class NextJob:
         Returns:
             ``None``: nobody can find the others, or this node has no ranks.
         """
-        others = tuple(node for node in nodes if node.rank != own)
-        door = self._met.door
-        if door is None or not nodes[own].nproc or not any(node.door for node in others):
+        first, *others = swapped(nodes, own)
+        door, home = self._met.door, next((node for node in others if node.door), None)
+        if door is None or not first.nproc or home is None:
             return None
         job = next_job(self._met.asked)
         assert job.cluster is not None
-        job = job._replace(cluster=job.cluster._replace(home=None))  # which may be this node
+        # not where the nodes met first, which may be here
+        job = job._replace(cluster=job.cluster._replace(home=(home.address, home.door)))
         self._start(job)
-        return Continuation(job, others, None, door, self._early, token=self._met.token)
+        nodes = first._replace(door=0), *others  # nobody looks for itself
+        return Continuation(job, nodes, None, door, self._early, token=self._met.token)
+
+    def patience(self, controller: RemoteController, node: Supervisor) -> float:
+        """How many times ``--node-timeout`` the controller's msrun may say nothing.
+
+        Args:
+            controller: as this node knows it.
+            node: this one.
+        """
+        dead = any(worker.exit_code for worker in node.workers())
+        if not (dead or (controller.view.has_hooks and node.living())):
+            return inf  # nothing would be saved, and nobody waits for it
+        nodes = swapped(controller.nodes or self._nodes, controller.head)
+        places, spec = {0: controller.head, controller.head: 0}, self._met.prepared.spec
+        spec = spec._replace(node_rank=places.get(spec.node_rank, spec.node_rank))
+        is_over = why_over(spec, nodes, MUTE, -1, controller.term)
+        return VERY_CALM if is_over or not controller.view.has_hooks else CALM
 
     def _start(self, job: JobSpec) -> None:
         with suppress(UsageError):  # no process can be started now: later, perhaps
@@ -407,10 +427,7 @@ class NextJob:
     def call_off(self) -> None:
         """Nothing follows."""
         if self._early is not None:
-            if (pid := self._early.forkserver.pid) > 0:  # while it imports it would outlive msrun
-                signal_group_or_process(pid)
-            self._early.forkserver.forget()
-            self._early.hooks_listener.close()
+            self._early.call_off()
         elif (kept := self._starter.kept()) is not None:
             kept.forget()
         if self._met.door is not None:

@@ -30,6 +30,7 @@ from worker_hooks.drill.plan import DrillPlan, Fault
 
 PORT = 29511  # of the namespaces' own ports all are free
 LOOK_S = 0.01
+HALVES = 2  # nodes: who is cut off is one
 LEAVE_S = 20.0  # for what ends with its msrun
 PATIENCE_S = 30.0  # of a person, once a part of the job has ended and nothing happens any more
 
@@ -161,7 +162,8 @@ class NodesTrial:
                 self._preempt(cluster)
             awaited = [part for part in self._parts if not part.is_struck] or self._parts
             codes = [part.code for part in awaited]
-            struck = [part.code for part in self._parts if part.is_struck]
+            is_half = self._size.nodes == HALVES
+            struck = [part.code for part in self._parts if part.is_struck and is_half]
             if (code := job_code(codes, struck)) is not None:
                 return code
             if self._is_stuck(codes):

@@ -6,6 +6,7 @@ import pytest
 
 from agent.arrivals.going_on import OUTVOTED, GoingOn
 from agent.arrivals.places import SURE_S, LostPlaces
+from agent.controller.states import JobState
 from agent.nodes.run_messages import NodeFacts
 from agent.seat.records import NodeShare
 
@@ -78,6 +79,14 @@ def test_without_a_store_node_0_goes_on_with_half(lost, outvoted):
         job.lose(rank)
     assert job.done == [OUTVOTED] * outvoted
     assert job.going_on.is_outvoted is outvoted
+    for state, is_to_end in (
+        (JobState.FAILED, False),
+        (JobState.SUCCEEDED, False),
+        (JobState.FAILED, True),
+    ):
+        ending = SimpleNamespace(state=state, is_to_end=is_to_end)
+        gives_way = outvoted and state is JobState.FAILED and not is_to_end
+        assert job.going_on.gives_way(ending) is gives_way
     assert job.place(1) == 1
     assert job.going_on.held is None
     job.going_on.close(goes_on=False, is_done=True, saved="")

@@ -169,12 +169,18 @@ def test_a_spare_node_that_loses_the_job_ends(job):
     assert error.exit_code == 1
 
 
-def test_a_spare_node_does_not_wait_for_a_msrun_that_is_stopped(job, monkeypatch):
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_spare_node_does_not_wait_for_a_msrun_that_is_stopped(job, monkeypatch, nodes):
     """Its machine answers for ever, and the others may be about to go on without it."""
-    monkeypatch.setattr(joining, "CALM", 0.02)  # times ten seconds
+    times = {
+        "VERY_CALM" if nodes == joining.PAIR else "CALM": 0.02,
+        "CALM" if nodes == joining.PAIR else "VERY_CALM": 1e6,
+    }
+    for name, many in times.items():
+        monkeypatch.setattr(joining, name, many)  # times ten seconds
     future, waits = spare(job)
     connection = job.accept()
-    nodes = (NodeFacts(0, "mn0", "", 2, 1), NodeFacts(1, "mn1", "", 2, 1, door=7))
+    nodes = tuple(NodeFacts(rank, f"mn{rank}", "", 2, 1, door=7) for rank in range(nodes))
     for said in (Challenge("00" * 16, "1.0"), Spare(nodes), StillThere()):
         connection.sendall(bytes_of(said))
     assert waits.wait(LONG_S)

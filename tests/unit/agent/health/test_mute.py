@@ -32,7 +32,9 @@ class Nodes:
     def __init__(self, count, monkeypatch):
         self.now_s, self.said, self.lost, self.is_calm = 100.0, [], [], True
         self.due = []
-        monkeypatch.setattr(mute, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        self.slept_s = 0.0  # of the machine
+        clocks = {"CLOCK_BOOTTIME": 7, "clock_gettime": lambda _: self.now_s + self.slept_s}
+        monkeypatch.setattr(mute, "time", SimpleNamespace(monotonic=lambda: self.now_s, **clocks))
         self.all = [
             SimpleNamespace(
                 name=f"node {at}",
@@ -162,4 +164,14 @@ def test_it_knows_of_a_long_stop_of_this_process_until_what_came_meanwhile_is_he
     nodes.look(late_s)
     assert nodes.mute.was_stopped is was_stopped
     nodes.now_s += WOKEN_S
+    assert not nodes.mute.was_stopped
+
+
+def test_a_machine_that_has_slept_was_stopped_as_well(nodes):
+    nodes.look()
+    nodes.slept_s += 300.0
+    assert nodes.mute.was_stopped
+    nodes.look()
+    assert nodes.mute.was_stopped
+    nodes.look()
     assert not nodes.mute.was_stopped

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent.health import mute_controller
-from agent.health.mute import LATE_S, LOOK_S, MUTE_S
+from agent.health.mute import LOOK_S, MUTE_S
 from agent.health.mute_controller import MuteController
 from agent.health.signs_of_life import SAY_S, SignsOfLife
 from agent.nodes.line import CALM, LIMIT_S, VERY_CALM
@@ -24,7 +24,7 @@ class Line:
 
     def catch_up(self):
         if self.unread:
-            self.heard_s = self.node.now_s
+            self.node.hear()
 
     def is_in_doubt(self):
         return self.is_cut
@@ -46,6 +46,10 @@ class Node:
         assert 0 < seconds <= LOOK_S
         self.due.append((self.now_s + seconds, call))
         return SimpleNamespace(cancel=self.due.clear)
+
+    def hear(self):
+        self.line.heard_s = self.now_s
+        self.mute.hear()
 
     def lose(self, why):
         self.lost.append((round(self.now_s - self.line.heard_s, 1), why))
@@ -72,8 +76,9 @@ def node(monkeypatch):
 
 @pytest.mark.parametrize("heard_before_s", [0.0, 0.3, 0.999])
 def test_it_is_given_up_exactly_at_the_limit_which_is_that_of_all_nodes(node, heard_before_s):
-    node.line.heard_s -= heard_before_s
-    node.mute._since_s -= heard_before_s
+    node.now_s -= heard_before_s
+    node.hear()
+    node.now_s += heard_before_s
     assert node.until_lost() == [(CALM * LIMIT_S, "has said nothing for 30 s")]
     assert node.said == [
         (
@@ -93,7 +98,7 @@ def test_where_nobody_goes_on_without_it_there_is_more_time_to_continue_it(node)
 def test_where_nothing_would_be_saved_nobody_gives_it_up(node):
     node.patience = inf
     assert node.until_lost() == []
-    assert node.said[0].endswith("until then nothing is decided, and ranks train on")
+    assert node.said[0].endswith("; nothing is decided until then")
 
 
 def test_one_that_speaks_is_not_given_up_and_is_said_anew_the_next_time(node):
@@ -101,7 +106,7 @@ def test_one_that_speaks_is_not_given_up_and_is_said_anew_the_next_time(node):
         while len(node.said) == 0:
             node.look()
         node.said.clear()
-        node.line.heard_s = node.now_s
+        node.hear()
         node.look()
     assert node.lost == []
 
@@ -111,12 +116,29 @@ def test_what_lies_unread_is_heard_first(node):
     assert node.until_lost() == []
 
 
-def test_a_node_that_was_stopped_itself_has_heard_nothing(node):
-    node.look(late_s=LATE_S + 100.0)
-    assert (node.lost, node.said) == ([], [])
+def test_other_words_than_that_one_go_to_single_nodes_and_do_not_count(node):
+    """Else not all nodes would give it up at the same moment."""
+    while not node.lost:
+        node.line.heard_s = node.now_s
+        node.look()
+    assert node.now_s - node.mute._heard_s == pytest.approx(CALM * LIMIT_S, abs=0.1)
+
+
+@pytest.mark.parametrize("late_s", [0.0, 1.0])
+def test_a_late_look_does_not_begin_the_count_anew(node, late_s):
+    for _ in range(25):
+        node.look()
+    node.look(late_s)
+    assert node.until_lost()[0][0] == CALM * LIMIT_S
+
+
+def test_a_machine_that_was_stopped_itself_may_have_heard_nothing(node):
+    node.look(late_s=100.0)
+    assert node.lost == []
+    assert len(node.said) == 0
     woken_s = node.now_s
     assert len(node.until_lost()) == 1
-    assert node.now_s - woken_s == pytest.approx(CALM * LIMIT_S)
+    assert node.now_s - woken_s == pytest.approx(2 * SAY_S, abs=LOOK_S)
 
 
 def test_no_update_begins_without_it_meanwhile(node):

@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +10,9 @@ import pytest
 from support.checkpoints import saved
 
 from agent.launch import succession
-from agent.nodes.line import CLOSED
+from agent.launch.prepare import StartedForkserver
+from agent.launch.search import HOME, Search
+from agent.nodes.line import CALM, CLOSED, VERY_CALM
 from agent.nodes.run_messages import NodeFacts
 from agent.records import complete_checkpoint
 from agent.records.run_record import Record
@@ -56,9 +59,10 @@ def test_of_a_job_that_does_not_follow_no_process_is_left():
     done = []
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as importing:
         following = NextJob.__new__(NextJob)
-        following._early = SimpleNamespace(
-            forkserver=SimpleNamespace(pid=importing.pid, forget=lambda: done.append("forgotten")),
-            hooks_listener=SimpleNamespace(close=lambda: done.append("closed")),
+        following._early = StartedForkserver(
+            SimpleNamespace(pid=importing.pid, forget=lambda: done.append("forgotten")),
+            None,
+            SimpleNamespace(close=lambda: done.append("closed")),
         )
         following._met = SimpleNamespace(door=None)
         following.call_off()
@@ -73,13 +77,46 @@ def test_a_node_0_that_is_outvoted_looks_for_all_others_and_not_for_itself(monke
     assert following.beside(NODES, 0) is None  # nobody would find it
     following._met.door = "a listener"
     found = following.beside(NODES, 0)
-    assert (found.nodes, found.saved, found.door) == (NODES[1:], None, "a listener")
-    assert found.early == "a forkserver"
-    assert succession._addresses(found) == {1: ("10.0.0.1", 71), 2: ("10.0.0.2", 72)}
+    assert (found.saved, found.door, found.early) == (None, "a listener", "a forkserver")
+    others = {1: ("10.0.0.1", 71), 2: ("10.0.0.2", 72)}
+    addresses = succession._addresses(found)
+    assert addresses == {HOME: others[1]} | others
+    looks = Search(len(found.nodes), addresses, 0.0, is_spare=True, is_silent=False)
+    assert looks.candidates() == {HOME, *others}
+    assert following.beside(NODES[:2], 0).nodes[1] == NODES[1]  # it is the last one, too
+    assert [node.door for node in following.beside(NODES, 1).nodes] == [0, 70, 72]
     without_ranks = (NODES[0]._replace(nproc=0), *NODES[1:])
     assert following.beside(without_ranks, 0) is None
     away = (NODES[0], *(node._replace(door=0) for node in NODES[1:]))
     assert following.beside(away, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "has_hooks", "code", "wait_s", "term", "times"),
+    [
+        (3, True, None, 60.0, "", CALM),
+        (2, True, None, 60.0, "", VERY_CALM),
+        (2, True, None, 60.0, "a term", CALM),
+        (3, True, None, 0.0, "", VERY_CALM),  # nobody would wait for another node
+        (3, False, None, 60.0, "", inf),
+        (3, False, 1, 60.0, "", VERY_CALM),
+        (3, True, 1, 60.0, "", CALM),
+        (3, True, 0, 60.0, "", inf),  # all ranks here are done
+    ],
+)
+def test_how_long_a_controller_that_says_nothing_is_waited_for(
+    nodes, has_hooks, code, wait_s, term, times
+):
+    following = following_of(print)
+    spec = following._met.prepared.spec
+    following._met.prepared.spec = spec._replace(
+        node_rank=1, replace=ReplaceSpec(node_wait_s=wait_s)
+    )
+    view = JobView(has_hooks=has_hooks)
+    controller = SimpleNamespace(nodes=NODES[:nodes], head=0, term=term, view=view)
+    workers = [SimpleNamespace(exit_code=code)]
+    node = SimpleNamespace(workers=lambda: workers, living=lambda: [3] * (code is None))
+    assert following.patience(controller, node) == times
 
 
 def test_who_had_taken_node_0s_part_counts_as_node_0_where_nodes_meet_again():
