@@ -88,5 +88,6 @@ def test_one_that_is_continued_in_time_costs_nothing(
     stopped.signal(signal.SIGCONT)
     job.succeed()
     assert weights(job.logs().values()) == undisturbed
-    assert all("lost" not in part.errors.split("protected")[-1] for part in job.parts), job.told()
+    assert [log.count("from step") for log in job.logs().values()] == [1] * 4
+    assert not any("is silent" in part.errors for part in job.parts), job.told()
     check_nothing_left(*jobs.cluster.nodes)
