@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from agent.health.heartbeats import WOKEN_S
 from agent.nodes.line import CALM, LIMIT_S
 from agent.nodes.link import NodeLink
 from agent.nodes.run_messages import NodeFacts
@@ -18,7 +19,6 @@ from agent.text.wording import duration
 from agent.workers.worker import Worker
 
 LOOK_S = 1.0
-WOKEN_S = 1.0  # after a stop, until what has happened meanwhile was heard
 LATE_S = 0.5  # a look that is so late says nothing: perhaps this process could not hear
 MUTE_S = 1.3
 """Behind that much without a word a node is in doubt: it says something each second."""

@@ -51,7 +51,8 @@ class MuteController:
         self._who = who
         self._limit_s = limit_s
         self._has_said = False
-        self._heard_s = self._due_s = self._not_before_s = 0.0
+        self._heard_s = self._due_s = 0.0
+        self._not_before_s = 0.0  # it is not given up: it may have spoken unheard
         self._timer: Any = None
 
     def attach(self, loop: Any) -> None:

@@ -35,7 +35,7 @@ class SignsOfLife:
         self._timer: Any = None
 
     def attach(self, loop: Any) -> None:
-        """Say it on ``loop``: what it stands for is that this one turns."""
+        """Say it on ``loop``: a msrun that hangs does not say it either."""
         self._loop = loop
         self._timer = loop.call_later(SAY_S, self._say)
 

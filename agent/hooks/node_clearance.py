@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from agent.nodes.run_messages import UpdatesCleared
 
 LOOK_S = 0.2  # between looks whether ranks wait; a few of them fit into the patience of ranks
-MOST_DOUBT = 13  # times the limit of silence: whoever says nothing is lost by then
+MOST_DOUBT = (
+    13  # times the limit of silence: one more than VERY_CALM, so who is mute is lost by then
+)
 Later = Callable[[float, Callable[[], None]], object]
 """Calls something after so many seconds."""
 

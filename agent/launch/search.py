@@ -132,9 +132,9 @@ class Search:
             self._unanswered[node] = now_s
 
     @property
-    def is_first_known(self) -> bool:
-        """Whether what listens where node 0 did has not failed to answer, as far as was tried."""
-        return self._fruitless[FIRST] < MOST_DIALS
+    def is_first_mute(self) -> bool:
+        """Whether somebody listens where node 0 did, and has not answered."""
+        return self._fruitless[FIRST] >= MOST_DIALS
 
     def refused(self, node: int, now_s: float) -> bool:
         """Node 0, or what is in its place, does not take this node; whether the search goes on."""

@@ -311,7 +311,7 @@ class _Meeting:
                 try:
                     return self._gathered()
                 except NodeZeroBackError:
-                    if self._search.is_first_known:
+                    if not self._search.is_first_mute:
                         self._say_once("node 0 is back: the nodes meet there")
             elif node is not None and (met := self._joined(node)):
                 return met

@@ -42,6 +42,7 @@ from agent.nodes.run_messages import NodeFacts
 from agent.nodes.tls import PLAIN, Security, UntrustedError, is_of_trust, why_untrusted
 from agent.nodes.token import Proofs, Side, new_nonce
 from agent.nodes.vocabulary import CodecError
+from agent.seat.records import NodeShare
 from agent.spec.job_spec import StoppedEarlyError
 from agent.text.wording import duration
 
@@ -50,7 +51,6 @@ CHALLENGE_S = 10.0  # the listener exists before anybody looks at it
 LATER_S = 3.0  # that a node in the job waits for the word of the one that gathers
 SHORTEST_S, LONGEST_S = 0.1, 1.0  # between two tries
 HAS_NO_TLS = "the nodes of this job have no --tls-config: give it to all nodes, or to none"
-PAIR = 2  # nodes
 LONGEST_WAIT_S = 3600.0  # in the kernel, which takes no infinite one
 _GROWTH = 1.6
 
@@ -404,8 +404,10 @@ class _Dialling:
         """The next message; a node that waits beside a job hears something all the time."""
         if not self._is_spare:
             return self._next(connection, reader, float("inf"))
-        # of two nodes the other one does not go on without it, and may wait until it is continued
-        most_s = self._limit_s * (CALM if len(self._nodes) > PAIR else VERY_CALM)
+        nodes = len(self._nodes)
+        # where the others do not go on without it, they may wait until it is continued
+        are_enough = NodeShare.of(nodes - 1, nodes) is NodeShare.MOST
+        most_s = self._limit_s * (CALM if are_enough else VERY_CALM)
         end = time.monotonic() + most_s
         try:
             return self._next(connection, reader, end)

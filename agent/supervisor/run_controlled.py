@@ -260,10 +260,8 @@ class NextJob:
         self._reached, self._attempt, self._term = reached, controller.view.attempt, term
         if not (saves or self._has_lost_before):
             return False
-        # all who meet count that one as node 0, and this one's place as its own
-        self._nodes = swapped(controller.nodes or self._nodes, head)
-        places = {0: head, head: 0}
-        self._spec = spec = spec._replace(node_rank=places.get(spec.node_rank, spec.node_rank))
+        self._nodes, self._spec = self._as_they_meet(controller)
+        spec = self._spec
         self._is_silent = loss.kind is not LossKind.PROOF
         self._is_mute = loss.kind is LossKind.MUTE
         # as with any other node; what a lost one has on a disk of its own nobody else sees
@@ -280,6 +278,12 @@ class NextJob:
         if not self._starter.keep():
             self._start(self._job)
         return True
+
+    def _as_they_meet(self, controller: RemoteController) -> tuple[tuple[NodeFacts, ...], JobSpec]:
+        """The nodes, and the job as this one takes part: all count the controller's as node 0."""
+        spec, head = self._met.prepared.spec, controller.head
+        place = {0: head, head: 0}.get(spec.node_rank, spec.node_rank)
+        return swapped(controller.nodes or self._nodes, head), spec._replace(node_rank=place)
 
     def behind(
         self, controller: RemoteController, parts: RunParts, newest: int
@@ -347,9 +351,7 @@ class NextJob:
         dead = any(worker.exit_code for worker in node.workers())
         if not (dead or (controller.view.has_hooks and node.living())):
             return inf  # nothing would be saved, and nobody waits for it
-        nodes = swapped(controller.nodes or self._nodes, controller.head)
-        places, spec = {0: controller.head, controller.head: 0}, self._met.prepared.spec
-        spec = spec._replace(node_rank=places.get(spec.node_rank, spec.node_rank))
+        nodes, spec = self._as_they_meet(controller)
         is_over = why_over(spec, nodes, MUTE, -1, controller.term)
         return VERY_CALM if is_over or not controller.view.has_hooks else CALM
 

@@ -11,10 +11,9 @@ from agent.supervisor.remote_controller import RemoteController
 class FakeLink:
     def __init__(self):
         self.said, self.is_open, self.limit_s = [], True, 10.0
-        self.silent_s = 0.0  # how long nothing was heard
 
     def mute_s(self):
-        return self.silent_s
+        return 0.0
 
     def catch_up(self):
         pass

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from agent.nodes.line import CALM, LIMIT_S, VERY_CALM, Loss, LossKind
+from agent.nodes.line import CALM, LIMIT_S, MUTE, VERY_CALM, Loss, LossKind
 from agent.seat.records import NodeShare
 from support.node_simulator.network import JITTER_S
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from support.node_simulator.simulation import Simulation
 
 FENCED = Loss(LossKind.SILENCE, "has said nothing", LIMIT_S)
-MUTE = Loss(LossKind.MUTE, "has said nothing")
 LONGEST_S = 90.0  # that one is stopped
 NOTICED_S = LIMIT_S / 2  # that a process is stopped, until it doubts what it finds
 

@@ -172,12 +172,9 @@ def test_a_spare_node_that_loses_the_job_ends(job):
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_a_spare_node_does_not_wait_for_a_msrun_that_is_stopped(job, monkeypatch, nodes):
     """Its machine answers for ever, and the others may be about to go on without it."""
-    times = {
-        "VERY_CALM" if nodes == joining.PAIR else "CALM": 0.02,
-        "CALM" if nodes == joining.PAIR else "VERY_CALM": 1e6,
-    }
-    for name, many in times.items():
-        monkeypatch.setattr(joining, name, many)  # times ten seconds
+    counts, other = ("VERY_CALM", "CALM") if nodes == 2 else ("CALM", "VERY_CALM")
+    monkeypatch.setattr(joining, counts, 0.02)  # times ten seconds
+    monkeypatch.setattr(joining, other, 1e6)
     future, waits = spare(job)
     connection = job.accept()
     nodes = tuple(NodeFacts(rank, f"mn{rank}", "", 2, 1, door=7) for rank in range(nodes))

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from agent.health import mute
-from agent.health.mute import LATE_S, LOOK_S, MUTE_S, WOKEN_S, MuteNodes, is_mute
+from agent.health.heartbeats import WOKEN_S
+from agent.health.mute import LATE_S, LOOK_S, MUTE_S, MuteNodes, is_mute
 from agent.nodes.line import CALM
 
 

@@ -284,7 +284,7 @@ def test_it_is_asked_now_and_then_as_it_may_go_on_with_others_once_it_is_continu
     one.gather(OPEN, search.REFUSED_S)
     with pytest.raises(NodeZeroBackError):
         one.gather(OPEN, search.REFUSED_S + 0.1)
-    assert not one.is_first_known  # so nobody says that it is back
+    assert one.is_first_mute  # so nobody says that it is back
     assert one.look(FIRST_OPEN, search.REFUSED_S + 0.2) == FIRST
     one.unanswered(FIRST, search.REFUSED_S + 10.0)
     assert one.look(FIRST_OPEN, search.REFUSED_S + 10.1) == search.LEAD  # one dial is enough
@@ -300,7 +300,7 @@ def test_nodes_that_are_enough_do_not_ask_it():
 def test_one_that_has_ended_meanwhile_is_looked_for_anew():
     one = searching()
     assert one.look(Doors(gone=frozenset({FIRST})), 1.0) == search.LEAD
-    assert one.is_first_known
+    assert not one.is_first_mute
     assert one.look(FIRST_OPEN, 2.0) == FIRST  # it was started again
 
 
